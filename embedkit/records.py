@@ -1,25 +1,31 @@
-"""Streaming rows from text files, tables and JSON lines, in any supported format."""
+"""Records: rows of text files, tables, JSON lines and Parquet, and of data sets on the Hugging Face hub."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import gzip
 import itertools
 import json
 import logging
 import lzma
+import math
+import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, Literal, TextIO
 
+from embedkit.atomic import atomic_file
+from embedkit.cache import cache_folder
 from embedkit.errors import DataError
 from embedkit.extras import require
 
-__all__ = ["FORMS", "Record", "named_cells", "read_json", "read_records"]
+__all__ = ["FORMS", "HubDataset", "Record", "Row", "read_json", "read_lines", "read_records", "read_table"]
 
 logger = logging.getLogger("embedkit")
 
@@ -29,6 +35,82 @@ FORMS = ".txt, .tsv, .csv, .jsonl (each also .gz or .xz) and .parquet"
 
 _LONGEST_LINE: Final = 2**26  # characters; a small compressed file can hold lines that fit into no memory
 _STREAMS = ("-", "/dev/stdin")
+_COMMIT = re.compile("[0-9a-f]{40}")
+_WRITTEN = re.compile(
+    r"(?:hf://(?P<id>[\w.-]+/[\w.-]+)(?:/(?P<configuration>[\w.-]+))?|(?P<short>[\w.-]+/[\w.-]+))"
+    r"(?:@(?P<revision>[^:@]+))?(?::(?P<split>[\w.-]+))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its fields by column name, and its location, for example ``file.tsv:12``.
+
+    Each accessor takes the usual names of a column and reads the first that exists.
+    """
+
+    place: str
+    fields: Mapping[str, Any]
+
+    def value(self, *columns: str) -> Any:
+        """Return the field unchanged.
+
+        Raises:
+            DataError: the row has none of ``columns``.
+        """
+        for column in columns:
+            if column in self.fields:
+                return self.fields[column]
+        found = ", ".join(map(str, self.fields)) or "none"
+        raise DataError(f"{self.place}: expected a column {' or '.join(columns)}; its columns are: {found:.200}")
+
+    def text(self, *columns: str) -> str:
+        """Return a string field.
+
+        Raises:
+            DataError: no such column, or not a string.
+        """
+        value = self.value(*columns)
+        if not isinstance(value, str):
+            raise DataError(f"{self.place}: expected a string as {columns[0]}, got {value!r:.80}")
+        return value
+
+    def texts(self, *columns: str) -> list[str]:
+        """Return a field that is a list of strings.
+
+        Raises:
+            DataError: no such column, or not a list of strings.
+        """
+        value = self.value(*columns)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise DataError(f"{self.place}: expected a list of strings as {columns[0]}, got {value!r:.80}")
+        return value
+
+    def identifier(self, *columns: str) -> str:
+        """Return a field that is a string or an integer, as a string.
+
+        Raises:
+            DataError: no such column, or neither.
+        """
+        value = self.value(*columns)
+        if not isinstance(value, str | int):
+            raise DataError(f"{self.place}: expected an id as {columns[0]}, got {value!r:.80}")
+        return str(value)
+
+    def number(self, *columns: str) -> float:
+        """Return a field that is a finite number, or the digits of one.
+
+        Raises:
+            DataError: no such column, or not a finite number.
+        """
+        value = self.value(*columns)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise DataError(f"{self.place}: expected a finite number as {columns[0]}, got {value!r:.80}")
+        return number
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Record]]:
@@ -59,22 +141,49 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
         files = require("embedkit.parquet_files", extra="bulk")
         yield from enumerate(files.rows_of(path), 1)
         return
-    with _open_stream() if is_stream else _open_text(path, newline="" if form == ".csv" else "\n") as file:
-        lines = _bounded(path, file)
-        try:
-            if is_stream:
-                first = next(lines, "")
-                form, lines = (
-                    ".jsonl" if _is_object(first) else ".txt",
-                    itertools.chain(filter(None, [first]), lines),
-                )
+    with _opened(path, newline="" if form == ".csv" else "\n") as lines:
+        if is_stream:
+            first = next(lines, "")
+            form = ".jsonl" if _is_object(first) else ".txt"
+            yield from _READERS[form](path, itertools.chain(filter(None, [first]), lines))
+        else:
             yield from _READERS[form](path, lines)
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} is not UTF-8 text ({error.reason}); convert it, for example with iconv"
-            ) from error
-        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-            raise DataError(f"{path} cannot be read to its end: {error}") from error
+
+
+def read_lines(
+    path: Path, *, encoding: str = "utf-8-sig", errors: Literal["strict", "replace"] = "strict"
+) -> Iterator[tuple[str, str]]:
+    r"""Yield the location (``file.txt:12``) and text of each line of a file, optionally ``.gz`` or ``.xz``.
+
+    Lines end at ``\n`` or ``\r\n`` only: texts contain other characters that Python treats as line ends.
+
+    Args:
+        path: the file.
+        encoding: UTF-8, or the encoding of an older file.
+        errors: ``"replace"`` substitutes U+FFFD for invalid bytes.
+
+    Raises:
+        DataError: the file is missing, cannot be decompressed or decoded, or has a line of 64 million characters.
+    """
+    with _opened(path, encoding=encoding, errors=errors) as lines:
+        for number, line in _numbered(lines):
+            yield f"{path}:{number}", line
+
+
+def read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the location and cells of each line that is not blank.
+
+    If the first line contains a TAB, lines are split at TABs without quoting; otherwise they are CSV.
+
+    Raises:
+        DataError: as :func:`read_lines`, or the file is not CSV.
+    """
+    first = next(read_lines(path), ("", ""))[1]
+    with _opened(path, newline="\n" if "\t" in first else "") as lines:
+        split = ((number, line.split("\t")) for number, line in _numbered(lines))
+        for number, cells in split if "\t" in first else _csv_cells(path, lines):
+            if any(cells):
+                yield f"{path}:{number}", cells
 
 
 def read_json(path: Path) -> Any:
@@ -101,13 +210,6 @@ def _form(path: Path) -> str:
     return form
 
 
-@contextlib.contextmanager
-def _open_stream() -> Iterator[TextIO]:
-    """Open standard input as UTF-8, whatever the locale; it stays open."""
-    with open(sys.stdin.fileno(), encoding="utf-8-sig", newline="\n", closefd=False) as file:
-        yield file
-
-
 def _is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
@@ -116,14 +218,22 @@ def _is_object(line: str) -> bool:
 
 
 @contextlib.contextmanager
-def _open_text(path: Path, newline: str) -> Iterator[TextIO]:
+def _opened(
+    path: Path, *, newline: str = "\n", encoding: str = "utf-8-sig", errors: str = "strict"
+) -> Iterator[Iterator[str]]:
+    """Yield the lines of a file with their ends, or of standard input, as UTF-8 whatever the locale."""
+    is_stream = str(path) in _STREAMS
     opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
     try:
-        file = opener(path, "rt", encoding="utf-8-sig", newline=newline)
-    except OSError as error:
-        raise DataError(f"{path} cannot be opened: {error}") from error
-    with file:
-        yield file
+        form: Any = {"encoding": encoding, "errors": errors, "newline": newline}
+        with open(sys.stdin.fileno(), closefd=False, **form) if is_stream else opener(path, "rt", **form) as file:
+            yield _bounded(path, file)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 text ({error.reason}); convert it, for example with iconv"
+        ) from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _bounded(path: Path, file: TextIO) -> Iterator[str]:
@@ -137,7 +247,7 @@ def _bounded(path: Path, file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _lines(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
+def _numbered(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
     """Number lines, ended by LF or CRLF only: a lone CR, U+2028 and similar characters are part of the text."""
     for number, line in enumerate(lines, 1):
         yield number, line.removesuffix("\n").removesuffix("\r")
@@ -145,7 +255,7 @@ def _lines(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
 
 def _without_blanks(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, str]]:
     blank = 0
-    for number, line in _lines(lines):
+    for number, line in _numbered(lines):
         if line.strip():
             yield number, line
         else:
@@ -168,21 +278,35 @@ def _read_tsv(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
 
 
 def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
+    names: list[str] = []
+    for number, cells in _csv_cells(path, lines):
+        place = f"{path}:{number}"
+        if names and cells:
+            yield number, named_cells(place, names, cells)
+        elif cells:
+            names = cells
+            check_columns(place, names)
+
+
+def _csv_cells(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(_LONGEST_LINE)
     reader = csv.reader(lines, strict=True)
-    names: list[str] = []
     try:
         for cells in reader:
-            place = f"{path}:{reader.line_num}"
-            if names and cells:
-                yield reader.line_num, named_cells(place, names, cells)
-            elif cells:
-                names = cells
-                repeated = [name for name, count in Counter(names).items() if count > 1]
-                if repeated:
-                    raise DataError(f"{place}: two columns are called {repeated[0]!r}; rename one of them")
+            yield reader.line_num, cells
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: {error}") from error
+        raise DataError(f"{path}:{reader.line_num}: cannot be read as CSV: {error}") from error
+
+
+def check_columns(place: str, names: Sequence[str]) -> None:
+    """Check the names of a table's columns.
+
+    Raises:
+        DataError: two are equal.
+    """
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise DataError(f"{place}: two columns are called {repeated[0]!r}; rename one of them")
 
 
 def named_cells(place: str, names: Sequence[str], cells: Sequence[str]) -> Record:
@@ -197,7 +321,7 @@ def named_cells(place: str, names: Sequence[str], cells: Sequence[str]) -> Recor
 
 
 def _read_jsonl(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
-    for number, line in _lines(lines):
+    for number, line in _numbered(lines):
         if not line.strip():
             continue
         try:
@@ -210,3 +334,111 @@ def _read_jsonl(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]
 
 
 _READERS = {".txt": _read_txt, ".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl}
+
+
+@dataclass(frozen=True, slots=True)
+class HubDataset:
+    """A data set on the Hugging Face hub, written ``org/name`` or ``hf://org/name[/configuration][@revision][:split]``.
+
+    It is read through the optional package ``datasets``. Rows of a pinned commit are cached under
+    ``~/.cache/embedkit/sets`` (``$XDG_CACHE_HOME/embedkit/sets``) and never requested again: by itself,
+    ``datasets`` would need the hub to list tables and splits.
+
+    Attributes:
+        id: ``org/name``.
+        revision: branch, tag or commit; None is the latest.
+        split: the split to read unless the caller names one.
+        configuration: name of the table to read unless the caller names one.
+    """
+
+    id: str
+    revision: str | None = None
+    split: str | None = None
+    configuration: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> HubDataset:
+        """Parse the written form.
+
+        Raises:
+            DataError: ``text`` does not have that form.
+        """
+        match = _WRITTEN.fullmatch(text)
+        if match is None:
+            raise DataError(
+                f"{text!r} is neither a file or folder nor a hub data set "
+                "hf://org/name[/configuration][@revision][:split]"
+            )
+        return cls(match["id"] or match["short"], match["revision"], match["split"], match["configuration"])
+
+    def __str__(self) -> str:
+        parts = (("/", self.configuration), ("@", self.revision), (":", self.split))
+        return f"hf://{self.id}" + "".join(mark + part for mark, part in parts if part)
+
+    def configurations(self) -> list[str]:
+        """Return the names of its tables, ``["default"]`` for a data set with a single table.
+
+        Raises:
+            MissingExtraError: the package ``datasets`` is not installed.
+            DataError: the hub does not have the data set, or cannot be reached.
+        """
+        rows = self._kept("tables", lambda: ({"name": name} for name in self._call("get_dataset_config_names")))
+        return [row["name"] for row in rows]
+
+    def rows(self, *, configuration: str | None = None, split: str = "test", keep: bool = True) -> Iterator[Row]:
+        """Yield the rows of one split, streaming.
+
+        Args:
+            configuration: name of the table; default: that of the written form.
+            split: default split if the written form names none; the only split of a table is used whatever its
+                name.
+            keep: cache the rows of a pinned commit; False where the caller keeps what it reads.
+
+        Raises:
+            MissingExtraError: the package ``datasets`` is not installed.
+            DataError: the hub does not have it, or cannot be reached.
+        """
+        wanted, table = self.split or split, configuration or self.configuration
+        load = functools.partial(self._load, table, wanted)
+        rows = self._kept(f"{table or 'default'}.{wanted}", load) if keep else load()
+        for number, fields in enumerate(rows, start=1):
+            yield Row(f"{replace(self, split=wanted)}, row {number}", fields)
+
+    def _load(self, configuration: str | None, wanted: str) -> Iterator[Record]:
+        splits = self._call("get_dataset_split_names", configuration)
+        found = wanted if wanted in splits or len(splits) != 1 else splits[0]
+        # Streamed, so that datasets does not keep a second copy of what is kept here.
+        with self._errors():
+            yield from self._call("load_dataset", configuration, split=found, streaming=True)
+
+    def _kept(self, name: str, load: Callable[[], Iterable[Record]]) -> Iterator[Record]:
+        """Yield rows from the cache file, which is written on first use of a pinned commit; else load them."""
+        if self.revision is None or not _COMMIT.fullmatch(self.revision):
+            yield from load()
+            return
+        path = cache_folder("sets") / self.id / self.revision / f"{name}.jsonl.gz"
+        if not path.is_file():
+            with atomic_file(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8") as file:
+                file.writelines(json.dumps(fields, default=_no_json) + "\n" for fields in load())
+        for _, record in read_records(path):
+            yield record
+
+    def _call(self, function: str, *arguments: str | None, **options: Any) -> Any:
+        datasets = require("datasets", extra="bench")
+        with self._errors():
+            return getattr(datasets, function)(self.id, *arguments, revision=self.revision, **options)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except DataError:
+            raise
+        except Exception as error:
+            # Network, authentication, unknown id, table or split: each underlying client has its own exceptions.
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise DataError(f"cannot load {self} from the hub: {reason}") from error
+
+
+def _no_json(_: object) -> None:
+    """Replace images, timestamps and the like, which no task reads, by null."""

@@ -10,7 +10,6 @@ from typing import TypeGuard
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation import pairs, sts
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.pairs import (
     PAIR_TASKS,
     TRIPLET_COLUMNS,
@@ -27,12 +26,21 @@ from embedkit.evaluation.retrieval import (
     collect_judgements,
     load_retrieval,
 )
-from embedkit.evaluation.rows import Row, plain_stem, plain_suffix, read_rows
-from embedkit.evaluation.sources import Shelf, Source, has_tables, has_top_ranked, locate
+from embedkit.evaluation.sources import (
+    Shelf,
+    Source,
+    has_tables,
+    has_top_ranked,
+    locate,
+    plain_stem,
+    plain_suffix,
+    read_rows,
+)
 from embedkit.evaluation.sts import STS_TASKS, StsSet, StsTask, as_senteval, collect_pairs
 from embedkit.evaluation.tasks import Conventions, Entry, Task
 from embedkit.evaluation.transfer import TRANSFER_TASKS
 from embedkit.evaluation.useb import RERANKING_TASKS
+from embedkit.records import HubDataset, Row
 from embedkit.runtime.arguments import check_choice, check_path
 
 __all__ = ["TASKS", "TEXTS", "load_task"]

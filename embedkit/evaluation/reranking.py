@@ -24,14 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.pairs import BoolArray, Thresholds
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.rows import Row, read_rows
-from embedkit.evaluation.sources import Source, Tables, folder_rows, has_tables
+from embedkit.evaluation.sources import Source, Tables, folder_rows, has_tables, read_rows
 from embedkit.evaluation.tasks import Conventions, Task
 from embedkit.protocols import FloatArray
+from embedkit.records import HubDataset, Row
 
 __all__ = [
     "NO_POSITIVE",

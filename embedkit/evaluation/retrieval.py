@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.pool import Pool, cosines
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.rows import Row, plain_stem
-from embedkit.evaluation.sources import Shelf, Source, Tables, by_query, unique
+from embedkit.evaluation.sources import Shelf, Source, Tables, by_query, plain_stem, unique
 from embedkit.evaluation.tasks import Conventions, Entry, Task
 from embedkit.protocols import FloatArray
+from embedkit.records import HubDataset, Row
 
 __all__ = [
     "MEASURES",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from embedkit.errors import DataError
-from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.rows import SUFFIXES, Row, plain_stem, plain_suffix, read_rows
+from embedkit.records import HubDataset, Row, check_columns, named_cells, read_records, read_table
 
 __all__ = [
     "Shelf",
@@ -21,12 +21,23 @@ __all__ = [
     "has_tables",
     "has_top_ranked",
     "locate",
+    "plain_stem",
+    "plain_suffix",
+    "read_rows",
     "unique",
 ]
 
 Source = Path | HubDataset
 
 _Value = TypeVar("_Value")
+
+_RECORD_SUFFIXES = (".jsonl", ".parquet")
+_COMPRESSED = (".gz", ".xz")
+SUFFIXES = (*_RECORD_SUFFIXES, ".tsv", ".csv", ".txt")
+"""Forms of files; tables and lines may also be compressed."""
+
+_STSB = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
+_SCORED = ["sentence1", "sentence2", "score"]
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 """Names of the hub's files: ``test-00000-of-00003.parquet``."""
@@ -273,3 +284,60 @@ def _candidates(row: Row, documents: Mapping[str, str]) -> list[str]:
     if unknown is not None:
         raise DataError(f"{row.place}: document {unknown!r} is missing in its table")
     return ids
+
+
+def read_rows(path: Path, *, headless: bool = False) -> Iterator[Row]:
+    """Yield the rows of a JSONL or Parquet file, or of a table with a header.
+
+    Args:
+        path: the file.
+        headless: also accept tables of scored pairs without a header: three columns, or STS-B's seven and more.
+
+    Raises:
+        DataError: the file cannot be read, or a row is malformed; names the line.
+        MissingExtraError: a Parquet file without pyarrow.
+    """
+    if path.is_dir():
+        raise DataError(f"expected a file, but {path} is a folder")
+    if plain_suffix(path) in _RECORD_SUFFIXES:
+        return (Row(f"{path}:{number}", record) for number, record in read_records(path))
+    return _table_rows(path, headless=headless)
+
+
+def _table_rows(path: Path, *, headless: bool) -> Iterator[Row]:
+    table = read_table(path)
+    first = next(table, None)
+    if first is None:
+        return
+    place, columns = first
+    named = (_columns_without_header(columns) if headless else None) or columns
+    check_columns(place, named)
+    for place, cells in table if named is columns else itertools.chain([first], table):
+        kept = cells[: len(named)] if named is _STSB else cells  # STS-B appends sources
+        yield Row(place, named_cells(place, named, kept))
+
+
+def _columns_without_header(fields: list[str]) -> list[str] | None:
+    """Return the columns of scored pairs without a header, recognised by a number in the first line."""
+    if len(fields) >= len(_STSB) and _is_number(fields[4]):
+        return _STSB
+    return _SCORED if len(fields) == len(_SCORED) and _is_number(fields[2]) else None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def plain_suffix(path: Path) -> str:
+    """Return the suffix that determines the form of a file: ``.jsonl`` for ``test.jsonl.gz``."""
+    return Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+
+
+def plain_stem(path: Path) -> str:
+    """Return the name of a file without the suffixes of its form: ``sts.en`` for ``sts.en.csv.gz``."""
+    name = path.name.removesuffix(path.suffix) if path.suffix in _COMPRESSED else path.name
+    return name.removesuffix(Path(name).suffix) if Path(name).suffix in SUFFIXES else name

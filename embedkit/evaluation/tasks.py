@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.pool import EmbeddingPool, PairPool, Pool
 from embedkit.evaluation.results import Evaluation, Result
 from embedkit.evaluation.sources import Shelf
 from embedkit.progress import Progress
 from embedkit.protocols import PairScorer, TextEncoder
+from embedkit.records import HubDataset
 from embedkit.runtime.arguments import check_flag, shown
 
 __all__ = ["Conventions", "Entry", "Task", "evaluate", "load_several"]

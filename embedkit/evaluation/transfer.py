@@ -25,14 +25,13 @@ from embedkit.evaluation.classifiers import (
     nested_folds,
     validated_test,
 )
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.pairs import FIRST, LABEL, SECOND
 from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Evidence, Result, average, build_result
-from embedkit.evaluation.rows import Row, read_lines, read_rows
-from embedkit.evaluation.sources import Shelf
+from embedkit.evaluation.sources import Shelf, read_rows
 from embedkit.evaluation.tasks import Conventions, Entry, Task, load_several
 from embedkit.protocols import FloatArray
+from embedkit.records import HubDataset, Row, read_lines
 
 __all__ = [
     "SEVEN",

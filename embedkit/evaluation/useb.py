@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embedkit.errors import DataError
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.reranking import (
     LIST_RULES,
     NO_POSITIVE,
@@ -29,9 +28,9 @@ from embedkit.evaluation.reranking import (
     stable,
     trec_eval,
 )
-from embedkit.evaluation.rows import Row, read_lines
 from embedkit.evaluation.sources import Shelf, by_query, unique
 from embedkit.evaluation.tasks import Conventions, Entry, Task
+from embedkit.records import HubDataset, Row, read_lines
 
 __all__ = [
     "RERANKING_TASKS",

@@ -11,7 +11,7 @@ import logging
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,9 +21,8 @@ import numpy.typing as npt
 from embedkit.atomic import atomic_folder
 from embedkit.config import setting
 from embedkit.errors import ConfigError, DataError
-from embedkit.extras import require
 from embedkit.progress import Progress
-from embedkit.records import Record, read_records
+from embedkit.records import HubDataset, Record, read_records
 from embedkit.training.contrasts import contrasts
 
 __all__ = ["Corpus", "CorpusCard", "SourceConfig", "normalise"]
@@ -72,8 +71,10 @@ class SourceConfig:
         Raises:
             DataError: the source is missing or malformed.
         """
-        found = _hub_records(self.path) if self.path.startswith(_HUB) else read_records(Path(self.path))
-        return itertools.islice(found, self.limit)
+        if self.path.startswith(_HUB):
+            rows = HubDataset.parse(self.path).rows(split="train", keep=False)
+            return enumerate((dict(row.fields) for row in itertools.islice(rows, self.limit)), 1)
+        return itertools.islice(read_records(Path(self.path)), self.limit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,15 +318,3 @@ def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
 
 def _describe(record: Record) -> str:
     return ", ".join(f"{key}: {type(value).__name__}" for key, value in record.items())
-
-
-def _hub_records(path: str) -> Iterable[tuple[int, Record]]:
-    """Stream a hub data set, ``hf://org/name:split`` or ``hf://org/name/config:split``."""
-    datasets: Any = require("datasets", extra="train")
-    name, _, split = path.removeprefix(_HUB).partition(":")
-    parts = name.split("/")
-    try:
-        rows = datasets.load_dataset("/".join(parts[:2]), *parts[2:3], split=split or "train", streaming=True)
-        yield from enumerate(rows, 1)
-    except Exception as error:  # the hub client raises many types; all mean that the data cannot be read
-        raise DataError(f"{path} cannot be read from the hub: {error}") from error

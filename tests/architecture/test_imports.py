@@ -26,6 +26,7 @@ VIOLATIONS = [
     ("training/losses.py", "import embedkit.training.loop", "Inside training"),
     ("evaluation/sts.py", "import torch", "runtime and evaluation need"),
     ("serving/retrieval/collection.py", "import torch", "serving reaches no training framework"),
+    ("serving/retrieval/documents.py", "import embedkit.evaluation.sts", "serving reaches no training framework"),
     ("serving/retrieval/documents.py", "import embedkit.serving.http.batcher", "A collection needs no server"),
     ("training/methods/simcse.py", "import embedkit.training.methods.sct", "Methods do not know each other"),
     ("export/__init__.py", "import onnxruntime", "ONNX Runtime is met in one module"),

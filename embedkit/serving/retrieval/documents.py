@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.hub import HubDataset
 from embedkit.object_store import is_url, open_store
-from embedkit.records import read_records
+from embedkit.records import HubDataset, read_records
 from embedkit.runtime.arguments import check_flag, check_iterable, check_names, check_text
 
 __all__ = [

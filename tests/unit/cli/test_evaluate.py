@@ -159,7 +159,8 @@ def test_data_is_checked_before_models_are_loaded(tmp_path, capsys):
     broken = tmp_path / "broken.tsv"
     broken.write_text("a\tb\t1\na\tb\n")
     assert main(["evaluate", "gone.onnx", "--task", str(broken)]) == 1
-    assert capsys.readouterr().err == f"error: {broken}:2: expected 3 fields, got 2\n"
+    expected = f"error: {broken}:2: expected 3 cells, found 2; quote a cell with a separator\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_a_missing_model(pairs, capsys):

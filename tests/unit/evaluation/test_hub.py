@@ -5,11 +5,11 @@ import types
 
 import pytest
 
+from embedkit import records
 from embedkit.errors import DataError
-from embedkit.evaluation import hub
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.sts import load_scored_pairs
+from embedkit.records import HubDataset
 
 PAIR = {"sentence1": "a", "sentence2": "b", "score": 1.0}
 
@@ -24,7 +24,7 @@ def fake_hub(monkeypatch):
             raise FileNotFoundError(f"Dataset '{id_}' doesn't exist on the Hub\nsecond line")
         return contents[id_][configuration or "default"]
 
-    def load_dataset(id_, configuration=None, *, split, revision):
+    def load_dataset(id_, configuration=None, *, split, revision, streaming):
         asked.append((id_, configuration, split, revision))
         return table(id_, configuration)[split]
 
@@ -36,7 +36,7 @@ def fake_hub(monkeypatch):
 
     functions = (load_dataset, get_dataset_split_names, get_dataset_config_names)
     module = types.SimpleNamespace(**{function.__name__: function for function in functions})
-    monkeypatch.setattr(hub, "require", lambda name, *, extra: module)
+    monkeypatch.setattr(records, "require", lambda name, *, extra: module)
     return types.SimpleNamespace(contents=contents, asked=asked)
 
 
@@ -48,13 +48,14 @@ def fake_hub(monkeypatch):
         ("hf://org/name@v1.0", HubDataset("org/name", "v1.0")),
         ("hf://org/name:dev", HubDataset("org/name", None, "dev")),
         ("hf://org/na-me.x@refs/pr/1:dev", HubDataset("org/na-me.x", "refs/pr/1", "dev")),
+        ("hf://org/name/fr@v1.0:dev", HubDataset("org/name", "v1.0", "dev", "fr")),
     ],
 )
 def test_written_form(text, parsed):
     assert HubDataset.parse(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["name", "a/b/c", "org/", "hf://org", "org/name@", "org/name:"])
+@pytest.mark.parametrize("text", ["name", "a/b/c", "hf://a/b/c/d", "org/", "hf://org", "org/name@", "org/name:"])
 def test_other_forms_are_refused(text):
     with pytest.raises(DataError, match="hf://org/name"):
         HubDataset.parse(text)

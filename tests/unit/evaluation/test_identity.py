@@ -107,12 +107,12 @@ def test_a_document_judged_twice_and_differently_is_refused(write_lines):
 )
 def test_surplus_cells_are_refused(write_lines, header, good, bad):
     path = write_lines("mine.csv", header, good, bad)
-    with pytest.raises(DataError, match=r"mine\.csv:3: expected 3 fields, got 4"):
+    with pytest.raises(DataError, match=r"mine\.csv:3: expected 3 cells, found 4"):
         load_task(str(path))
 
 
 def test_surplus_cells_of_a_table_without_a_header_are_refused(write_lines):
-    with pytest.raises(DataError, match=r"mine\.csv:2: expected 3 fields, got 4"):
+    with pytest.raises(DataError, match=r"mine\.csv:2: expected 3 cells, found 4"):
         load_task(str(write_lines("mine.csv", "a,b,1", "a, b,c,2")))
 
 
@@ -124,7 +124,7 @@ def test_surplus_cells_of_quoras_pairs_are_refused(write_lines, tmp_path):
 
 def test_columns_of_one_name_are_refused(write_lines):
     path = write_lines("mine.csv", "sentence1,sentence2,score,score", "a,b,1,2")
-    with pytest.raises(DataError, match=r"mine\.csv:1: expected distinct column names"):
+    with pytest.raises(DataError, match=r"mine\.csv:1: two columns are called"):
         load_task(str(path))
 
 
@@ -163,7 +163,7 @@ def test_dots_belong_to_the_name_of_a_set(write_lines):
 
 
 def test_splits_of_one_hub_set_have_sources_of_their_own(words, monkeypatch):
-    from embedkit.evaluation.hub import HubDataset
+    from embedkit.records import HubDataset
 
     rows = [{"sentence1": "a", "sentence2": "a b", "score": 1}, {"sentence1": "a", "sentence2": "b", "score": 2}]
     monkeypatch.setattr(HubDataset, "configurations", lambda self: ["default"])

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from embedkit import records
 from embedkit.errors import DataError
-from embedkit.evaluation import hub
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.pairs import collect_labelled
-from embedkit.evaluation.rows import Row
 from embedkit.evaluation.tasks import evaluate
+from embedkit.records import HubDataset, Row
 
 MRPC_HEADER = "\N{BOM}Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
@@ -67,7 +66,7 @@ def test_the_hub_is_asked_for_the_published_part(monkeypatch):
         asked.append((str(self), configuration, split))
         return iter([Row("", {"question": "q", "sentence": "s", "label": label}) for label in (0, 1)])
 
-    monkeypatch.setattr(hub.HubDataset, "rows", rows)
+    monkeypatch.setattr(records.HubDataset, "rows", rows)
     load_task("qnli")
     assert asked == [("hf://nyu-mll/glue@bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c", "qnli", "validation")]
 

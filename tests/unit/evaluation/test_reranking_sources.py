@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from embedkit.errors import DataError
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.reranking import load_lists, load_tables
 from embedkit.evaluation.sources import has_tables
+from embedkit.records import HubDataset
 
 LISTS = [
     {"query": "q1", "positive": ["p1"], "negative": ["n1", "n2"]},
@@ -92,7 +92,7 @@ def test_tables_in_the_layout_of_beir(write_json_lines, write_lines, tmp_path):
 
 
 def test_tables_on_the_hub(monkeypatch):
-    from embedkit.evaluation.rows import Row
+    from embedkit.records import Row
 
     tables = {"corpus": CORPUS, "queries": QUERIES, "default": QRELS, "top_ranked": TOP_RANKED}
 

@@ -5,10 +5,9 @@ import pytest
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.retrieval import Judged, RetrievalSet, load_retrieval, rank_documents
-from embedkit.evaluation.rows import Row
 from embedkit.evaluation.tasks import evaluate
+from embedkit.records import HubDataset, Row
 
 CORPUS = [
     {"_id": "d1", "title": "red", "text": "apple"},

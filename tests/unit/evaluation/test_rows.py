@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from embedkit.errors import DataError
-from embedkit.evaluation.rows import Row, read_lines, read_rows, read_table
+from embedkit.evaluation.sources import read_rows
+from embedkit.records import Row, read_lines, read_table
 
 
 def texts(rows):
@@ -26,16 +27,16 @@ def test_compressed_lines(write_lines):
 
 
 def test_unreadable_files_are_data_errors(tmp_path):
-    with pytest.raises(DataError, match=r"gone\.txt: cannot be read beyond line 0: No such file"):
+    with pytest.raises(DataError, match=r"gone\.txt cannot be read: No such file"):
         list(read_lines(tmp_path / "gone.txt"))
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"fine\ncaf\xe9 noir\n")
     for read in (read_lines, read_table):
-        with pytest.raises(DataError, match=r"latin\.txt:2: expected UTF-8"):
+        with pytest.raises(DataError, match=r"latin\.txt is not UTF-8 text"):
             list(read(latin))
     for name in ("broken.txt.gz", "broken.txt.xz"):
         (tmp_path / name).write_bytes(b"not compressed")
-        with pytest.raises(DataError, match="cannot be read beyond line 0"):
+        with pytest.raises(DataError, match="cannot be read"):
             list(read_lines(tmp_path / name))
 
 
@@ -57,7 +58,7 @@ def test_broken_csv_names_its_line(write_lines):
 def test_a_table_with_a_header_gives_rows(write_lines):
     rows = list(read_rows(write_lines("a.tsv", "id\tscore", "x\t1.5")))
     assert [row.fields for row in rows] == [{"id": "x", "score": "1.5"}]
-    with pytest.raises(DataError, match=r"b\.tsv:2: expected 2 fields, got 1"):
+    with pytest.raises(DataError, match=r"b\.tsv:2: expected 2 cells, found 1"):
         list(read_rows(write_lines("b.tsv", "id\tscore", "x")))
 
 

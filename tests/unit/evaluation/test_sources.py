@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from embedkit.errors import DataError
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.sources import locate
 from embedkit.evaluation.sts import load_scored_pairs
+from embedkit.records import HubDataset
 
 STSB = 'main-captions\tMSRvid\t2012test\t0024\t2.500\tA girl\tA "woman"{}'
 
@@ -35,7 +35,7 @@ def test_every_form_gives_the_same_pairs(write_lines, name, lines):
     ("name", "lines", "message"),
     [
         ("a.tsv", ["one\ttwo\t1", "one\ttwo\tmuch"], r"a\.tsv:2: expected a finite number as score, got 'much'"),
-        ("a.tsv", ["one\ttwo\t1", "one\ttwo"], r"a\.tsv:2: expected 3 fields, got 2"),
+        ("a.tsv", ["one\ttwo\t1", "one\ttwo"], r"a\.tsv:2: expected 3 cells, found 2"),
         ("a.tsv", ["s1\ts2\tlabel", "one\ttwo\t1"], r"a\.tsv:2: expected a column sentence1 or sentence_A"),
         ("a.jsonl", ['{"sentence1": "x", "score": 1}'], r"a\.jsonl:1: expected a column sentence2"),
         ("a.jsonl", ['{"sentence1": ', ""], r"a\.jsonl:1"),

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from embedkit.errors import DataError
-from embedkit.evaluation.hub import HubDataset
 from embedkit.evaluation.sts import STS_YEARS, load_sick, load_stsb, load_year
+from embedkit.records import HubDataset
 
 
 def test_published_sizes():
@@ -91,7 +91,7 @@ def test_sts17_is_the_mean_of_eight_pairs_of_languages(words, write_lines, tmp_p
 
 def test_tables_of_the_hub_are_asked_for_their_language(monkeypatch):
     from embedkit.evaluation.catalogue import load_task
-    from embedkit.evaluation.rows import Row
+    from embedkit.records import Row
 
     asked = []
 

@@ -6,10 +6,9 @@ import pytest
 from embedkit.errors import DataError, InputError, MissingExtraError
 from embedkit.evaluation import classifiers, transfer
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.hub import HubDataset
-from embedkit.evaluation.rows import Row
 from embedkit.evaluation.tasks import evaluate
 from embedkit.evaluation.transfer import differences_and_products, pairs_differences_and_products
+from embedkit.records import HubDataset, Row
 
 POSITIVE = [f"good {word} film" for word in "abcdefghijkl"]
 NEGATIVE = [f"bad  {word} film \t" for word in "abcdefghijkl"]

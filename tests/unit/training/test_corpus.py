@@ -253,13 +253,14 @@ class TestHub:
         asked = []
 
         def load_dataset(*names, **options):
-            asked.append((names, options))
+            asked.append((tuple(filter(None, names)), options["split"], options["streaming"]))
             if "missing" in names[0]:
                 raise ConnectionError("no such set")
             return iter([{"text": "one"}, {"text": "two"}])
 
         fake = types.ModuleType("datasets")
         fake.load_dataset = load_dataset
+        fake.get_dataset_split_names = lambda *names, **options: ["train", "validation", "test"]
         monkeypatch.setitem(sys.modules, "datasets", fake)
         return asked
 
@@ -273,13 +274,13 @@ class TestHub:
     )
     def test_streams_the_split_asked_for(self, prepare, hub, path, names, split):
         assert texts(prepare(SourceConfig(path=path))) == ["one", "two"]
-        assert hub == [(names, {"split": split, "streaming": True})]
+        assert hub == [(names, split, True)]
 
     def test_errors_of_the_hub_are_passed_on(self, prepare, hub):
-        with pytest.raises(DataError, match="hf://org/missing cannot be read from the hub: no such set"):
+        with pytest.raises(DataError, match="cannot load hf://org/missing from the hub: no such set"):
             prepare(SourceConfig(path="hf://org/missing"))
 
     def test_needs_datasets(self, prepare, monkeypatch):
         monkeypatch.setitem(sys.modules, "datasets", None)
-        with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[train\]"):
+        with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[bench\]"):
             prepare(SourceConfig(path="hf://org/name"))
