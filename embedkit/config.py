@@ -144,6 +144,8 @@ def _parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError as error:
         raise tomllib.TOMLDecodeError("values are nested too deeply") from error
+    except ValueError as error:  # also of an integer with more digits than Python converts
+        raise tomllib.TOMLDecodeError(str(error).partition(";")[0]) from error
 
 
 def _parse_value(text: str) -> Any:

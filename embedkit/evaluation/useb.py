@@ -200,7 +200,7 @@ def _read_json(path: Path, *keys: str) -> dict[str, Any]:
     text = "\n".join(line for _, line in read_lines(path))
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: expected JSON: {error}") from error
     if not isinstance(data, dict) or not all(isinstance(data.get(key), dict) for key in keys):
         raise DataError(f"{path}: expected a JSON object{' of ' if keys else ''}{' and '.join(keys)}")

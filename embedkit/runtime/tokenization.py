@@ -19,6 +19,7 @@ from embedkit.runtime.kernel_pieces import KernelPieces
 from embedkit.runtime.pair_pieces import PairPieces
 from embedkit.runtime.plain_texts import PlainTexts
 from embedkit.runtime.token_ids import TokenIds
+from embedkit.runtime.tokenizer_rules import check_rules
 from embedkit.runtime.unigram_pieces import UnigramPieces
 from embedkit.runtime.word_pieces import WordPieces
 
@@ -132,6 +133,7 @@ class _FastTokenizer(ABC):
             if max_length < least:
                 what = "this tokenizer" if self._texts == 1 else "pairs with this tokenizer"
                 raise InputError(f"max_length must be at least {least} for {what}, not {max_length}")
+            check_rules(self._tokenizer, self._frame, max_length)
             self.json = json
             self.max_length = max_length
             self.pad_id = _find_pad_id(self._tokenizer)
@@ -405,15 +407,13 @@ def _pad(ids: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
 
 
 def _parse(json: str) -> tokenizers.Tokenizer:
-    try:
+    with _contradictions("not a tokenizer.json"):
         return tokenizers.Tokenizer.from_str(json)
-    except Exception as error:  # tokenizers raises bare Exception for any JSON that its parser rejects
-        raise ModelError(f"not a tokenizer.json: {error}") from error
 
 
 @contextlib.contextmanager
-def _contradictions() -> Iterator[None]:
-    """Convert an error of a tokenizer in use, such as a missing unknown token, to a :class:`ModelError`."""
+def _contradictions(what: str = "the tokenizer contradicts itself") -> Iterator[None]:
+    """Convert an error of a tokenizer, such as a missing unknown token in use, to a :class:`ModelError`."""
     try:
         yield
     except (EmbedkitError, TypeError, UnicodeError):
@@ -421,7 +421,7 @@ def _contradictions() -> Iterator[None]:
     except BaseException as error:  # of tokenizers: bare Exception, and a panic, which no Exception is
         if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)):
             raise
-        raise ModelError(f"the tokenizer contradicts itself: {error}") from error
+        raise ModelError(f"{what}: {error}") from error
 
 
 def _find_pad_id(tokenizer: tokenizers.Tokenizer) -> int:

@@ -14,6 +14,7 @@ from embedkit.runtime.graphemes import character_kinds
 from embedkit.runtime.kernel_pieces import KernelPieces
 from embedkit.runtime.kernels import unigram
 from embedkit.runtime.plain_texts import find_frame
+from embedkit.runtime.tokenizer_rules import rules_of
 
 __all__ = ["UnigramPieces"]
 
@@ -101,7 +102,7 @@ class UnigramPieces(KernelPieces):
 
 def _read_parts(tokenizer: tokenizers.Tokenizer) -> _Parts | None:
     """Return the kernel's arguments for the normaliser and the pre-tokenizer, None for others than it supports."""
-    splitters, found = _steps(tokenizer.pre_tokenizer), _read_normalizers(_steps(tokenizer.normalizer))
+    splitters, found = rules_of(tokenizer.pre_tokenizer), _read_normalizers(rules_of(tokenizer.normalizer))
     split_whitespace = bool(splitters) and splitters[0] == {"type": "WhitespaceSplit"}
     rest = splitters[1:] if split_whitespace else splitters
     if found is None or len(rest) != 1 or rest[0]["type"] != "Metaspace":
@@ -126,13 +127,3 @@ def _read_normalizers(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
         found["spaces"] = step["content"]
         step = next(left, None)
     return None if step else found
-
-
-def _steps(part: Any) -> list[dict[str, Any]]:
-    """Return the descriptions of a normaliser or pre-tokenizer, or of those in a sequence."""
-    if part is None:
-        return []
-    described = json.loads(part.__getstate__())
-    if described["type"] != "Sequence":
-        return [described]
-    return list(described.get("normalizers") or described.get("pretokenizers") or [])

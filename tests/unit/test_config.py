@@ -207,3 +207,10 @@ def test_values_nested_too_deeply_are_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"a\.toml is not a readable TOML file: values are nested too deeply"):
         load_toml(tmp_path / "a.toml")
     assert apply_overrides({}, ["a=" + "[" * 100_000]) == {"a": "[" * 100_000}
+
+
+def test_numbers_that_python_does_not_convert_are_a_config_error(tmp_path):
+    (tmp_path / "a.toml").write_text(f"a = {'1' * 10_000}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"a\.toml is not a readable TOML file: Exceeds the limit"):
+        load_toml(tmp_path / "a.toml")
+    assert apply_overrides({}, ["a=" + "1" * 10_000]) == {"a": "1" * 10_000}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -75,16 +74,6 @@ def test_plain_pairs_use_the_kernel(toy_tokenizer_json: str) -> None:
     )
     assert found is not None
     assert found[3] == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "single", [[{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]]
-)
-def test_repeated_texts_do_not_use_the_kernel(toy_tokenizer_json: str, single: list[Any]) -> None:
-    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
-    processor = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": {}}
-    content = json.dumps(json.loads(toy_tokenizer_json) | {"post_processor": processor})
-    assert PairTokenizer(content, 12)._pieces is None
 
 
 def test_a_few_pairs_do_not_wait_for_the_kernel(toy_tokenizer_json: str) -> None:
