@@ -44,6 +44,7 @@ class StudentConfig:
         "float32", "int4: round words and memory during training, for export with --word-table int4"
     )
     dropout: float | None = setting(None, "default: the value in the model's configuration", minimum=0, below=1)
+    freeze_words: bool = setting(False, "keep the word table, and the word memory, as they are")
     start: Literal["teacher", "layers", "random"] = setting(
         "teacher",
         "initial weights without source: the teacher's vocabulary and word table; layers: some of its layers too, "

@@ -1,4 +1,4 @@
-"""Students: the initial encoder of a run."""
+"""Students: the initial encoder or cross-encoder of a run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from torch import nn
 
 from embedkit.errors import ConfigError
 from embedkit.modeling.bundles import from_bundle
+from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_pretrained, from_teacher, random, remember_words
+from embedkit.modeling.location import find_folder
+from embedkit.modeling.matching import matching_encoder
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
 from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import processes
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus
+from embedkit.training.networks import word_tables
 from embedkit.training.run_folder import RunFolder
 
-__all__ = ["build_student", "recorded_teacher"]
+__all__ = ["adjust", "build_student", "load_cross_encoder", "recorded_teacher"]
 
 _SAMPLE = 1000
 
@@ -44,9 +49,46 @@ def build_student(config: RunConfig) -> SentenceEncoder:
         encoder = _load(config.resolve(student.source), max_length=student.max_length, pooling=student.pooling)
     else:
         encoder = _new(config, _vocabulary_source(config))
-    if student.dropout is not None:
-        _set_dropout(encoder, student.dropout)
+    adjust(encoder, student)
     return encoder
+
+
+def load_cross_encoder(
+    config: RunConfig, *, max_length: int, mean: float = 0.0, spread: float = 1.0
+) -> PairEncoder:
+    """Load the cross-encoder that ``student.source`` names, or make one of an encoder.
+
+    A bundle's encoder gets a layer that matches words (:mod:`~embedkit.modeling.matching`); a folder's gets a
+    classifier only.
+
+    Args:
+        config: the run, with ``student.source``.
+        max_length: maximum length of a pair in tokens.
+        mean: expected mean of the logits of a bundle's encoder.
+        spread: their expected standard deviation.
+
+    Raises:
+        ModelNotFoundError, ModelError, BundleError: the model cannot be loaded.
+    """
+    source = config.resolve(str(config.student.source))
+    if source.endswith(".onnx"):
+        encoder = from_bundle(find_model(source))
+        model = matching_encoder(encoder, mean=mean, spread=spread, max_length=max_length, seed=config.seed)
+    elif is_cross_encoder(find_folder(source)):
+        model = PairEncoder.load(source, max_length=max_length)
+    else:
+        model = PairEncoder.start(source, max_length=max_length, seed=config.seed)
+    adjust(model, config.student)
+    return model
+
+
+def adjust(model: SentenceEncoder | PairEncoder, student: StudentConfig) -> None:
+    """Set a student's dropout and freeze its words, if asked for."""
+    if student.dropout is not None:
+        _set_dropout(model, student.dropout)
+    if student.freeze_words:
+        for table in word_tables(model):
+            table.weight.requires_grad_(requires_grad=False)
 
 
 def recorded_teacher(source: str) -> str | None:
@@ -129,11 +171,11 @@ def _sample(config: RunConfig) -> list[str]:
     return corpus.texts(np.sort(np.random.default_rng(0).permutation(len(corpus))[:_SAMPLE]))
 
 
-def _set_dropout(encoder: SentenceEncoder, share: float) -> None:
+def _set_dropout(model: SentenceEncoder | PairEncoder, share: float) -> None:
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-        if hasattr(encoder.config, name):
-            setattr(encoder.config, name, share)
-    parts: Iterable[Any] = encoder.modules()
+        if hasattr(model.config, name):
+            setattr(model.config, name, share)
+    parts: Iterable[Any] = model.modules()
     for module in parts:
         if isinstance(module, nn.Dropout):
             module.p = share

@@ -23,8 +23,7 @@ from torch.nn import functional
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError, DataError, TrainingError
-from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
-from embedkit.modeling.location import find_folder
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, PairBatchSource, pair_batch
@@ -37,6 +36,7 @@ from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.score_distillation import ranking_evaluation
 from embedkit.training.recipes.stage import Stage
 from embedkit.training.recipes.trans_encoder import EncoderToCross
+from embedkit.training.students import load_cross_encoder
 
 __all__ = [
     "LABEL_PRESETS",
@@ -173,7 +173,7 @@ def labelled_pairs(stage: Stage, settings: LabelledPairsConfig, _: Sequence[Pair
         ConfigError: batches do not fit the pairs.
     """
     config, corpus = stage.config, stage.materials.corpus
-    student = _student(config, settings)
+    student = load_cross_encoder(config, max_length=settings.length)
     labels = read_labels(config.sources, settings.label, corpus)
     made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
     evaluate = ranking_evaluation(config, settings.dev, student)
@@ -236,11 +236,3 @@ def _compared(corpus: Corpus, labels: FloatArray) -> list[_Rows]:
         by_query.setdefault(query, []).append(row)
     groups = (np.array(rows, dtype=np.int64) for rows in by_query.values())
     return [rows for rows in groups if np.ptp(labels[rows]) > 0]
-
-
-def _student(config: RunConfig, settings: LabelledPairsConfig) -> PairEncoder:
-    """Load the cross-encoder, or put a new classifier on an encoder."""
-    source = config.resolve(str(config.student.source))
-    if is_cross_encoder(find_folder(source)):
-        return PairEncoder.load(source, max_length=settings.length)
-    return PairEncoder.start(source, max_length=settings.length, seed=config.seed)

@@ -1,7 +1,8 @@
 """Score distillation: a small cross-encoder learns the scores of a large one on mined pairs.
 
 The run's corpus holds the passages, and ``settings.queries`` the queries. Pairs are mined and scored once, under
-the cache, and shared by all runs with the same texts. The student is cut from the first teacher's layers.
+the cache, and shared by all runs with the same texts. The student starts from ``student.source``, which may be the
+bundle of an encoder, or is cut from the first teacher's layers.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from embedkit.training.methods.score_distillation import PairLoss, ScoreDistilla
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, mine, score
 from embedkit.training.recipes.materials import Control, corpus_inputs
 from embedkit.training.recipes.stage import Stage
+from embedkit.training.students import adjust, load_cross_encoder
 
 __all__ = [
     "SCORE_PRESETS",
@@ -208,8 +210,10 @@ def _teacher(source: str, settings: ScoreDistillationConfig, config: RunConfig) 
 def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs) -> PairEncoder:
     """Load the student, or cut it from the first teacher, or ``student.tokenizer``, on a sample of the pairs."""
     student = config.student
+    length = student.positions or settings.length
     if student.source is not None:
-        return PairEncoder.load(config.resolve(student.source), max_length=student.positions or settings.length)
+        mean, spread = float(pairs.scores.mean()), float(pairs.scores.std())
+        return load_cross_encoder(config, max_length=length, mean=mean, spread=spread)
     rows = np.arange(len(pairs.queries))[:: max(1, len(pairs.queries) // _SAMPLE)][:_SAMPLE]
     places = np.random.default_rng(0).integers(0, pairs.candidates.shape[1], len(rows))
     sample = list(
@@ -218,14 +222,16 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
     size = SIZES[student.size]
     shape = Size(student.layers or size.layers, student.hidden or size.hidden, 1, student.inner)
     source = student.tokenizer or config.every_teacher[0].source
-    return cross_from_layers(
+    cut = cross_from_layers(
         PairEncoder.load(config.resolve(source)),
         shape,
         sample,
         layers=student.teacher_layers or None,
-        max_length=student.positions or settings.length,
+        max_length=length,
         seed=config.seed,
     )
+    adjust(cut, student)
+    return cut
 
 
 def ranking_evaluation(

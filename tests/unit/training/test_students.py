@@ -175,6 +175,13 @@ def test_dropout_is_what_the_configuration_says(teacher):
     assert student.config.attention_probs_dropout_prob == 0.25
 
 
+def test_frozen_words_do_not_learn(teacher):
+    assert [
+        build_student(config(teacher, freeze_words=frozen)).backbone.get_input_embeddings().weight.requires_grad
+        for frozen in (False, True)
+    ] == [True, False]
+
+
 def test_heads_that_do_not_divide_are_refused(teacher):
     with pytest.raises(ConfigError, match="hidden = 128 is not divisible by heads = 5"):
         build_student(config(teacher, heads=5))

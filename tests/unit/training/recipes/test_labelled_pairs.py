@@ -103,6 +103,13 @@ def test_an_encoder_gets_a_classifier(recipe, encoder, tmp_path):
     assert PairEncoder.load(tmp_path / "run" / "model").hidden == 32
 
 
+def test_a_bundle_s_encoder_gets_a_layer_too(recipe, tmp_path):
+    recipe["student"] = {"source": "tiny.onnx", "dropout": 0.0}
+    recipe["optim"]["steps"] = 2
+    train(recipe, tmp_path / "run")
+    assert PairEncoder.load(tmp_path / "run" / "model").config.num_hidden_layers == 3
+
+
 def test_labels_follow_the_rows_that_a_corpus_keeps(pairs, tmp_path):
     rows = [ROWS[0], ROWS[0], {"query": "", "passage": "", "grade": ""}, {**ROWS[5], "grade": "1"}, ROWS[20]]
     source = pairs(rows)

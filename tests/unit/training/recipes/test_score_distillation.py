@@ -12,10 +12,12 @@ import torch
 from embedkit import CrossEncoder
 from embedkit.config import from_mapping, load_toml, merge
 from embedkit.errors import ConfigError
+from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig
@@ -25,6 +27,7 @@ from embedkit.training.recipes.run import Plan, plan, resolve, run, training_tex
 from embedkit.training.recipes.score_distillation import (
     PairGroups,
     ScoreDistillationConfig,
+    _student,
     load_pair_teachers,
     ranking_evaluation,
 )
@@ -180,6 +183,32 @@ def test_training_brings_the_student_nearer(recipe, tmp_path):
     assert np.square(trained - teacher).mean() < 0.7 * np.square(start - teacher).mean()
 
 
+def test_a_student_starts_from_the_bundle_of_an_encoder_and_keeps_its_words(recipe, tmp_path):
+    recipe["student"] = {"source": "tiny.onnx", "dropout": 0.0, "freeze_words": True}
+
+    run(resolve(recipe), tmp_path / "run", Control(show_progress=False))
+
+    model, tiny = PairEncoder.load(tmp_path / "run" / "model"), from_bundle(find_model("tiny"))
+    assert (model.config.num_hidden_layers, model.max_length) == (3, 20)
+    assert model.config.hidden_dropout_prob == 0.0
+    words, types = (
+        model.body.bert.embeddings.get_parameter(f"{name}_embeddings.weight") for name in ("word", "token_type")
+    )
+    assert torch.equal(words, tiny.backbone.get_input_embeddings().weight)
+    assert not torch.equal(types[0], types[1])
+
+
+def test_dropout_and_frozen_words_are_set_for_students_from_layers_too(recipe, corpora):
+    config = resolve({**recipe, "student": {**recipe["student"], "dropout": 0.25, "freeze_words": True}})
+    settings = from_mapping(ScoreDistillationConfig, config.settings)
+    candidates = np.zeros((len(QUERIES), 8), dtype=np.int64)
+
+    student = _student(config, settings, Pairs(*corpora, candidates, candidates.astype("f4")))
+
+    assert {module.p for module in student.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+    assert not student.body.get_input_embeddings().weight.requires_grad
+
+
 def test_teachers_and_batches_read_fewer_tokens_than_the_student(recipe, toy_cross_bundle, tmp_path, monkeypatch):
     """A bundle scores what a shorter pair holds, and its scores are cached by that length."""
     pair = ("a good dog", "the cat is asleep in the garden by the sea")
@@ -229,7 +258,7 @@ def test_a_collapsed_student_gets_no_credit_for_the_order_of_the_candidates(reci
 def test_the_recipes_of_rerankers_share_their_pairs():
     tiny, small = (load_toml(RECIPES / f"reranker-{size}.toml") for size in ("tiny", "small"))
     one, other = resolve(tiny), resolve(merge(tiny, small))
-    assert (one.student.layers, other.student.layers) == (2, 4)
+    assert (one.student.source, other.student.source) == ("tiny.onnx", "small.onnx")
     assert (one.name, other.name) == ("reranker-tiny", "reranker-small")
     assert (one.settings, one.corpus, one.teacher) == (other.settings, other.corpus, other.teacher)
 
