@@ -151,20 +151,24 @@ def _missing_by_extra() -> dict[str, list[str]] | None:
 
 
 def _check_bundled(problems: list[str]) -> dict[str, Report]:
+    from embedkit.runtime.bundle import read_bundle
+    from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
-    from embedkit.runtime.location import bundled_names
+    from embedkit.runtime.location import bundled_names, find_model
 
     checks: dict[str, Report] = {}
     for name in bundled_names():
         try:
-            check = Encoder.load(name).verify()
+            bundle = read_bundle(find_model(name))
+            model = Encoder(bundle) if bundle.manifest.kind == "encoder" else CrossEncoder(bundle)
+            check = model.verify()
         except EmbedkitError as error:
             problems.append(f"the bundled model {name} cannot be used: {error}")
             continue
         checks[name] = dict(check)
         if not check["passed"]:
             problems.append(
-                f"the embeddings of the bundled model {name} differ on this machine: "
+                f"the results of the bundled model {name} differ on this machine: "
                 f"by {check['difference']:.1e}, where at most {check['tolerance']:.1e} is allowed"
                 + ("; the bundle records other bits" if check["same_bits"] is False else "")
             )

@@ -100,11 +100,13 @@ def test_another_projects_embedkit_is_a_problem(bundled, tmp_path, monkeypatch, 
         assert "`pip uninstall -y embedkit embedkit-onnx`, then run `pip install embedkit-onnx`" in problem
 
 
-def test_bundled_models_are_checked(bundled, toy_bundle, capsys):
+def test_bundled_models_of_both_kinds_are_checked(bundled, toy_bundle, toy_cross_bundle, capsys):
     shutil.copy(toy_bundle, bundled / "toy.onnx")
+    shutil.copy(toy_cross_bundle, bundled / "pairs.onnx")
     code, found = report(capsys)
     assert code == 0
     assert found["bundled"]["toy"]["passed"] is True
+    assert found["bundled"]["pairs"]["passed"] is True
 
 
 def test_a_damaged_bundled_model_is_a_problem(bundled, toy_bundle, capsys):
