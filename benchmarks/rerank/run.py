@@ -4,10 +4,11 @@
 
 Ranks the retrieval sets under DIR/retrieval (nDCG@10) by an encoder, by BM25 and by both, each alone and with its
 best hundred re-ranked by every cross-encoder, and the re-ranking sets under DIR/rerank (MAP) by each model alone.
-Times 100 candidates of 100 words on two threads. Writes results.json and results.md next to this file.
+Times 100 candidates of 100 words, alternately by all models. Writes results.json and results.md next to this file.
 
 A large cross-encoder takes hours for all pairs. ``--queries 50`` ranks every set by 50 queries, spread evenly over
-the set and the same for all ways; ``--candidates 50`` re-ranks fewer. Both are stated in the results.
+the set and the same for all ways; ``--candidates 50`` re-ranks fewer. Both are stated in the results. A later run
+with the same numbers adds its models to results.json.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.search import Fusion
 
 HERE = Path(__file__).parent
-TIMED, THREADS, ROUNDS = 100, 2, 15
+TIMED, THREADS, ROUNDS = 100, 2, 5
+WORDS = "the model reads a query and one of the passages that an index found for it"
 FUSIONS: dict[str, Any] = {
     "encoder": None,
     "BM25": Fusion(method="weighted", dense_weight=0.0),
@@ -54,27 +56,34 @@ def main() -> None:
     arguments = parser.parse_args()
     encoder = Encoder.load(arguments.encoder, threads=THREADS)
     rerankers = [CrossEncoder.load(source, threads=THREADS) for source in arguments.reranker]
-    found: dict[str, Any] = {
-        "candidates": arguments.candidates,
-        "queries": {},
-        "retrieval": {},
-        "reranking": {},
-        "ms": {},
-    }
+    found = earlier(arguments.queries, arguments.candidates)
     for folder in sorted(path for path in (arguments.data / "retrieval").iterdir() if path.is_dir()):
         task = load_retrieval(folder, name=folder.name)
         task = dataclasses.replace(task, queries=spread(task.queries, arguments.queries))
         found["queries"][folder.name] = len(task.queries)
-        found["retrieval"][folder.name] = retrieve(task, encoder, rerankers, arguments.candidates)
+        figures = found["retrieval"].setdefault(folder.name, {})
+        figures |= retrieve(task, encoder, rerankers, arguments.candidates)
         write(found)
     for path in sorted((arguments.data / "rerank").glob("*.jsonl")):
         lists = load_lists(path, name=path.stem)
         lists = dataclasses.replace(lists, queries=spread(lists.queries, arguments.queries))
         found["queries"][path.stem] = len(lists.queries)
-        found["reranking"][path.stem] = rank(lists, encoder, rerankers)
+        figures = found["reranking"].setdefault(path.stem, {})
+        figures |= rank(lists, encoder, rerankers)
         write(found)
-    found["ms"] = {model.name: time_candidates(model) for model in rerankers}
+    found["ms"] = time_candidates(rerankers)
     write(found)
+
+
+def earlier(queries: int | None, candidates: int) -> dict[str, Any]:
+    """Return the results of earlier runs with the same numbers, or empty ones."""
+    asked = {"asked": queries, "candidates": candidates}
+    path = HERE / "results.json"
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if asked.items() <= found.items():
+            return found
+    return {**asked, "queries": {}, "retrieval": {}, "reranking": {}, "ms": {}}
 
 
 def spread(queries: Sequence[Any], count: int | None) -> list[Any]:
@@ -135,34 +144,17 @@ def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]
     return figures
 
 
-def time_candidates(model: CrossEncoder) -> float:
-    """Return the median milliseconds for 100 candidates of 100 words."""
-    words = [
-        "the",
-        "model",
-        "reads",
-        "a",
-        "query",
-        "and",
-        "one",
-        "of",
-        "the",
-        "passages",
-        "that",
-        "an",
-        "index",
-        "found",
-        "for",
-        "it",
-    ]
+def time_candidates(models: Sequence[CrossEncoder]) -> dict[str, float]:
+    """Return each model's median milliseconds of processor time for 100 candidates of 100 words."""
     generator = np.random.default_rng(0)
-    texts = [" ".join(generator.choice(words, 100)) for _ in range(TIMED)]
-    seconds = []
+    texts = [" ".join(generator.choice(WORDS.split(), 100)) for _ in range(TIMED)]
+    seconds: dict[str, list[float]] = {model.name: [] for model in models}
     for _ in range(ROUNDS):
-        began = time.perf_counter()
-        model.rank("what does a cross-encoder read", texts, show_progress_bar=False)
-        seconds.append(time.perf_counter() - began)
-    return 1000 * statistics.median(seconds[1:])
+        for model in models:
+            began = time.process_time()
+            model.rank("what does a cross-encoder read", texts, show_progress_bar=False)
+            seconds[model.name].append(time.process_time() - began)
+    return {name: 1000 * statistics.median(each[1:]) for name, each in seconds.items()}
 
 
 def write(found: dict[str, Any]) -> None:
@@ -172,7 +164,7 @@ def write(found: dict[str, Any]) -> None:
         "# Re-ranking",
         "",
         f"Written by `benchmarks/rerank/run.py`. Searches re-rank their best {found['candidates']} documents. "
-        "Times are milliseconds for 100 passages of 100 words on two threads. Queries: "
+        "Times are milliseconds of processor time for 100 passages of 100 words. Queries: "
         + ", ".join(f"{name} {count}" for name, count in found["queries"].items())
         + ".",
         "",

@@ -1,10 +1,10 @@
 """Cross-encoders that begin as an encoder, preceded by a layer in which words find their equals.
 
-A cross-encoder compares the words of a query with those of a passage. Attention between equal words takes a new
-network many pairs to discover, and until then it scores all pairs of a query alike. Here the first layer's heads
-begin with it. Queries and keys are the same rotation of the state, so that their product is the similarity of two
-words, and one column of each head holds the segment with opposite signs, so that words attend to the other text.
-Layers, words and positions are the encoder's; values, feed-forward block and classifier are random.
+A cross-encoder compares the words of a query with those of a passage. A new network has to discover attention
+between equal words; here the first layer's heads begin with it. Queries and keys are the same rotation of the
+state, so that their product is the similarity of two words, and one column of each head holds the segment with
+opposite signs, so that words attend to the other text. Layers, words and positions are the encoder's; values,
+feed-forward block and classifier are random.
 """
 
 from __future__ import annotations
@@ -121,4 +121,5 @@ def _same_words(states: Tensor, half: Tensor, heads: int) -> tuple[Tensor, Tenso
 
 
 def _rotation(width: int) -> Tensor:
-    return torch.linalg.qr(torch.randn(width, width)).Q
+    rotation: Tensor = torch.linalg.qr(torch.randn(width, width)).Q
+    return rotation

@@ -88,7 +88,7 @@ def adjust(model: SentenceEncoder | PairEncoder, student: StudentConfig) -> None
         _set_dropout(model, student.dropout)
     if student.freeze_words:
         for table in word_tables(model):
-            table.weight.requires_grad_(requires_grad=False)
+            table.weight.requires_grad_(False)
 
 
 def recorded_teacher(source: str) -> str | None:
