@@ -1,19 +1,19 @@
-"""Strict conversion between TOML and frozen dataclasses.
+"""Strict conversion between mappings and frozen dataclasses: of TOML for configurations, of JSON for manifests.
 
-A config class is a frozen, keyword-only dataclass whose fields are declared with :func:`setting`. The file must
-match the class exactly; all mismatches are reported in one :class:`~embedkit.errors.ConfigError`.
+A field with a limit or a description is declared with :func:`setting`. The mapping must match the class exactly;
+all mismatches are reported in one :class:`~embedkit.errors.ConfigError`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import functools
 import math
 import os
-import tomllib
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -38,9 +38,12 @@ def setting(
     maximum: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    choices: Collection[str] | None = None,
+    pattern: str | None = None,
     factory: Any = _MISSING,
+    optional: bool = False,
 ) -> Any:
-    """Declare a field of a config class.
+    """Declare a field.
 
     Args:
         default: the value if the file does not set it; without a default, the field is required.
@@ -49,12 +52,16 @@ def setting(
         maximum: largest value allowed.
         above: the value must be greater than this.
         below: the value must be less than this.
+        choices: the texts allowed.
+        pattern: a regular expression for the whole of a text, or of each value in a table of texts.
         factory: creates the default, for nested config classes.
+        optional: whether the field may be missing where a mapping must be complete.
     """
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "below": below}
+    metadata: dict[str, Any] = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "below": below}
+    metadata |= {"choices": choices, "pattern": pattern, "optional": optional}
     if factory is not _MISSING:
-        return dataclasses.field(default_factory=factory, metadata=metadata, kw_only=True)
-    return dataclasses.field(default=default, metadata=metadata, kw_only=True)
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def load_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -67,25 +74,30 @@ def load_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _parse_toml(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a readable TOML file: {error}") from error
 
 
-def from_mapping(cls: type[Config], mapping: Mapping[str, Any], *, source: str = "") -> Config:
-    """Build a config from a mapping and check every value.
+def from_mapping(
+    cls: type[Config], mapping: Mapping[str, Any], *, source: str = "", prefix: str = "", written: bool = False
+) -> Config:
+    """Build a dataclass from a mapping and check every value.
 
     Args:
-        cls: a config class.
-        mapping: contents of the TOML file.
+        cls: a dataclass.
+        mapping: contents of a TOML or JSON file.
         source: origin of the mapping, for the message.
+        prefix: what precedes the names of fields in messages, such as ``"manifest."``.
+        written: whether a program wrote the mapping, from an instance: no field may be missing unless it is
+            optional, and a whole number is not written as 3.0.
 
     Raises:
         ConfigError: unknown keys ("did you mean"), wrong types, values out of range, missing keys; all at once.
     """
-    problems: list[str] = []
-    config = _build(cls, mapping, "", problems)
-    if problems:
-        raise ConfigError([f"{source}: {problem}" if source else problem for problem in problems])
+    reader = _Reader(written=written)
+    config = reader.build(cls, mapping, prefix)
+    if reader.problems:
+        raise ConfigError([f"{source}: {problem}" if source else problem for problem in reader.problems])
     return typing.cast(Config, config)
 
 
@@ -140,18 +152,21 @@ def lay_over(mapping: Mapping[str, Any], path: str, value: Any) -> dict[str, Any
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML, or raise ValueError."""
+    import tomllib  # noqa: PLC0415 - readers of manifests load without it
+
     try:
         return tomllib.loads(text)
     except RecursionError as error:
-        raise tomllib.TOMLDecodeError("values are nested too deeply") from error
+        raise ValueError("values are nested too deeply") from error
     except ValueError as error:  # also of an integer with more digits than Python converts
-        raise tomllib.TOMLDecodeError(str(error).partition(";")[0]) from error
+        raise ValueError(str(error).partition(";")[0]) from error
 
 
 def _parse_value(text: str) -> Any:
     try:
         return _parse_toml(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return text
 
 
@@ -165,80 +180,114 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _build(cls: Any, mapping: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+@functools.cache
+def _fields(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """Return the fields of a dataclass with their types, by name."""
     hints = typing.get_type_hints(cls)
-    before = len(problems)
-    values: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if key not in fields:
-            problems.append(_unknown(prefix + key, key, fields))
-            continue
+    return {field.name: (field, hints[field.name]) for field in dataclasses.fields(cls)}
+
+
+class _Reader:
+    """Converts values, and collects what is wrong with them."""
+
+    def __init__(self, *, written: bool) -> None:
+        self.problems: list[str] = []
+        self._written = written
+        self._table = "an object" if written else "a table"
+
+    def build(self, cls: Any, mapping: Mapping[str, Any], prefix: str) -> Any:
+        fields, before = _fields(cls), len(self.problems)
+        values: dict[str, Any] = {}
+        for key, value in mapping.items():
+            if key not in fields:
+                self.problems.append(self._unknown(prefix + key, key, fields))
+                continue
+            field, hint = fields[key]
+            try:
+                values[key] = self._convert(value, hint, prefix + key)
+                _check_limits(values[key], field.metadata, prefix + key)
+            except _Problem as problem:
+                self.problems.append(str(problem))
+        for name, (field, _) in fields.items():
+            if name not in mapping and self._is_required(field):
+                self.problems.append(f"{prefix}{name} is missing: {field.metadata.get('doc', '')}".rstrip(": "))
+        if len(self.problems) > before:
+            return None
         try:
-            values[key] = _convert(value, hints[key], prefix + key, problems)
-            _check_range(values[key], fields[key], prefix + key)
-        except _Problem as problem:
-            problems.append(str(problem))
-    for name, field in fields.items():
-        required = field.default is _MISSING and field.default_factory is _MISSING
-        if required and name not in mapping:
-            problems.append(f"{prefix}{name} is missing: {field.metadata.get('doc', '')}".rstrip(": "))
-    if len(problems) > before:
-        return None
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        problems.extend(prefix + problem for problem in error.problems)
-        return None
+            return cls(**values)
+        except ConfigError as error:
+            self.problems.extend(prefix + problem for problem in error.problems)
+            return None
 
+    def _is_required(self, field: dataclasses.Field[Any]) -> bool:
+        if self._written and not field.metadata.get("optional"):
+            return True
+        return field.default is _MISSING and field.default_factory is _MISSING
 
-def _unknown(path: str, key: str, fields: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(key, fields, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(fields))}"
-    return f"{path} is not a setting; {hint}"
+    def _unknown(self, path: str, key: str, fields: Mapping[str, Any]) -> str:
+        import difflib  # noqa: PLC0415 - for an error only
 
+        if self._written:
+            return f"{path} is not known in this format"
+        near = difflib.get_close_matches(key, fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(fields))}"
+        return f"{path} is not a setting; {hint}"
 
-def _convert(value: Any, hint: Any, path: str, problems: list[str]) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _convert_union(value, arguments, path, problems)
-    if origin is Literal:
-        if value not in arguments:
-            raise _Problem(f"{path} is one of {', '.join(map(str, arguments))}, not {value!r}")
-        return value
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise _Problem(f"{path} is a table, not {value!r}")
-        return _build(hint, value, f"{path}.", problems)
-    if origin is tuple:
+    def _convert(self, value: Any, hint: Any, path: str) -> Any:
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin in (Union, types.UnionType):
+            return self._convert_union(value, arguments, path)
+        if origin is Literal:
+            return _one_of(value, arguments, path)
+        if dataclasses.is_dataclass(hint):
+            return self.build(hint, self._mapping(value, path), f"{path}.")
+        if origin in (tuple, list, dict, Mapping):
+            return self._convert_items(value, origin, arguments, path)
+        return value if hint is Any else self._convert_scalar(value, hint, path)
+
+    def _convert_items(self, value: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Any:
+        if origin in (dict, Mapping):
+            table, kind = self._mapping(value, path), arguments[1]
+            return {name: self._convert(item, kind, f"{path}.{name}") for name, item in table.items()}
         if not isinstance(value, list | tuple):
-            raise _Problem(f"{path} is a list, not {value!r}")
-        return tuple(_convert(item, arguments[0], f"{path}[{i}]", problems) for i, item in enumerate(value))
-    return _convert_scalar(value, origin or hint, path)
+            raise _Problem(f"{path} is a list, not {value!r:.80}")
+        kind = arguments[0]
+        if kind in (int, str) and all(type(item) is kind for item in value):
+            return origin(value)  # without a path for each of many items
+        return origin(self._convert(item, kind, f"{path}[{i}]") for i, item in enumerate(value))
+
+    def _mapping(self, value: Any, path: str) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise _Problem(f"{path} is {self._table}, not {value!r:.80}")
+        return value
+
+    def _convert_union(self, value: Any, arguments: tuple[Any, ...], path: str) -> Any:
+        """Match ``X | None`` and ``X | Y``: use the first member that fits."""
+        if value is None and type(None) in arguments:
+            return None
+        failures = []
+        for member in arguments:
+            if member is type(None):
+                continue
+            try:
+                return self._convert(value, member, path)
+            except _Problem as problem:
+                failures.append(str(problem))
+        raise _Problem(failures[0])
+
+    def _convert_scalar(self, value: Any, hint: Any, path: str) -> Any:
+        if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return _finite(value, path)
+        if hint is int and isinstance(value, float) and value.is_integer() and not self._written:
+            return int(value)
+        if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+            raise _Problem(f"{path} is {_WORDS.get(hint, hint.__name__)}, not {value!r:.80}")
+        return value
 
 
-def _convert_union(value: Any, arguments: tuple[Any, ...], path: str, problems: list[str]) -> Any:
-    """Match ``X | None`` and ``X | Y``: use the first member that fits."""
-    if value is None and type(None) in arguments:
-        return None
-    failures = []
-    for member in arguments:
-        if member is type(None):
-            continue
-        try:
-            return _convert(value, member, path, problems)
-        except _Problem as problem:
-            failures.append(str(problem))
-    raise _Problem(failures[0])
-
-
-def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return _finite(value, path)
-    if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise _Problem(f"{path} is {_WORDS.get(hint, hint.__name__)}, not {value!r}")
+def _one_of(value: Any, choices: Collection[Any], path: str) -> Any:
+    if not isinstance(value, str | int) or value not in choices:
+        raise _Problem(f"{path} is one of {', '.join(map(str, filter(None, choices)))}, not {value!r:.80}")
     return value
 
 
@@ -253,14 +302,19 @@ def _finite(value: float, path: str) -> float:
     return number
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
-def _check_range(value: Any, field: dataclasses.Field[Any], path: str) -> None:
+def _check_limits(value: Any, limits: Mapping[str, Any], path: str) -> None:
+    pattern, choices = limits.get("pattern"), limits.get("choices")
+    for text in value.values() if isinstance(value, Mapping) else [value]:
+        if pattern is not None and isinstance(text, str) and not re.fullmatch(pattern, text):
+            raise _Problem(f"{path} has the form {pattern}, which {text!r:.80} does not have")
+    if choices is not None:
+        _one_of(value, choices, path)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    bounds = (field.metadata.get(key) for key in ("minimum", "maximum", "above", "below"))
-    minimum, maximum, above, below = bounds
+    minimum, maximum, above, below = (limits.get(key) for key in ("minimum", "maximum", "above", "below"))
     if minimum is not None and value < minimum:
         raise _Problem(f"{path} is at least {minimum}, not {value}")
     if maximum is not None and value > maximum:

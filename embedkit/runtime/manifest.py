@@ -5,22 +5,23 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
-import re
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from embedkit.errors import BundleError
+from embedkit.config import from_mapping, setting
+from embedkit.errors import BundleError, ConfigError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.ranges import Ranges
 
-__all__ = ["ACTIVATIONS", "KINDS", "Golden", "GoldenPairs", "Manifest"]
+__all__ = ["ACTIVATIONS", "Golden", "GoldenPairs", "Manifest"]
 
-KINDS = ("encoder", "cross-encoder")
+ACTIVATIONS = ("sigmoid", "identity")
+_DESCRIPTIVE = "info_"
+_SHA256 = "[0-9a-f]{64}"
+_Fields = TypeVar("_Fields")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,9 @@ class Manifest:
     """
 
     name: str
-    dimension: int
-    max_length: int
-    kind: str = "encoder"
+    dimension: int = setting(minimum=1, maximum=1_000_000)
+    max_length: int = setting(minimum=1, maximum=1_000_000)
+    kind: Literal["encoder", "cross-encoder"] = "encoder"
     pooling: str = "mean"
     normalize: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -73,9 +74,9 @@ class Manifest:
     target: str = ""
     licence: str = ""
     created_by: str = ""
-    ranges: str = ""
-    default_prompt: str = ""
-    activation: str = ""
+    ranges: str = setting("", optional=True)
+    default_prompt: str = setting("", optional=True)
+    activation: str = setting("", choices=("", *ACTIVATIONS), optional=True)
 
     def to_json(self) -> str:
         """The manifest as canonical JSON: all fields but optional ones that are empty, keys sorted, no spaces.
@@ -84,9 +85,9 @@ class Manifest:
             BundleError: a field holds something that is not JSON, a NaN for one.
         """
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        for name in _OPTIONAL:  # a bundle without them stays readable by versions that do not know them
-            if not values[name]:
-                del values[name]
+        for item in fields(self):  # a bundle without them stays readable by versions that do not know them
+            if item.metadata.get("optional") and not values[item.name]:
+                del values[item.name]
         return _dump(values, "manifest")
 
     @classmethod
@@ -96,30 +97,14 @@ class Manifest:
         Raises:
             BundleError: a field is missing, unknown or of the wrong kind; names it.
         """
-        optional = dict.fromkeys(_OPTIONAL, "")
-        values = {**optional, **_load(text, "manifest", set(_MANIFEST_KINDS) - _OPTIONAL, _OPTIONAL)}
-        for name, kind in _MANIFEST_KINDS.items():
-            _expect(values[name], kind, f"manifest.{name}")
-        if values["kind"] not in KINDS:
-            raise BundleError(f"manifest.kind should be {' or '.join(KINDS)}, not {values['kind']!r}")
-        for name in ("dimension", "max_length"):
-            if not 1 <= values[name] <= 1_000_000:
-                raise BundleError(f"manifest.{name} should be between 1 and 1,000,000, not {values[name]}")
-        for name, prompt in values["prompts"].items():
-            _expect(prompt, str, f"manifest.prompts.{name}")
-        if values["default_prompt"] and values["default_prompt"] not in values["prompts"]:
+        manifest = _load(cls, text, "manifest")
+        if manifest.default_prompt and manifest.default_prompt not in manifest.prompts:
             raise BundleError(
-                f"manifest.default_prompt is {values['default_prompt']!r}, which is not among the prompts"
+                f"manifest.default_prompt is {manifest.default_prompt!r}, which is not among the prompts"
             )
-        for position, entry in enumerate(values["corpus"]):
-            _expect(entry, dict, f"manifest.corpus[{position}]")
-        if values["activation"] not in ("", *ACTIVATIONS):
-            raise BundleError(
-                f"manifest.activation should be {' or '.join(ACTIVATIONS)}, not {values['activation']!r}"
-            )
-        if values["ranges"]:
-            Ranges.from_text(values["ranges"], values["dimension"])
-        return cls(**values)
+        if manifest.ranges:
+            Ranges.from_text(manifest.ranges, manifest.dimension)
+        return manifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,17 +144,14 @@ class Golden:
         Raises:
             BundleError: a field is missing, unknown or of the wrong kind; names it.
         """
-        values = _load(text, "golden", set(_GOLDEN_KINDS), _OPTIONAL_GOLDEN)
-        for name, kind in _GOLDEN_KINDS.items():
-            _expect(values[name], kind, f"golden.{name}")
-        texts, token_ids = values["texts"], values["token_ids"]
-        if not texts or len(texts) != len(token_ids):
-            raise BundleError(f"golden holds {len(texts)} texts and {len(token_ids)} rows of token_ids")
-        for position, entry in enumerate(texts):
-            _expect(entry, str, f"golden.texts[{position}]")
-        _expect_whole_numbers(token_ids, "golden.token_ids")
-        vectors = _unpack(values["vectors"], len(texts), "golden.vectors")
-        return cls(texts, token_ids, vectors, _read_tolerance(values["tolerance"]), _read_digests(values))
+        values = _load(_GoldenFields, text, "golden")
+        if not values.texts or len(values.texts) != len(values.token_ids):
+            raise BundleError(
+                f"golden holds {len(values.texts)} texts and {len(values.token_ids)} rows of token_ids"
+            )
+        _check_ids(values.token_ids, "golden.token_ids")
+        vectors = _unpack(values.vectors, len(values.texts), "golden.vectors")
+        return cls(values.texts, values.token_ids, vectors, values.tolerance, values.digests)
 
     def check_against(self, manifest: Manifest) -> None:
         """Make sure that these are texts of that model.
@@ -223,15 +205,13 @@ class GoldenPairs:
         Raises:
             BundleError: a field is missing, unknown or of the wrong kind; names it.
         """
-        values = _load(text, "golden", set(_GOLDEN_PAIRS_KINDS), _OPTIONAL_GOLDEN)
-        for name, kind in _GOLDEN_PAIRS_KINDS.items():
-            _expect(values[name], kind, f"golden.{name}")
-        pairs, token_ids, type_ids = values["pairs"], values["token_ids"], values["token_type_ids"]
+        values = _load(_GoldenPairsFields, text, "golden")
+        pairs, token_ids, type_ids = values.pairs, values.token_ids, values.token_type_ids
         for position, pair in enumerate(pairs):
-            if type(pair) is not list or [type(text) for text in pair] != [str, str]:
+            if len(pair) != 2:
                 raise BundleError(f"golden.pairs[{position}] should be a list of two strings")
         for name, rows in (("token_ids", token_ids), ("token_type_ids", type_ids)):
-            _expect_whole_numbers(rows, f"golden.{name}")
+            _check_ids(rows, f"golden.{name}")
         if not pairs or not len(pairs) == len(token_ids) == len(type_ids):
             raise BundleError(
                 f"golden holds {len(pairs)} pairs, {len(token_ids)} rows of token_ids and {len(type_ids)} of "
@@ -239,12 +219,11 @@ class GoldenPairs:
             )
         if list(map(len, token_ids)) != list(map(len, type_ids)):
             raise BundleError("golden.token_ids and golden.token_type_ids differ in the length of a row")
-        scores = _unpack(values["scores"], len(pairs), "golden.scores")
+        scores = _unpack(values.scores, len(pairs), "golden.scores")
         if scores.shape[1] != 1:
             raise BundleError(f"golden.scores holds {scores.size} scores for {len(pairs)} pairs")
-        pairs = [(first, second) for first, second in pairs]
-        tolerance, digests = _read_tolerance(values["tolerance"]), _read_digests(values)
-        return cls(pairs, token_ids, type_ids, scores[:, 0], tolerance, digests)
+        both = [(first, second) for first, second in pairs]
+        return cls(both, token_ids, type_ids, scores[:, 0], values.tolerance, values.digests)
 
     def check_against(self, manifest: Manifest) -> None:
         """Make sure that these are pairs of that model.
@@ -257,50 +236,27 @@ class GoldenPairs:
         _check_lengths(self.token_ids, manifest)
 
 
-_MANIFEST_KINDS: dict[str, type] = {
-    "name": str,
-    "kind": str,
-    "dimension": int,
-    "max_length": int,
-    "pooling": str,
-    "normalize": bool,
-    "prompts": dict,
-    "base": str,
-    "method": str,
-    "teacher": dict,
-    "corpus": list,
-    "config": dict,
-    "metrics": dict,
-    "gates": dict,
-    "precision": str,
-    "target": str,
-    "licence": str,
-    "created_by": str,
-    "ranges": str,
-    "default_prompt": str,
-    "activation": str,
-}
-_OPTIONAL = {"ranges", "default_prompt", "activation"}
-ACTIVATIONS = ("sigmoid", "identity")
-_OPTIONAL_GOLDEN = {"digests"}
-_GOLDEN_KINDS: dict[str, type] = {"texts": list, "token_ids": list, "vectors": str, "tolerance": float}
-_GOLDEN_PAIRS_KINDS: dict[str, type] = {
-    "pairs": list,
-    "token_ids": list,
-    "token_type_ids": list,
-    "scores": str,
-    "tolerance": float,
-}
-_DESCRIPTIVE = "info_"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_JSON_WORDS = {
-    str: "a string",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
-}
+@dataclass(frozen=True, kw_only=True)
+class _GoldenFields:
+    """Golden texts as in JSON."""
+
+    texts: list[str]
+    token_ids: list[list[int]]
+    vectors: str
+    tolerance: float = setting(above=0)
+    digests: dict[str, str] = setting(factory=dict, pattern=_SHA256, optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GoldenPairsFields:
+    """Golden pairs as in JSON."""
+
+    pairs: list[list[str]]
+    token_ids: list[list[int]]
+    token_type_ids: list[list[int]]
+    scores: str
+    tolerance: float = setting(above=0)
+    digests: dict[str, str] = setting(factory=dict, pattern=_SHA256, optional=True)
 
 
 def _dump(values: Mapping[str, Any], what: str) -> str:
@@ -310,8 +266,8 @@ def _dump(values: Mapping[str, Any], what: str) -> str:
         raise BundleError(f"the {what} cannot be written as JSON: {error}") from error
 
 
-def _load(text: str, what: str, names: set[str], optional: AbstractSet[str] = frozenset()) -> dict[str, Any]:
-    """Parse an object that must hold the members ``names``, may hold ``optional`` ones, and no others.
+def _load(cls: type[_Fields], text: str, what: str) -> _Fields:
+    """Parse an object that must hold the fields of ``cls``, may lack optional ones, and has no others.
 
     Members whose names begin with ``info_`` are ignored: a later version may describe more in them, but nothing
     that changes a result.
@@ -320,47 +276,25 @@ def _load(text: str, what: str, names: set[str], optional: AbstractSet[str] = fr
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"the {what} is not JSON: {error}") from error
-    _expect(values, dict, what)
-    if missing := sorted(names - values.keys()):
-        raise BundleError(f"{what}.{missing[0]} is missing")
+    if not isinstance(values, dict):
+        raise BundleError(f"{what} should be an object, not {values!r:.60}")
     known = {name: value for name, value in values.items() if not name.startswith(_DESCRIPTIVE)}
-    if unknown := sorted(known.keys() - names - optional):
-        raise BundleError(f"{what}.{unknown[0]} is not known in this format")
-    return known
+    try:
+        return from_mapping(cls, known, prefix=f"{what}.", written=True)
+    except ConfigError as error:
+        raise BundleError(str(error)) from error
 
 
-def _expect(value: object, kind: type, where: str) -> None:
-    """Check the kind of a JSON value, exactly: true is no number; a whole number will do for a float."""
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise BundleError(f"{where} should be {_JSON_WORDS[kind]}, not {json.dumps(value)[:60]}")
-
-
-def _expect_whole_numbers(rows: list[object], where: str) -> None:
-    """Check lists of ids or of token types."""
+def _check_ids(rows: list[list[int]], where: str) -> None:
+    """Check the range of ids or of token types."""
     for position, row in enumerate(rows):
-        _expect(row, list, f"{where}[{position}]")
-        if not (isinstance(row, list) and all(type(number) is int and 0 <= number < 2**31 for number in row)):
+        if row and not 0 <= min(row) <= max(row) < 2**31:
             raise BundleError(f"{where}[{position}] should hold whole numbers from 0 to 2147483647")
-
-
-def _read_tolerance(value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise BundleError(f"golden.tolerance should be above 0, not {value}")
-    return float(value)
 
 
 def _digests(digests: Mapping[str, str]) -> dict[str, Any]:
     """The member of golden; a bundle without any stays readable by versions that do not know it."""
     return {"digests": dict(digests)} if digests else {}
-
-
-def _read_digests(values: dict[str, Any]) -> dict[str, str]:
-    digests = values.get("digests", {})
-    _expect(digests, dict, "golden.digests")
-    for numerics, digest in digests.items():
-        if not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
-            raise BundleError(f"golden.digests.{numerics} should be 64 hexadecimal digits")
-    return dict(digests)
 
 
 def _check_lengths(token_ids: list[list[int]], manifest: Manifest) -> None:

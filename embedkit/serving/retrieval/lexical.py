@@ -35,6 +35,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from embedkit.config import setting
 from embedkit.errors import CollectionError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import RowNumbers
@@ -69,18 +70,9 @@ _TERMS, _STARTS, _POSTINGS, _WEIGHTS = "terms.npy", "starts.npy", "postings.npy"
 class WordCounts:
     """Numbers of distinct words, and of pairs of word and document, in a segment, and its analysis."""
 
-    terms: int
-    postings: int
-    analysis: int = 1  # of earlier versions, which do not record it
-
-    @classmethod
-    def is_valid(cls, fields: object) -> bool:
-        """Whether these are the fields of an instance."""
-        return (
-            isinstance(fields, dict)
-            and {"terms", "postings"} <= fields.keys() <= {"terms", "postings", "analysis"}
-            and all(type(value) is int and value >= 0 for value in fields.values())
-        )
+    terms: int = setting(minimum=0)
+    postings: int = setting(minimum=0)
+    analysis: int = setting(1, minimum=0, optional=True)  # of earlier versions, which do not record it
 
 
 @dataclass(frozen=True, slots=True)

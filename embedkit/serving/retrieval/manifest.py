@@ -15,14 +15,13 @@ import functools
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 from embedkit.atomic import atomic_file
-from embedkit.errors import CollectionError
+from embedkit.config import from_mapping, setting
+from embedkit.errors import CollectionError, ConfigError
 from embedkit.runtime.numerics import UNKNOWN
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
@@ -39,8 +38,8 @@ VECTORS: Final = "vectors.npy"
 
 _KEY = "embedkit.collection"  # the format; identifies a collection
 _LARGEST_BYTES = 2**28  # about 1.5 KB for each segment
-_GENERATION = re.compile(r"generation-[0-9]{6,9}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_GENERATION = r"generation-[0-9]{6,9}"
+_SEGMENT_FILES = DocumentStore.FILES | {VECTORS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +52,8 @@ class Tombstones:
         seal: length and checksum of the file.
     """
 
-    generation: str
-    count: int
+    generation: str = setting(pattern=_GENERATION)
+    count: int = setting(minimum=1)
     seal: FileSeal
 
     def path(self, folder: Path, segment: str) -> Path:
@@ -80,23 +79,12 @@ class SegmentEntry:
         words: number of words in its documents; None if they are not indexed.
     """
 
-    generation: str
-    count: int
-    index: str
+    generation: str = setting(pattern=_GENERATION)
+    count: int = setting(minimum=1)
+    index: str = setting(choices=INDEX_KINDS)
     files: dict[str, FileSeal]
     deleted: Tombstones | None = None
     words: WordCounts | None = None
-
-    @classmethod
-    def parse(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the entry with these fields, which are trusted; the inverse of :func:`dataclasses.asdict`."""
-        deleted, words = fields["deleted"], fields["words"]
-        found: dict[str, Any] = {
-            "files": {name: FileSeal(**seal) for name, seal in fields["files"].items()},
-            "words": words and WordCounts(**words),
-            "deleted": deleted and Tombstones(**deleted | {"seal": FileSeal(**deleted["seal"])}),
-        }
-        return cls(**{**fields, **found})
 
     @property
     def remaining(self) -> int:
@@ -126,15 +114,15 @@ class Manifest:
     model: str
     source: str | None
     fingerprint: str
-    dimension: int
-    index: str
+    dimension: int = setting(minimum=1)
+    index: str = setting(choices=(AUTO, *INDEX_KINDS))
     lexical: bool
-    generation: str
+    generation: str = setting(pattern=_GENERATION)
     segments: tuple[SegmentEntry, ...]
     prompts: dict[str, str]
     created_by: str
-    queries: QueryModel | None = None
-    numerics: tuple[str, ...] = (UNKNOWN,)  # as in collections of earlier versions
+    queries: QueryModel | None = setting(None, optional=True)
+    numerics: tuple[str, ...] = setting((UNKNOWN,), optional=True)  # missing in collections of earlier versions
 
     @property
     def count(self) -> int:
@@ -216,17 +204,19 @@ class Manifest:
         checksum = fields.pop("checksum", None)
         if version not in _READABLE or checksum != _checksum({_KEY: version, **fields}):
             raise CollectionError(f"{path} is damaged: it was changed after it was written")
-        for name, is_valid in _CHECKS.items():
-            if name not in fields or not is_valid(fields[name]):
-                raise CollectionError(f"{path} is damaged: no valid {name}")
-        segments, queries = tuple(map(SegmentEntry.parse, fields["segments"])), fields.get("queries")
-        if queries is not None and not _holds(queries, _QUERIES_CHECKS):
-            raise CollectionError(f"{path} is damaged: no valid queries")
-        numerics = fields.get("numerics", [UNKNOWN])
-        if not _are_names(numerics):
-            raise CollectionError(f"{path} is damaged: no valid numerics")
-        known = {name: fields[name] for name in _CHECKS} | {"segments": segments, "numerics": tuple(numerics)}
-        return cls(**known, queries=queries and QueryModel(**queries))
+        try:
+            manifest = from_mapping(cls, fields, written=True)
+        except ConfigError as error:
+            raise CollectionError(f"{path} is damaged: {error}") from error
+        generations = [segment.generation for segment in manifest.segments]
+        if (
+            len(set(generations)) < len(generations)
+            or any(segment.remaining < 0 for segment in manifest.segments)
+            or any(not segment.files.keys() >= _SEGMENT_FILES for segment in manifest.segments)
+            or not manifest.numerics
+        ):
+            raise CollectionError(f"{path} is damaged: its segments are impossible")
+        return manifest
 
 
 def _checksum(fields: dict[str, Any]) -> str:
@@ -240,95 +230,3 @@ def _json(value: Any) -> str:
 def _fields(entry: Any) -> dict[str, Any]:
     """Return the fields of a dataclass; unlike ``dataclasses.asdict`` without copying their values."""
     return {name: getattr(entry, name) for name in type(entry).__dataclass_fields__}
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_kind(value: Any) -> bool:
-    return _is_text(value) and value in INDEX_KINDS
-
-
-def _is_generation(value: Any) -> bool:
-    return _is_text(value) and _GENERATION.fullmatch(value) is not None
-
-
-def _is_files(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() >= DocumentStore.FILES | {VECTORS}
-        and all(map(_is_seal, value.values()))
-    )
-
-
-def _is_seal(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"bytes", "sha256"}
-        and _is_count(value["bytes"])
-        and _is_text(value["sha256"])
-        and _SHA256.fullmatch(value["sha256"]) is not None
-    )
-
-
-def _are_segments(value: Any) -> bool:
-    if not (isinstance(value, list) and all(_holds(segment, _SEGMENT_CHECKS) for segment in value)):
-        return False
-    generations = [segment["generation"] for segment in value]
-    return len(set(generations)) == len(generations) and all(
-        segment["deleted"] is None or segment["deleted"]["count"] <= segment["count"] for segment in value
-    )
-
-
-def _is_tombstones(value: Any) -> bool:
-    return value is None or _holds(value, _TOMBSTONES_CHECKS)
-
-
-def _holds(value: Any, checks: Mapping[str, Callable[[Any], bool]]) -> bool:
-    """Whether a value is an object of exactly these fields, each valid."""
-    return (
-        isinstance(value, dict)
-        and value.keys() == checks.keys()
-        and all(is_valid(value[name]) for name, is_valid in checks.items())
-    )
-
-
-_TOMBSTONES_CHECKS: Final = {"generation": _is_generation, "count": _is_count, "seal": _is_seal}
-
-_SEGMENT_CHECKS: Final = {
-    "generation": _is_generation,
-    "count": _is_count,
-    "index": _is_kind,
-    "files": _is_files,
-    "deleted": _is_tombstones,
-    "words": lambda value: value is None or WordCounts.is_valid(value),
-}
-
-_QUERIES_CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
-    "model": _is_text,
-    "source": lambda value: value is None or _is_text(value),
-    "fingerprint": _is_text,
-    "agreement": lambda value: isinstance(value, float),
-}
-
-_CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
-    "model": _is_text,
-    "source": lambda value: value is None or _is_text(value),
-    "fingerprint": _is_text,
-    "dimension": _is_count,
-    "index": lambda value: value == AUTO or _is_kind(value),
-    "lexical": lambda value: isinstance(value, bool),
-    "generation": _is_generation,
-    "segments": _are_segments,
-    "prompts": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
-    "created_by": _is_text,
-}

@@ -27,6 +27,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from embedkit.config import setting
 from embedkit.errors import CollectionError
 
 __all__ = [
@@ -58,8 +59,8 @@ _CHANGED = "its SHA-256 is not the one in the manifest"
 class FileSeal:
     """Length and checksum of a file when it was written."""
 
-    bytes: int
-    sha256: str
+    bytes: int = setting(minimum=1)
+    sha256: str = setting(pattern="[0-9a-f]{64}")
 
     @classmethod
     def of(cls, path: Path) -> Self:

@@ -29,6 +29,7 @@ import numpy as np
 
 from embedkit import __version__
 from embedkit.atomic import atomic_folder, flush, flush_folder, storage_errors
+from embedkit.config import from_mapping
 from embedkit.errors import CollectionBusyError, CollectionError, EmbedkitError, WorkerError
 from embedkit.progress import Progress
 from embedkit.protocols import TextEncoder
@@ -457,7 +458,8 @@ def merged(
         children.discard(child)
         child.dismiss(at_once=not finished)
         child.close()
-    return SegmentEntry.parse(found)
+    entry = from_mapping(SegmentEntry, {**found, "generation": "generation-000000"})  # it has none yet
+    return dataclasses.replace(entry, generation="")
 
 
 def _write_flushed(files: Path, snapshot: Snapshot, first: int, *, show_progress_bar: bool | None) -> SegmentEntry:

@@ -208,13 +208,13 @@ def test_the_segment_below_is_possible(tmp_path):
 )
 def test_an_impossible_segment_is_refused(tmp_path, change):
     forge(tmp_path, segments=[SEGMENT | change])
-    with pytest.raises(CollectionError, match="no valid segments"):
+    with pytest.raises(CollectionError, match="is damaged"):
         Manifest.read(tmp_path)
 
 
 def test_a_segment_counts_once(tmp_path):
     forge(tmp_path, segments=[SEGMENT, SEGMENT])
-    with pytest.raises(CollectionError, match="no valid segments"):
+    with pytest.raises(CollectionError, match="is damaged"):
         Manifest.read(tmp_path)
 
 
