@@ -17,6 +17,7 @@ _BAR_SECONDS = 0.1
 _PATIENCE_SECONDS = 2.0
 _LINE_SECONDS = 10.0
 _BAR_WIDTH = 24
+_UNITS = ((1, "s"), (60, "min"), (3600, "h"))
 
 
 class Progress:
@@ -97,12 +98,20 @@ class Progress:
             if bar:
                 parts.append("█" * int(share * _BAR_WIDTH) + "░" * (_BAR_WIDTH - int(share * _BAR_WIDTH)))
             parts.append(f"{100 * share:.0f}%")
-        parts.append(f"{self.done:,}{f'/{self.total:,}' if self.total else ''} {self.unit}, {rate:,.0f}/s")
+        parts.append(f"{self.done:,}{f'/{self.total:,}' if self.total else ''} {self.unit}, {_rate(rate)}")
         if self.total and rate:
             parts.append(f"{_duration((self.total - self.done) / rate)} left")
         if self.note:
             parts.append(self.note)
         return "  ".join(parts)
+
+
+def _rate(per_second: float) -> str:
+    """Format a rate; that of slow work is per minute or per hour."""
+    count, unit = next(
+        ((per_second * seconds, unit) for seconds, unit in _UNITS if per_second * seconds >= 1), (0, "s")
+    )
+    return f"{count:,.0f}/{unit}" if count >= 10 else f"{count:.2g}/{unit}"
 
 
 def _duration(seconds: float) -> str:

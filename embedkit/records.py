@@ -261,7 +261,7 @@ def _without_blanks(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, str
         else:
             blank += 1
     if blank:
-        logger.info("%s: left out %s blank lines", path, f"{blank:,}")
+        logger.info("%s: left out %s blank %s", path, f"{blank:,}", "line" if blank == 1 else "lines")
 
 
 def _read_txt(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:

@@ -175,7 +175,7 @@ class Sqlite:
         self._tail = self._path / f"tail-{generation}.bin"
         numbers = np.load(self._path / f"numbers-{generation}.npy", mmap_mode="r")
         rows = np.load(self._path / f"vectors-{generation}.npy", mmap_mode="r")
-        kind = index_class(kind_for("auto", len(rows)))
+        kind = index_class(kind_for("auto", *rows.shape))
         index = kind.load(self._path / f"index-{generation}", rows) if kind.FILE else kind.build(rows)
         found = self._ask("SELECT number FROM documents").fetchall()
         alive = np.fromiter((number for (number,) in found), np.int64, len(found))
@@ -322,7 +322,7 @@ def _terms(text: str) -> str:
 def _write_generation(path: Path, generation: int, numbers: RowNumbers, rows: FloatArray) -> None:
     np.save(path / f"numbers-{generation}.npy", numbers)
     np.save(path / f"vectors-{generation}.npy", rows)
-    kind = index_class(kind_for("auto", len(rows)))
+    kind = index_class(kind_for("auto", *rows.shape))
     if kind.FILE:
         kind.build(rows).save(path / f"index-{generation}")
     for file in path.glob(f"*-{generation}*"):

@@ -65,6 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the action, and print a summary of the collection."""
+    from embedkit.serving.retrieval.index_kinds import SMALL
+
     done, collection, changes = _ACTIONS[arguments.action](arguments)
     facts = _facts(collection) | changes
     if arguments.json:
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
     queries = f", queries by {facts['queries']}" if facts.get("queries") else ""
     index = facts["index"]
     if collection.manifest.index not in ("auto", index):
-        index += f" ({collection.manifest.index} as requested from more documents on)"
+        index += f" ({collection.manifest.index} from {SMALL + 1:,} documents on)"
     print(
         f"{done} {facts['path']}{counts}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
         f"index {index}, model {facts['model']}{queries}{size}"
@@ -106,7 +108,7 @@ def _configure_build(actions: Any) -> None:
     build.add_argument(
         "--kind",
         default="auto",
-        help=f"{_KINDS}; default: auto, which chooses by size; on Milvus, the name of its index: FLAT, HNSW...",
+        help=f"{_KINDS}; default: auto, which chooses by cost; on Milvus, the name of its index: FLAT, HNSW...",
     )
     build.add_argument("--lexical", action="store_true", help="add a keyword index, for search --hybrid")
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "show manifest, card, gates and size of a bundle; --verify checks it on this machine"
+HELP = "describe a bundle; --verbose shows gates, corpus, settings and card, --verify checks it on this machine"
 EXAMPLES = """
-embedkit inspect tiny.onnx
+embedkit inspect tiny.onnx --verbose
 embedkit inspect tiny --verify --json
 """
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(_lines(report, verbose=arguments.verbose)))
+        print("\n".join(_lines(report) if arguments.verbose else _summary(report)))
     return 0 if report["verification"] is None or report["verification"]["passed"] else 1
 
 
@@ -70,11 +70,29 @@ def _describe(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _lines(report: dict[str, Any], *, verbose: bool) -> Iterator[str]:
+def _summary(report: dict[str, Any]) -> Iterator[str]:
+    """Describe the bundle in a few lines, with numbers in place of long lists."""
     manifest = report["manifest"]
-    yield f"{manifest['name']}: {_sentence(manifest)}"
-    yield _row("file", report["path"])
-    yield _row("fingerprint", report["fingerprint"])
+    yield from _heading(report)
+    for name, value in manifest.items():
+        if name == "teacher":
+            yield from _field(name, value.get("name"))
+        elif name == "corpus" and value:
+            yield _row(name, f"{len(value):,} sources, {sum(entry.get('rows', 0) for entry in value):,} rows")
+        elif name not in (*_SENTENCES, *_SECTIONS):
+            yield from _field(name, value)
+    parts = (f"{name} {_bytes(size)}" for name, size in report["parts"].items())
+    yield _row("size", f"{_bytes(report['bytes'])}: {', '.join(parts)}")
+    yield from (_row(key, value) for key, value in _leaves(manifest["metrics"]))
+    yield from _field("gates passed", ", ".join(manifest["gates"]))
+    yield from _verification(report)
+    yield "--verbose shows corpus, gates, settings, weights and card"
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    """Describe the bundle completely."""
+    manifest = report["manifest"]
+    yield from _heading(report)
     for name, value in manifest.items():
         if name not in (*_SENTENCES, *_SECTIONS):
             yield from _field(name, value)
@@ -82,11 +100,23 @@ def _lines(report: dict[str, Any], *, verbose: bool) -> Iterator[str]:
     yield from _figure_lines(manifest)
     if manifest["config"]:
         yield from ("", "config")
-        yield from _config_lines(manifest["config"], verbose=verbose)
+        yield from _config_lines(manifest["config"])
     if report["card"]:
         yield from ("", "card", "", report["card"].rstrip())
+    yield from _verification(report)
+
+
+def _heading(report: dict[str, Any]) -> Iterator[str]:
+    manifest = report["manifest"]
+    yield f"{manifest['name']}: {_sentence(manifest)}"
+    yield _row("file", report["path"])
+    yield _row("fingerprint", report["fingerprint"])
+
+
+def _verification(report: dict[str, Any]) -> Iterator[str]:
     if report["verification"]:
-        yield from ("", _verdict(report["verification"], "texts" if manifest["kind"] == "encoder" else "pairs"))
+        kind = report["manifest"]["kind"]
+        yield from ("", _verdict(report["verification"], "texts" if kind == "encoder" else "pairs"))
 
 
 def _sentence(manifest: Mapping[str, Any]) -> str:
@@ -128,11 +158,8 @@ def _figure_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield from (_row(gate, describe_figures(figures)) for gate, figures in manifest["gates"].items())
 
 
-def _config_lines(config: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
+def _config_lines(config: Mapping[str, Any]) -> Iterator[str]:
     settings = list(_leaves(config))
-    if not verbose:
-        yield f"  {len(settings)} settings; --verbose shows them"
-        return
     width = max(len(key) for key, _ in settings)
     yield from (f"  {key:<{width}} {_value(value)}" for key, value in settings)
 

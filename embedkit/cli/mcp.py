@@ -43,8 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Load the collection and its model, and serve agents until a signal stops it."""
     from embedkit.serving.http.agents import Agents
-    from embedkit.serving.http.json_log import log_as_json
     from embedkit.serving.http.keys import KeyRing
+    from embedkit.serving.http.log_lines import log_in_lines
     from embedkit.serving.http.server import Server
 
     logging.getLogger().addHandler(logging.NullHandler())  # otherwise the SDK would set up its own logging
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
             service.close()
         return
     keys = KeyRing.load(service.settings)
-    log_as_json(logger)
+    log_in_lines(logger)
     if not service.settings.is_local and not keys:
         logger.warning("anyone who can reach %s can use this server: it has no API key", service.settings.host)
     Server(service, keys, agents=agents).run_until_signal()

@@ -21,7 +21,7 @@ logger = logging.getLogger("embedkit")
 HELP = "search a collection for the documents nearest in meaning to a query"
 EXAMPLES = """
 embedkit search idx/ "how do bees find their way home?" -k 5
-embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --filter '{"lang": "en"}'
+embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --filter "lang = en, year >= 2020"
 """
 
 
@@ -34,9 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", type=int, default=10, help="number of results; default: 10")
     parser.add_argument(
         "--filter",
-        type=_json_object,
-        metavar="JSON",
-        help="""condition on the metadata, for instance {"lang": "en", "year": {"gte": 2020}}""",
+        metavar="FILTER",
+        help="""conditions on the metadata: "lang = en, year >= 2020", or as JSON {"tag": {"in": ["a", "b"]}}""",
     )
     parser.add_argument(
         "--hybrid",
@@ -85,27 +84,18 @@ def run(arguments: argparse.Namespace) -> None:
 def _search(arguments: argparse.Namespace) -> Hits:
     from embedkit.cli.backends import load_model
     from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.filters import read_filter
 
     hits: Hits = Collection.open(arguments.collection, queries=arguments.model).search(
         arguments.query,
         arguments.k,
-        filter=arguments.filter,
+        filter=None if arguments.filter is None else read_filter(arguments.filter),
         hybrid=arguments.hybrid,
         rerank=None if arguments.rerank is None else load_model(arguments.rerank),
         candidates=arguments.candidates,
         effort=arguments.effort,
     )
     return hits
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}")
-    return value
 
 
 def _table(hits: list[Hit], width: int | None) -> list[str]:

@@ -66,9 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, check, and serve until signalled to stop; the log goes to stderr, one JSON object per line."""
-    from embedkit.serving.http.json_log import log_as_json
+    """Load, check, and serve until signalled to stop; the log on stderr is JSON except on a terminal."""
     from embedkit.serving.http.keys import KeyRing
+    from embedkit.serving.http.log_lines import log_in_lines
     from embedkit.serving.http.server import Server
     from embedkit.serving.http.service import Service
     from embedkit.serving.http.tracing import TRACING
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.workers == 1:
         TRACING.start()
     service = Service.load(arguments.models, settings) if settings.workers == 1 else None
-    log_as_json(logger)
+    log_in_lines(logger)
     if not settings.is_local and not keys:
         logger.warning("the server at %s has no API key: anyone who can reach it can use it", settings.host)
     if service is None:

@@ -127,6 +127,17 @@ def test_a_process_without_stderr_works(clock: Clock, monkeypatch: pytest.Monkey
     assert progress.done == 10
 
 
+@pytest.mark.parametrize(
+    ("done", "rate"), [(50_000, "5,000/s"), (15, "1.5/s"), (2, "12/min"), (1, "6/min"), (0, "0/s")]
+)
+def test_slow_work_has_a_rate_above_zero(clock: Clock, done: int, rate: str) -> None:
+    terminal = Terminal()
+    with Progress("train", unit="steps", enabled=True, stream=terminal) as progress:
+        clock.now += 10
+        progress.advance(done)
+    assert terminal.getvalue().endswith(f" steps, {rate}\n")
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0m00s"), (61.9, "1m01s"), (3600, "1h00m"), (-3, "0m00s")])
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert progress_module._duration(seconds) == text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 import sys
 from collections.abc import Callable
 
-__all__ = ["BACKLOG", "Listener", "bind", "url_of"]
+__all__ = ["BACKLOG", "Listener", "bind", "explain_refusal", "url_of"]
 
 BACKLOG = 2048
 _OUT_OF_FILES_S = 0.1
@@ -36,6 +37,16 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def explain_refusal(host: str, port: int, error: OSError) -> str:
+    """Return a sentence on an address that is not available, with a way out where there is a usual one."""
+    hints = {
+        errno.EADDRINUSE: "; another server is running there: choose another --port, or --port 0 for any free one",
+        errno.EACCES: "; ports below 1024 need privileges: choose another --port",
+        errno.EADDRNOTAVAIL: "; this machine does not have that address: choose another --host",
+    }
+    return f"cannot listen on {host} port {port}: {error.strerror or error}{hints.get(error.errno or 0, '')}"
 
 
 def url_of(bound: socket.socket, *, tls: bool) -> str:

@@ -20,7 +20,7 @@ from embedkit.extras import require
 from embedkit.serving.http.agents import Agents
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import KeyRing
-from embedkit.serving.http.listener import Listener, bind, url_of
+from embedkit.serving.http.listener import Listener, bind, explain_refusal, url_of
 from embedkit.serving.http.protocols import cohere, collection, ollama, openai, operations, tei
 from embedkit.serving.http.requests import Application
 from embedkit.serving.http.routes import Route
@@ -145,7 +145,7 @@ class Server:
             )
             listener.start()
         except OSError as error:
-            logger.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror or error)  # noqa: TRY400
+            logger.error("%s", explain_refusal(settings.host, settings.port, error))  # noqa: TRY400
             sys.exit(_FAILED_TO_START)
         self._url = url_of(bound, tls=self._tls is not None)
         return listener

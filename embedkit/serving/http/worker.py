@@ -22,8 +22,8 @@ import orjson
 
 from embedkit.config import from_mapping
 from embedkit.errors import EmbedkitError
-from embedkit.serving.http.json_log import log_as_json
 from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.log_lines import log_in_lines
 from embedkit.serving.http.server import Parent, Server
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
@@ -77,7 +77,7 @@ def _serve(order: Order, parent_id: int) -> int:
     logger = logging.getLogger("embedkit")
     logger.addHandler(logging.StreamHandler())
     logger.setLevel(order.log_level)
-    log_as_json(logger)
+    log_in_lines(logger)
     settings = from_mapping(ServerSettings, order.settings)
     siblings = Siblings(Path(order.folder), order.number)
     try:

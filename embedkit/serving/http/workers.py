@@ -17,7 +17,7 @@ from pathlib import Path
 from embedkit.config import to_mapping
 from embedkit.errors import ConfigError, WorkerError
 from embedkit.runtime.threads import available_threads
-from embedkit.serving.http.listener import BACKLOG, bind, url_of
+from embedkit.serving.http.listener import BACKLOG, bind, explain_refusal, url_of
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.worker import GO, READY, SERVING, STOPPING, Order
 from embedkit.serving.http.workers_folder import workers_folder
@@ -79,8 +79,7 @@ class Workers:
             try:
                 self._listening = listening = stack.enter_context(bind(self.settings.host, self.settings.port))
             except OSError as error:
-                host, port = self.settings.host, self.settings.port
-                raise WorkerError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+                raise WorkerError(explain_refusal(self.settings.host, self.settings.port, error)) from None
             try:
                 await self._start_all(folder, listening)
                 codes = await asyncio.gather(

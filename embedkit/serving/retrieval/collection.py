@@ -126,7 +126,7 @@ class Collection:
             embeddings: existing embeddings of the documents: ``(N, D)`` floats or a ``.npy`` file, aligned by row,
                 or the name of a column. ``encoder`` embeds a sample to verify them.
             index: kind of index: ``"exact"``, ``"flat"``, ``"sq8"``, ``"binary"``, ``"hnsw"``, ``"ivf-pq"``, or
-                ``"auto"``, which chooses by size (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
+                ``"auto"``, which chooses by cost (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
             lexical: also index words, for ``search(..., hybrid=True)``; needs bm25s.
             text_column: column of the text in records.
             id_column: column of the id in records; by default ``"id"`` if the first record has it, else ids are

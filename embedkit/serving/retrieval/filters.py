@@ -10,7 +10,9 @@ All conditions must hold. A condition holds for a list if it holds for one of it
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,9 +22,13 @@ from embedkit.runtime.arguments import is_unicode
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.exact_index import BoolArray
 
-__all__ = ["Condition", "Filter", "parse_filter", "unknown_field"]
+__all__ = ["Condition", "Filter", "parse_filter", "read_filter", "unknown_field"]
 
 Filter = Mapping[str, Any]
+
+_SIGNS: Final = {"=": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
+_PART = re.compile(r'(?:"(?:\\.|[^"\\])*"|[^,])+')  # between commas outside of quotation marks
+_CONDITION = re.compile(r"\s*([^\s=!<>]+)\s*(=|!=|>=|<=|>|<)\s*(.+?)\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,39 @@ def parse_filter(conditions: Filter) -> list[Condition]:
     if not isinstance(conditions, Mapping):
         raise InputError(f"filter: expected a mapping from fields to values, got {type(conditions).__name__}")
     return [condition for field, wanted in conditions.items() for condition in _conditions(field, wanted)]
+
+
+def read_filter(text: str) -> dict[str, Any]:
+    """Read a filter as a person writes it: ``lang = en, year >= 2020``, or a JSON object.
+
+    A value is a number, ``true``, ``false``, ``null``, a text in quotation marks, or else the text itself.
+
+    Raises:
+        InputError: a part is not a condition.
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            return dict(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"filter: not JSON: {error}") from error
+    found: dict[str, Any] = {}
+    for part in filter(str.strip, _PART.findall(text)):
+        condition = _CONDITION.fullmatch(part)
+        if condition is None:
+            raise InputError(
+                f"filter: {part.strip()!r:.80} is not a condition; expected for example lang = en or year >= 2020"
+            )
+        field, sign, value = condition.groups()
+        found.setdefault(field, {})[_SIGNS[sign]] = _read_value(value)
+    return found
+
+
+def _read_value(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, str) or _is_value(value) else text
 
 
 def _conditions(field: Any, wanted: Any) -> Iterator[Condition]:

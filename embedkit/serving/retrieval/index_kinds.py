@@ -10,7 +10,16 @@ from embedkit.extras import require
 from embedkit.protocols import FloatArray, VectorIndex
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 
-__all__ = ["AUTO", "INDEX_KINDS", "StoredIndex", "checked_kind", "index_class", "kind_for"]
+__all__ = [
+    "AUTO",
+    "INDEX_KINDS",
+    "SMALL",
+    "StoredIndex",
+    "checked_kind",
+    "describe_cost",
+    "index_class",
+    "kind_for",
+]
 
 _PACKAGE = "embedkit.serving.retrieval"
 
@@ -24,8 +33,15 @@ INDEX_KINDS: Final = {
 }
 AUTO: Final = "auto"
 
-_SMALL = 20_000  # up to this size, a scan takes about a millisecond and is exact
+SMALL: Final = 20_000
+"""Largest number of rows that are scanned whatever the kind: graphs and clusters do not pay off."""
+
+_SCANNED_BYTES = 200_000_000  # of float32: up to this size, a scan takes less than about 20 ms and is exact
 _HUGE = 10_000_000  # from this size on, the links of a graph need too much memory
+
+# Numbers of the rows for each millisecond of a search, on one thread of a server processor with rows that exceed
+# its caches (benchmarks/search).
+_SEARCHED_PER_MS = {"exact": 2.4e6, "flat": 2.4e6, "sq8": 4.6e6, "binary": 3.4e7, "hnsw": 4e8, "ivf-pq": 8e7}
 
 
 class StoredIndex(VectorIndex, Protocol):
@@ -72,22 +88,33 @@ def checked_kind(name: str) -> str:
     return name
 
 
-def kind_for(name: str, count: int) -> str:
+def kind_for(name: str, count: int, dimension: int) -> str:
     """Return the kind of index for a segment.
 
     Args:
-        name: the requested kind, or ``"auto"``, which chooses by size: an exact scan up to 20,000 documents, a
-            graph up to ten million, clusters beyond; without FAISS always the exact scan.
-        count: number of rows in the segment. Up to 20,000 rows are always scanned, because graphs and clusters do
-            not pay off.
+        name: the requested kind, or ``"auto"``, which chooses by cost: an exact scan, which needs no building, of
+            up to 200 MB, about 130,000 rows of 384 dimensions; a graph up to ten million rows, clusters beyond;
+            without FAISS always the exact scan.
+        count: number of rows in the segment; up to :data:`SMALL` rows are always scanned.
+        dimension: width of a row.
     """
     if name == AUTO:
-        if count <= _SMALL or not _has_faiss():
+        if 4 * count * dimension <= _SCANNED_BYTES or not _has_faiss():
             return "exact"
         return "hnsw" if count < _HUGE else "ivf-pq"
-    if name in ("hnsw", "ivf-pq") and count <= _SMALL:
+    if name in ("hnsw", "ivf-pq") and count <= SMALL:
         return "flat"
     return name
+
+
+def describe_cost(kind: str, count: int, dimension: int) -> str:
+    """Return a line with the estimated times of building an index and of a search, on one thread."""
+    numbers = count * dimension
+    search_ms = numbers / _SEARCHED_PER_MS[kind]
+    build_s = {"hnsw": numbers / 3e6 * (count / 1e5) ** (1 / 3), "ivf-pq": numbers / 6e6}.get(kind, 0.0)
+    search = f"about {search_ms:,.0f} ms" if search_ms >= 1 else "less than 1 ms"
+    build = f"about {build_s:,.0f} s" if build_s >= 1 else "nothing"
+    return f"index {kind}: building takes {build}, a search {search}"
 
 
 def index_class(kind: str) -> type[StoredIndex]:

@@ -156,7 +156,8 @@ def write_segment(
     Returns:
         the manifest's entry, without the name of its generation.
     """
-    index, shape = kind_for(manifest.index, len(store)), (len(store), manifest.dimension)
+    shape = (len(store), manifest.dimension)
+    index = kind_for(manifest.index, *shape)
     kind = index_class(index)
     write_array(folder / VECTORS, shape, "<f4", embeddings)
     if kind.FILE:

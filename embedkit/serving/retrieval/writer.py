@@ -32,7 +32,7 @@ from embedkit.atomic import atomic_folder, flush, flush_folder, storage_errors
 from embedkit.config import from_mapping
 from embedkit.errors import CollectionBusyError, CollectionError, EmbedkitError, WorkerError
 from embedkit.progress import Progress
-from embedkit.protocols import TextEncoder
+from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.child import Child, describe_error, parent
 from embedkit.runtime.frames import read_frame, write_frame
 from embedkit.runtime.numerics import joined
@@ -40,6 +40,7 @@ from embedkit.serving.retrieval.document_store import DocumentStore, write_docum
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import UNFINISHED, EmbeddingJournal, prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
+from embedkit.serving.retrieval.index_kinds import describe_cost, kind_for
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
 from embedkit.serving.retrieval.models import agreement_on, query_model
 from embedkit.serving.retrieval.snapshot import Snapshot, write_segment, write_tombstones
@@ -209,6 +210,7 @@ def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_pro
     )
     with atomic_folder(folder / generation) as files:
         store = _read(files, source.documents, show_progress_bar=show_progress_bar)
+        _log_cost(manifest, len(store))
         if queries is not None:
             found = query_model(queries, plan.queries_source, agreement_on(store, encoder, queries))
             manifest = dataclasses.replace(manifest, queries=found)
@@ -267,8 +269,11 @@ def merge(
         manifest: the snapshot's manifest with changed settings; None changes nothing.
         show_progress_bar: None shows progress only on a terminal.
     """
-    manifest = manifest or snapshot.manifest
     segments = list(snapshot.manifest.segments[:first])
+    if manifest is None:
+        manifest = snapshot.manifest
+    else:
+        _log_cost(manifest, snapshot.manifest.count)
     if any(segment.remaining for segment in snapshot.manifest.segments[first:]):
         with atomic_folder(folder / generation) as files:
             segments.append(write_merged(files, snapshot, first, manifest, show_progress_bar=show_progress_bar))
@@ -287,13 +292,13 @@ def write_merged(
     count = sum(segment.remaining for segment in snapshot.manifest.segments[first:])
     with Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress:
         store = write_documents(files, _counted(snapshot.documents(first), progress))
-        return write_segment(
-            files,
-            store,
-            snapshot.embeddings(first),
-            manifest or snapshot.manifest,
-            show_progress_bar=show_progress_bar,
-        )
+    return write_segment(
+        files,
+        store,
+        snapshot.embeddings(first),
+        manifest or snapshot.manifest,
+        show_progress_bar=show_progress_bar,
+    )
 
 
 def adopt(
@@ -369,6 +374,11 @@ def tail(segments: Sequence[SegmentEntry], taken: Collection[str] = ()) -> int |
     return first if first < len(segments) - 1 else None
 
 
+def _log_cost(manifest: Manifest, count: int) -> None:
+    kind = kind_for(manifest.index, count, manifest.dimension)
+    logger.info("%s", describe_cost(kind, count, manifest.dimension))
+
+
 def _read(files: Path, documents: Iterable[Document], *, show_progress_bar: bool | None) -> DocumentStore:
     with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
         return write_documents(files, _counted(documents, progress))
@@ -389,10 +399,13 @@ def _embed(
     After an error that would recur, nothing is saved.
     """
     journal = EmbeddingJournal(folder, encoder)
-    try:
+
+    def embeddings() -> Iterator[FloatArray]:
         with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
-            embeddings = embeddings_of(store, source, encoder, progress, journal)
-            return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
+            yield from embeddings_of(store, source, encoder, progress, journal)
+
+    try:
+        return write_segment(files, store, embeddings(), manifest, show_progress_bar=show_progress_bar)
     except (EmbedkitError, OSError):
         journal.clear()
         raise

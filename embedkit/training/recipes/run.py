@@ -202,7 +202,9 @@ def _prepare(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, 
     def check(corpus: Corpus) -> None:
         place.check_inputs(corpus_inputs(config.corpus, corpus))
         entry.check(config, settings, corpus)
-        _warn_of_long_queues(to_mapping(settings), len(corpus))
+        presets = _presets(entry, to_mapping(config.student), config.settings)
+        published = to_mapping(from_mapping(entry.settings_class, _table(presets, "settings")))
+        _warn_of_long_queues(to_mapping(settings), len(corpus), published)
 
     return prepare(config, control, teacher=_reads_vectors(entry), check=check)
 
@@ -220,10 +222,14 @@ def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) ->
         )
 
 
-def _warn_of_long_queues(settings: Mapping[str, Any], rows: int, table: str = "settings") -> None:
+def _warn_of_long_queues(
+    settings: Mapping[str, Any], rows: int, published: Mapping[str, Any], table: str = "settings"
+) -> None:
+    """Warn of a queue that is longer than the corpus; of a published one, which nobody chose, only say so."""
     size = settings.get("queue_size", 0)
     if size > rows and settings.get("queues") not in ("none", "frozen"):
-        logger.warning(
+        logger.log(
+            logging.INFO if size == published.get("queue_size") else logging.WARNING,
             "%s.queue_size = %s exceeds the corpus of %s rows: the queue holds several vectors of each "
             "sentence and slows down every step; lower it or add text",
             *(table, f"{size:,}", f"{rows:,}"),
@@ -231,7 +237,7 @@ def _warn_of_long_queues(settings: Mapping[str, Any], rows: int, table: str = "s
     for key, value in settings.items():
         unused = key == "self_supervised" and settings.get("joint") is False
         if isinstance(value, Mapping) and not unused:
-            _warn_of_long_queues(value, rows, f"{table}.{key}")
+            _warn_of_long_queues(value, rows, _table(published, key), f"{table}.{key}")
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ class TestDedup:
         assert main(["dedup", str(lines), *model, "-o", str(output)]) == 0
         assert output.read_text(encoding="utf-8").splitlines() == UNIQUE
         assert "4 of 6 rows; removed 2 exact duplicates and 0 with a cosine" in capsys.readouterr().out
-        assert "left out 1 blank lines" in caplog.text
+        assert "left out 1 blank line" in caplog.text
 
     def test_removed_rows_name_what_they_duplicate(self, lines, model, tmp_path):
         removed = tmp_path / "removed.jsonl"

@@ -40,8 +40,27 @@ def full_bundle(write_toy_bundle: Write, tmp_path: Path) -> Path:
     )
 
 
-def test_the_printed_summary_describes_the_bundle(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_is_short_and_says_how_to_see_the_rest(
+    full_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["inspect", str(full_bundle)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for expected in (
+        "teacher big-teacher",
+        "corpus 1 sources, 1,000 rows",
+        "sts.spearman 0.8123",
+        "gates passed parity, batch_invariance",
+        "licence Apache-2.0",
+        "prompts query 'query: '",
+    ):
+        assert expected in lines
+    assert "--verbose" in lines[-1]
+    assert main(["inspect", "tiny"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) < 20
+
+
+def test_verbose_describes_the_bundle(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(full_bundle), "--verbose"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("toy: 16 dimensions, at most 12 tokens, mean pooling, unit rows\n")
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -55,7 +74,6 @@ def test_the_printed_summary_describes_the_bundle(full_bundle: Path, capsys: pyt
         "sts.spearman 0.8123",
         "parity largest difference 0.004 (at most 0.01)",
         "batch_invariance largest difference 0.006",
-        "4 settings; --verbose shows them",
         "licence Apache-2.0",
     ):
         assert expected in lines
@@ -65,7 +83,7 @@ def test_the_printed_summary_describes_the_bundle(full_bundle: Path, capsys: pyt
 
 
 def test_facts_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "tiny"]) == 0
+    assert main(["inspect", "tiny", "--verbose"]) == 0
     facts = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
     assert any(line.startswith("  teacher fingerprint ") for line in facts)
     assert all(line[22] == " " != line[23] for line in facts)
@@ -84,7 +102,7 @@ def test_the_configuration_is_shown_on_request(full_bundle: Path, capsys: pytest
 
 
 def test_empty_facts_are_omitted(toy_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(toy_bundle)]) == 0
+    assert main(["inspect", str(toy_bundle), "--verbose"]) == 0
     out = capsys.readouterr().out
     for word in ("teacher", "corpus", "licence", "metrics", "card", "golden texts"):
         assert word not in out
@@ -105,7 +123,7 @@ def test_json_holds_everything(full_bundle: Path, capsys: pytest.CaptureFixture[
 
 def test_the_card_beside_the_bundle_is_shown(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     full_bundle.with_suffix(".md").write_text("# Full\n\nMade for a test.\n", encoding="utf-8")
-    main(["inspect", str(full_bundle)])
+    main(["inspect", str(full_bundle), "--verbose"])
     assert "Made for a test." in capsys.readouterr().out
 
 

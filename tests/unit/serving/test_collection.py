@@ -423,7 +423,7 @@ def test_a_changed_byte_is_found_by_verify(collection, encoder, number):
 @pytest.mark.parametrize("kind", ["sq8", "binary", "hnsw", "ivf-pq"])
 def test_approximate_kinds_work_the_same_way(tmp_path, encoder, monkeypatch, kind):
     faiss = pytest.importorskip("faiss")
-    monkeypatch.setattr(index_kinds, "_SMALL", 300)
+    monkeypatch.setattr(index_kinds, "SMALL", 300)
     texts = [
         (f"{a}{b}", f"{a} {b} word{number}") for number in range(8) for a in "abcdefg" for b in f"klmnop{number}"
     ]

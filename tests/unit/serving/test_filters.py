@@ -12,7 +12,7 @@ import pytest
 from embedkit.errors import InputError
 from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.columns import ColumnBuilder, ColumnFiles, write_columns
-from embedkit.serving.retrieval.filters import parse_filter
+from embedkit.serving.retrieval.filters import parse_filter, read_filter
 
 ABSENT: list = []
 VALUES = [
@@ -240,3 +240,29 @@ def test_an_empty_collection_says_so(tmp_path, encoder):
     collection.delete("0")
     assert collection.search("a").warnings == ["no hits: the collection is empty"]
     assert collection.search("a", filter={"x": 1}).warnings == ["no hits: the collection is empty"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", {}),
+        ("lang = en", {"lang": {"eq": "en"}}),
+        ("lang=en,year>=2020", {"lang": {"eq": "en"}, "year": {"gte": 2020}}),
+        ("year >= 2019, year < 2021, lang != en", {"year": {"gte": 2019, "lt": 2021}, "lang": {"ne": "en"}}),
+        ('place = "Berlin, \\"Mitte\\"", year > 3', {"place": {"eq": 'Berlin, "Mitte"'}, "year": {"gt": 3}}),
+        ("new = true, old = null, code = 007, share = 0.5", {
+            "new": {"eq": True}, "old": {"eq": None}, "code": {"eq": "007"}, "share": {"eq": 0.5}
+        }),
+        ("a = [1], b = NaN, c = {x", {"a": {"eq": "[1]"}, "b": {"eq": "NaN"}, "c": {"eq": "{x"}}),
+        ('{"lang": "en", "year": {"gte": 2020}}', {"lang": "en", "year": {"gte": 2020}}),
+    ],
+)  # fmt: skip
+def test_filters_are_read_as_people_write_them(text, wanted):
+    assert read_filter(text) == wanted
+    parse_filter(read_filter(text))
+
+
+@pytest.mark.parametrize("text", ["year 2019", "= en", "lang =", "lang = en, year", '{"lang": '])
+def test_what_is_not_a_condition_is_named(text):
+    with pytest.raises(InputError, match=r"is not a condition|not JSON"):
+        read_filter(text)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from embedkit.errors import InputError, MissingExtraError
-from embedkit.serving.retrieval.index_kinds import INDEX_KINDS, checked_kind, index_class, kind_for
+from embedkit.serving.retrieval.index_kinds import INDEX_KINDS, checked_kind, describe_cost, index_class, kind_for
 
 
 def test_every_kind_has_a_file_of_its_own():
@@ -35,8 +35,9 @@ def test_without_faiss_the_error_names_both_packages(monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "count", "kind"),
     [
-        ("auto", 20_000, "exact"),
-        ("auto", 20_001, "hnsw"),
+        ("auto", 100_000, "exact"),
+        ("auto", 130_208, "exact"),
+        ("auto", 130_209, "hnsw"),
         ("auto", 10_000_000, "ivf-pq"),
         ("hnsw", 20_000, "flat"),
         ("hnsw", 20_001, "hnsw"),
@@ -46,14 +47,27 @@ def test_without_faiss_the_error_names_both_packages(monkeypatch):
         ("exact", 10**8, "exact"),
     ],
 )
-def test_a_kind_is_chosen_by_size(asked, count, kind):
+def test_a_kind_is_chosen_by_cost(asked, count, kind):
     pytest.importorskip("faiss")
     assert checked_kind(asked) == asked
-    assert kind_for(asked, count) == kind
+    assert kind_for(asked, count, 384) == kind
 
 
 def test_without_faiss_the_choice_is_the_exact_scan(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.faiss_index", raising=False)
     assert checked_kind("auto") == "auto"
-    assert kind_for("auto", 10**8) == "exact"
+    assert kind_for("auto", 10**8, 384) == "exact"
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "line"),
+    [
+        ("exact", 10, "index exact: building takes nothing, a search less than 1 ms"),
+        ("exact", 100_000, "index exact: building takes nothing, a search about 16 ms"),
+        ("hnsw", 1_000_000, "index hnsw: building takes about 276 s, a search less than 1 ms"),
+        ("ivf-pq", 10_000_000, "index ivf-pq: building takes about 640 s, a search about 48 ms"),
+    ],
+)
+def test_costs_are_said_in_a_line(kind, count, line):
+    assert describe_cost(kind, count, 384) == line

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from embedkit.serving.http.listener import Listener, bind
+from embedkit.serving.http.listener import Listener, bind, explain_refusal
 
 
 class Echo(asyncio.Protocol):
@@ -102,3 +102,15 @@ def test_a_listener_continues_after_too_many_files_were_open(monkeypatch):
 def test_a_listener_that_never_started_stops():
     with bind("127.0.0.1", 0) as bound:
         asyncio.run(listener_of(bound).stop())
+
+
+def test_a_port_in_use_is_reported_with_a_way_out():
+    with bind("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with pytest.raises(OSError, match="in use") as caught, bind("127.0.0.1", port) as second:
+            second.listen()
+    sentence = explain_refusal("127.0.0.1", port, caught.value)
+    assert sentence.startswith(f"cannot listen on 127.0.0.1 port {port}: ")
+    assert sentence.endswith("choose another --port, or --port 0 for any free one")
+    assert explain_refusal("h", 1, OSError("odd")) == "cannot listen on h port 1: odd"

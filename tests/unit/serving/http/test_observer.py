@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from embedkit import Encoder
-from embedkit.serving.http.json_log import JsonFormatter
+from embedkit.serving.http.log_lines import JsonFormatter, log_in_lines
 
 OURS = "embedkit"
 SECRET = "guitar zoo elephant"
@@ -112,3 +113,26 @@ def test_health_checks_are_logged_on_request_only(client, caplog):
     client.get("/info")  # answered after all others were logged
     routes = {record.fields["route"] for record in caplog.records if hasattr(record, "fields")}
     assert routes == {"/info"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_words_and_other_streams_json():
+    logger = logging.Logger("test")  # noqa: LOG001 - it leaves nothing behind
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        logger.addHandler(logging.StreamHandler(stream))
+    log_in_lines(logger)
+    fields = {"method": "POST", "route": "/v1/search", "status": 200, "ms": 3.2, "texts": 1, "request_id": "abc"}
+    logger.info("request", extra={"fields": fields})
+    logger.info("listening", extra={"fields": {"url": "http://127.0.0.1:1", "models": ["tiny", "\x1b[31m"]}})
+    logger.warning("careful")
+    first, second, third = (line.split(" ", 1)[1] for line in terminal.getvalue().splitlines())
+    assert first == "request POST /v1/search 200 3.2 ms texts=1"
+    assert second == "listening http://127.0.0.1:1 models=tiny,\\u001b[31m"
+    assert third == "warning: careful"
+    messages = [json.loads(line)["message"] for line in pipe.getvalue().splitlines()]
+    assert messages == ["request", "listening", "careful"]

@@ -372,6 +372,16 @@ class TestRun:
         run(resolve({**mapping, "method": method, "settings": settings, **teacher}), tmp_path / "run", QUIET)
         found = [each.getMessage() for each in caplog.records if "queue_size" in each.getMessage()]
         assert [message.partition(" exceeds")[0] for message in found] == warned
+        assert {each.levelname for each in caplog.records if "queue_size" in each.getMessage()} <= {"WARNING"}
+
+    def test_a_published_queue_that_is_longer_than_the_corpus_is_no_warning(
+        self, mapping, tmp_path, monkeypatch, caplog
+    ):
+        caplog.set_level("INFO", logger="embedkit")
+        monkeypatch.setattr(Stage, "train", lambda *_: TrainState())
+        run(resolve({**mapping, "method": "sct", "settings": {}}), tmp_path / "run", QUIET)
+        (found,) = [each for each in caplog.records if "queue_size" in each.getMessage()]
+        assert found.levelname == "INFO"
 
     def test_a_student_of_another_shape_than_its_settings_logs_a_warning(self, mapping, tmp_path, caplog):
         run(resolve(mapping), tmp_path / "run", QUIET)
