@@ -159,6 +159,7 @@ class Library:
             "reranker": None if self._ranker is None else self._ranker.manifest.name,
             "documents": len(self.collection),
             "lexical": manifest.lexical,
+            "index": self.collection.store.facts().get("index", manifest.index),
         }
 
     async def map(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_a_summary_is_short_and_says_how_to_see_the_rest(
         "teacher big-teacher",
         "corpus 1 sources, 1,000 rows",
         "sts.spearman 0.8123",
-        "gates passed parity, batch_invariance",
+        "gates passed batch_invariance, parity",
         "licence Apache-2.0",
         "prompts query 'query: '",
     ):

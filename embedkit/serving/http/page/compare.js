@@ -1,5 +1,5 @@
 // A matrix of cosines while one types; what the server gives has length 1, so a cosine is a sum of products.
-import { ask, find, lastWins, make } from "./page.js";
+import { ask, find, lastWins, make, sayIfSlow } from "./page.js";
 
 const MOST = 24;
 const EXAMPLE = [
@@ -22,11 +22,12 @@ async function compare(signal) {
   const texts = find("texts").value.split("\n").map((line) => line.trim()).filter(Boolean).slice(0, MOST);
   if (!texts.length) {
     find("matrix").replaceChildren();
-    find("compare-status").textContent = "";
+    find("compare-status").textContent = "Type two texts or more, one a line.";
     return;
   }
   const began = performance.now();
-  const answer = await ask("v1/embeddings", { input: texts, encoding_format: "base64" }, signal);
+  const done = sayIfSlow(find("compare-status"), signal);
+  const answer = await ask("v1/embeddings", { input: texts, encoding_format: "base64" }, signal).finally(done);
   if (signal.aborted) return;
   const rows = answer.data.map((item) => floats(item.embedding));
   find("matrix").replaceChildren(table(texts, rows));
@@ -45,6 +46,7 @@ function table(texts, rows) {
   texts.forEach((text, number) => {
     const row = make("tr");
     const head = make("th", "", `${number + 1}. ${text}`);
+    head.dir = "auto";
     head.scope = "row";
     row.append(head, ...rows.map((other) => cell(cosine(rows[number], other))));
     body.append(row);

@@ -53,7 +53,7 @@ export function showMap(content) {
     draw();
   }
 
-  canvas.addEventListener("mousemove", (event) => {
+  canvas.addEventListener("pointermove", (event) => {
     let best = null;
     let least = NEAR ** 2;
     for (const candidate of content.points) {

@@ -2,10 +2,13 @@
 import { parseFilter, writeCondition } from "./filter.js";
 import { highlight } from "./highlight.js";
 import { showMap } from "./map.js";
-import { ask, find, lastWins, make } from "./page.js";
+import { ask, counted, find, lastWins, make, sayIfSlow } from "./page.js";
 
 const MOST = 100;
+const SCANS = ["exact", "flat", "FLAT"];
 let map = null;
+let idle = "";
+let found = []; // ids of the last column
 
 function ways(collection) {
   const found = [{ title: "Dense", stage: "dense", about: "by meaning", wish: {} }];
@@ -22,13 +25,22 @@ function ways(collection) {
 export function startSearch(collection) {
   const columns = ways(collection);
   find("search").hidden = false;
+  find("effort-label").hidden = collection.index.split(", ").every((kind) => SCANS.includes(kind));
   find("columns").replaceChildren(...columns.map(makeColumn));
+  find("columns").hidden = true;
+  find("tabs").replaceChildren(...(columns.length > 1 ? columns.map(makeTab) : []));
+  find("tabs").hidden = columns.length < 2;
+  choose(columns.length - 1);
+  idle = collection.documents
+    ? "Results appear as you type."
+    : "The collection has no documents yet; embedkit index add puts some into it.";
+  find("status").textContent = idle;
   const update = lastWins((signal) => search(columns, signal));
   for (const id of ["query", "k", "effort", "filter"]) find(id).addEventListener("input", update);
   find("legend-way").textContent = ` (${columns.at(-1).title})`;
   document.addEventListener("keydown", (event) => walk(event));
   find("query").focus();
-  ask("v1/collection/map").then((content) => { map = showMap(content); }, () => {});
+  ask("v1/collection/map").then((content) => { map = showMap(content); map.mark(found); }, () => {});
 }
 
 function makeColumn(way) {
@@ -41,22 +53,64 @@ function makeColumn(way) {
   return column;
 }
 
+// On a narrow screen one column is shown, the last one first: it is the best order.
+function makeTab(way, number) {
+  const tab = make("button", "", way.title);
+  tab.type = "button";
+  tab.title = way.about;
+  tab.addEventListener("click", () => choose(number));
+  return tab;
+}
+
+function choose(number) {
+  [...find("tabs").children].forEach((tab, place) => tab.setAttribute("aria-pressed", place === number));
+  [...find("columns").children].forEach((column, place) => column.classList.toggle("chosen", place === number));
+}
+
 async function search(columns, signal) {
   const query = find("query").value.trim();
   if (!query) return clear();
   const options = readOptions();
   if (!options) return undefined;
   const wishes = columns.map((way) => ask("v1/search", { query, ...options, ...way.wish }, signal));
-  const answers = await Promise.all(wishes);
+  const done = sayIfSlow(find("status"), signal);
+  const answers = await Promise.all(wishes).finally(done);
   if (signal.aborted) return;
   answers.forEach((answer, number) => fill(find("columns").children[number], answer, query));
   const warnings = [...new Set(answers.flatMap((answer) => answer.warnings))];
   find("warnings").textContent = warnings.join(" ");
   find("warnings").hidden = !warnings.length;
-  const count = answers[0].hits.length;
-  find("status").textContent = `${count} ${count === 1 ? "document" : "documents"} for “${query}”`;
-  map?.mark(answers.at(-1).hits.map((hit) => hit.id));
+  showStatus(answers[0].hits.length, query);
+  suggestFilter(answers.flatMap((answer) => answer.hits));
+  found = answers.at(-1).hits.map((hit) => hit.id);
+  map?.mark(found);
   point(null);
+}
+
+function showStatus(count, query) {
+  const status = find("status");
+  const quoted = `“\u2068${query}\u2069”`; // isolated, whichever its direction
+  find("columns").hidden = !count;
+  if (count) {
+    status.textContent = `${counted(count)} for ${quoted}`;
+    return;
+  }
+  status.textContent = `Nothing found for ${quoted}.`;
+  if (!find("filter").value.trim()) return;
+  const remove = make("button", "", "Search without the filter");
+  remove.type = "button";
+  remove.addEventListener("click", () => {
+    find("filter").value = "";
+    find("filter").dispatchEvent(new Event("input"));
+  });
+  status.append(" ", remove);
+}
+
+// An example of a filter, of a field that the documents have.
+function suggestFilter(hits) {
+  const fields = hits.flatMap((hit) => Object.entries(hit.metadata ?? {}));
+  const [name, value] = fields.find(([, one]) => ["string", "number", "boolean"].includes(typeof one)) ?? [];
+  if (name !== undefined) find("filter").placeholder = writeCondition(name, value);
 }
 
 // Number of results, effort and filter; null if the filter cannot be read.
@@ -78,9 +132,11 @@ function clear() {
     column.querySelector("ol").replaceChildren();
     column.querySelector(".times").replaceChildren();
   }
-  find("status").textContent = "";
+  find("status").textContent = idle;
+  find("columns").hidden = true;
   find("warnings").hidden = true;
-  map?.mark([]);
+  found = [];
+  map?.mark(found);
 }
 
 function fill(column, answer, query) {
@@ -103,8 +159,10 @@ function makeHit(hit, query) {
   const scores = make("div", "quiet times");
   scores.append(...stages);
   const text = make("div", "text");
+  text.dir = "auto";
   text.append(...highlight(hit.text, query));
   item.append(head, bar, text, ...makeFields(hit.metadata), scores);
+  item.addEventListener("click", () => item.classList.toggle("open"));
   item.addEventListener("focus", () => point(hit.id));
   item.addEventListener("mouseenter", () => point(hit.id));
   item.addEventListener("mouseleave", () => point(null));
@@ -127,6 +185,7 @@ function makeFields(metadata) {
 
 function makeFieldButton(name, value) {
   const button = make("button", "", String(value));
+  button.dir = "auto";
   button.type = "button";
   button.tabIndex = -1;
   button.title = "Filter by this";
@@ -146,7 +205,7 @@ function point(id) {
 }
 
 function walk(event) {
-  const lists = [...find("columns").querySelectorAll("ol")];
+  const lists = [...find("columns").querySelectorAll("ol")].filter((list) => list.offsetParent);
   const here = document.activeElement;
   const column = lists.findIndex((list) => list.contains(here));
   if (event.key === "/" && !here.matches("input, select, textarea")) return go(event, find("query"));

@@ -128,6 +128,7 @@ class CollectionCard(Schema):
     reranker: str | None
     documents: int
     lexical: bool = Field(description="whether there is a keyword index for hybrid searches")
+    index: str = Field(description="kinds of index; effort has no effect on exact and flat ones")
 
 
 class MapPoint(Schema):

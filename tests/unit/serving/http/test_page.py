@@ -359,3 +359,75 @@ def test_a_locked_server_asks_for_its_key(browser, serve):
         assert browser.run(
             "document.querySelector('#problem').hidden && document.querySelector('#key-form').hidden"
         )
+
+
+def test_a_filter_without_hits_can_be_removed(browser, shelf):
+    browser.open(shelf)
+    browser.wait("document.activeElement?.id === 'query'")
+    assert browser.run("document.querySelector('#status').textContent") == "Results appear as you type."
+    assert browser.run("document.querySelector('#filter').placeholder") == "field = value"
+    assert browser.run("document.querySelector('#effort-label').hidden")  # the index is exact
+    browser.type("bees ships")
+    browser.wait("document.querySelector('#filter').placeholder.startsWith('year = ')")
+    fill_in(browser, "filter", "year = 1999")
+    browser.wait("document.querySelector('#status').textContent.startsWith('Nothing found for')")
+    assert browser.run("document.querySelector('#columns').hidden")
+    browser.run("document.querySelector('#status button').click()")
+    browser.wait(f"{SHOWN} === 'n0 n1 n2 n3 n4 n5' && !document.querySelector('#columns').hidden")
+    assert browser.problems() == []
+
+
+def network(browser, *, offline):
+    browser.ask(
+        "Network.emulateNetworkConditions",
+        offline=offline,
+        latency=0,
+        downloadThroughput=-1,
+        uploadThroughput=-1,
+    )
+
+
+def test_a_server_that_is_gone_is_said_and_tried_again(browser, shelf):
+    browser.open(shelf)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.type("bees")
+    browser.wait(f"{SHOWN} === 'n0 n1 n2 n3 n4 n5'")
+    network(browser, offline=True)
+    browser.type(" ships")
+    browser.wait("!document.querySelector('#problem').hidden")
+    assert "The server does not answer" in browser.run("document.querySelector('#problem').innerText")
+    assert browser.run("getComputedStyle(document.querySelector('#columns')).opacity") == "0.5"
+    network(browser, offline=False)
+    browser.run("document.querySelector('#again').click()")
+    browser.wait("document.querySelector('#status').textContent.includes('bees ships')")
+    assert browser.run("document.querySelector('#problem').hidden && !document.body.matches('.offline')")
+
+
+def test_a_slow_answer_is_said(browser, shelf):
+    browser.open(shelf)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.run(
+        "window.before = window.fetch; window.fetch = async (...given) => {"
+        "  await new Promise((go) => setTimeout(go, 1500)); return window.before(...given); }; 0"
+    )
+    browser.type("bees")
+    browser.wait("document.querySelector('#status').textContent === 'Searching …'")
+    browser.wait("document.querySelector('#status').textContent.includes('bees')")
+    assert not browser.run("document.body.matches('.busy')")
+
+
+def test_a_narrow_screen_shows_one_order_at_a_time(browser, shelf):
+    browser.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    browser.open(shelf)
+    browser.wait("document.activeElement?.id === 'query'")
+    browser.type("bees")
+    browser.wait(f"{SHOWN} === 'n0 n1 n2 n3 n4 n5'")
+    shown = "[...document.querySelectorAll('.column')].filter((column) => column.offsetParent).length"
+    assert browser.run(shown) == 1
+    assert browser.run("document.querySelector('.column.chosen h2').textContent") == "Hybrid"
+    browser.run("document.querySelector('#tabs button').click()")
+    assert browser.run("document.querySelector('.column.chosen h2').textContent") == "Dense"
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    browser.picture("search-narrow")
+    browser.ask("Emulation.clearDeviceMetricsOverride")
+    assert browser.problems() == []

@@ -62,7 +62,7 @@ def test_the_reranker_decides_the_order(serve, collection, toy_cross_bundle):
     expected = collection.search("a dog", rerank=reranker)
     assert [hit["id"] for hit in done["hits"]] == [hit.id for hit in expected]
     assert [hit["score"] for hit in done["hits"]] == pytest.approx([hit.score for hit in expected])
-    assert card == {"model": "toy", "reranker": "toy-cross", "documents": 3, "lexical": True}
+    assert card == {"model": "toy", "reranker": "toy-cross", "documents": 3, "lexical": True, "index": "exact"}
 
 
 def test_without_a_reranker_reranking_is_refused(reading):
