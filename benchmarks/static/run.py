@@ -78,7 +78,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Static encoders without text",
         "",
-        "Spearman x 100 on STS, nDCG@10 x 100 on SciFact; one run each, no training. Times are those of a machine with other work.",
+        "Spearman x 100 on STS, nDCG@10 x 100 on SciFact; one run each, no training; times of a busy machine.",
         "",
         f"| {' | '.join(names)} |",
         f"|{'---|' * len(names)}",
