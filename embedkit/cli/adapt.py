@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.stopping import stop_flag
+from embedkit.cli.texts import corpus_file
 
 if TYPE_CHECKING:
     from embedkit.adaptation import Adaptation
@@ -31,7 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a bundle or a bundled name")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
     parser.add_argument(
-        "--corpus", action="append", required=True, metavar="FILE", help="representative text; may be repeated"
+        "--corpus",
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="representative text, - for standard input; may be repeated",
     )
     parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
     parser.add_argument(
@@ -74,7 +79,7 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
     column = {} if arguments.text_column is None else {"text_column": arguments.text_column}
     changes: dict[str, Any] = {
         "name": arguments.output.stem,
-        "corpus": [{"path": path, **column} for path in arguments.corpus],
+        "corpus": [{"path": corpus_file(path), **column} for path in arguments.corpus],
     }
     if arguments.teacher is not None:
         changes["teacher"] = {"source": arguments.teacher}

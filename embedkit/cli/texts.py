@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from embedkit.atomic import atomic_file
+from embedkit.cache import cache_folder
 from embedkit.errors import DataError
 from embedkit.records import read_records
 
-__all__ = ["read_texts"]
+__all__ = ["corpus_file", "read_texts"]
 
 
 def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> Iterator[str]:
@@ -32,6 +36,22 @@ def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> It
         if not isinstance(text, str):
             raise DataError(f"{place}: {column!r} should be a text, not {type(text).__name__}")
         yield text
+
+
+def corpus_file(path: str) -> str:
+    """Return the path of a training corpus; standard input (``-``) is kept as a file, so a run can be resumed.
+
+    Raises:
+        DataError: standard input cannot be read to its end.
+        StorageError: the cache cannot be written.
+    """
+    if path != "-":
+        return path
+    content = "".join(json.dumps(record) + "\n" for _, record in read_records(Path(path))).encode()
+    kept = cache_folder("stdin") / f"stdin-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+    with atomic_file(kept) as temporary:
+        temporary.write_bytes(content)
+    return str(kept)
 
 
 def _records(path: Path | str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.stopping import stop_flag
+from embedkit.cli.texts import corpus_file
 
 if TYPE_CHECKING:
     from embedkit.training.checkpoint import TrainState
@@ -77,7 +78,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", help="tiny, mini or small; with --student, selects the published settings to use"
     )
-    parser.add_argument("--corpus", action="append", metavar="FILE", help="text file; may be repeated")
+    parser.add_argument(
+        "--corpus", action="append", metavar="FILE", help="text file, - for standard input; may be repeated"
+    )
     parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
     parser.add_argument(
         "--view-columns", nargs=2, metavar="COLUMN", help="two columns with views of the same sentence"
@@ -180,7 +183,7 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     given = {key: value for key, value in columns.items() if value is not None}
     if given and not arguments.corpus:
         raise ConfigError("--text-column and --view-columns need --corpus")
-    return [{"path": path, **given} for path in arguments.corpus or ()]
+    return [{"path": corpus_file(path), **given} for path in arguments.corpus or ()]
 
 
 def _log_plan(config: RunConfig) -> None:

@@ -53,6 +53,8 @@ class SourceConfig:
     max_words: int | None = setting(None, "drop rows with more words in a view", minimum=1)
 
     def __post_init__(self) -> None:
+        if self.path in ("-", "/dev/stdin"):
+            raise ConfigError("path: a corpus is read more than once, which standard input cannot be; name a file")
         if len(self.view_columns) not in (0, 2):
             raise ConfigError(f"view_columns must name two columns, not {len(self.view_columns)}")
         if self.view_columns and self.text_column:

@@ -73,6 +73,20 @@ class TestConfiguration:
     def test_flags_set_their_settings(self, capsys, flags, expected):
         assert_within(expected, check(capsys, *self.BARE, *flags))
 
+    def test_standard_input_is_kept_so_that_a_run_can_be_resumed(self, capsys, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        paths = []
+        for text in ("one\n\ntwo\n", '{"text": "three"}\n'):
+            (tmp_path / "in").write_text(text, encoding="utf-8")
+            with (tmp_path / "in").open(encoding="utf-8") as file:
+                monkeypatch.setattr("sys.stdin", file)
+                (source,) = check(capsys, "--method", "sct", "--corpus", "-")["corpus"]
+            paths.append(source["path"])
+        texts = [[record["text"] for _, record in SourceConfig(path=path).records()] for path in paths]
+        assert texts == [["one", "two"], ["three"]]
+        (tmp_path / "recipe.toml").write_text('method = "sct"\n[[corpus]]\npath = "-"\n', encoding="utf-8")
+        assert "standard input" in fail(capsys, str(tmp_path / "recipe.toml"))
+
     def test_sct_with_several_teachers_distils(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
         recipe.write_text('[[teachers]]\nsource = "a"\n[[teachers]]\nsource = "b"\n')
