@@ -83,7 +83,7 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
     Raises:
         InputError: an argument has another type.
         ModelNotFoundError, BundleError: the bundle cannot be found or read.
-        ConfigError: the bundle names no teacher, or a setting is invalid.
+        ConfigError: the bundle names no teacher or several, or a setting is invalid.
     """
     if not isinstance(changes, Mapping):
         raise InputError(f"changes must be a mapping of settings, not {shown(changes)}")
@@ -94,6 +94,8 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
         name = manifest.teacher.get("name")
         if not name:
             raise ConfigError(f"{source} does not record its teacher; name it with --teacher")
+        if manifest.teacher.get("joined"):
+            raise ConfigError(f"{source} had several teachers at once, {name}; name one of them with --teacher")
         hub_id = name if "/" in name else f"{_TEACHERS}/{name}"
         mapping["teacher"] = {"source": hub_id, "name": name}
     return resolve(mapping)

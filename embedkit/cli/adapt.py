@@ -19,7 +19,7 @@ __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
 HELP = "adapt a bundled or exported encoder to your own text, and compare it with the original"
 EXAMPLES = """
-embedkit adapt tiny --corpus tickets.txt -o tickets.onnx
+embedkit adapt tiny --corpus tickets.txt --teacher BAAI/bge-small-en-v1.5 -o tickets.onnx
 embedkit adapt tiny.onnx --corpus docs.jsonl --text-column body --teacher MiniLM/ --steps 2000 -o docs.onnx
 """
 

@@ -96,6 +96,12 @@ def test_a_bundle_that_names_no_teacher_needs_one(toy_bundle, changes):
         adaptation_config(toy_bundle, changes)
 
 
+def test_of_several_joined_teachers_one_is_asked_for(changes):
+    del changes["teacher"]
+    with pytest.raises(ConfigError, match=r"had several teachers at once, bge.*; name one of them with --teacher"):
+        adaptation_config("tiny", changes)
+
+
 def test_from_the_command_line(student, corpus, toy_bundle, tmp_path, capsys):
     arguments = [
         *("adapt", str(student), "--corpus", str(corpus), "--teacher", str(toy_bundle)),

@@ -123,6 +123,11 @@ def find_method(name: object) -> Recipe:
     names = [*METHODS, *RECIPES]
     if name is None:
         raise ConfigError(f"method is missing; choose one of {', '.join(names)}")
+    if name == "static":
+        raise ConfigError(
+            "a static encoder comes from a teacher's words, by `embedkit distill-static TEACHER -o FILE`, without "
+            "text, or from training any method with --layers 0"
+        )
     if isinstance(name, str) and name in names:
         return RECIPES.get(name) or one_stage(name)
     near = difflib.get_close_matches(str(name), names, n=1)
