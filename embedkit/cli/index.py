@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from embedkit.serving.retrieval.collection import Collection
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
+
+logger = logging.getLogger("embedkit")
 
 HELP = "build, change or verify a collection of documents"
 EXAMPLES = """
@@ -35,6 +38,7 @@ embedkit index verify idx/
 embedkit index verify idx/ --json
 """
 
+_NAMED = 5  # unknown ids in a warning
 _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
 
 
@@ -49,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     delete = actions.add_parser("delete", help="delete documents by their ids", allow_abbrev=False)
     _configure_collection(delete)
     delete.add_argument(
-        "ids", nargs="+", metavar="ID", help="ids of documents; unknown ids are counted and otherwise ignored"
+        "ids", nargs="+", metavar="ID", help="ids of documents; unknown ids are reported and otherwise ignored"
     )
     compact = actions.add_parser(
         "compact", help="reclaim the space of deleted documents, and rebuild the index", allow_abbrev=False
@@ -282,9 +286,13 @@ def _maker_of(arguments: argparse.Namespace) -> str:
 
 def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
-    deleted = collection.delete(arguments.ids)
-    unknown = len(set(arguments.ids)) - deleted
-    return "changed", collection, {"deleted": deleted} | ({"unknown": unknown} if unknown else {})
+    ids = list(dict.fromkeys(arguments.ids))
+    unknown = [id_ for id_, found in zip(ids, collection.get(ids), strict=True) if found is None]
+    deleted = collection.delete(ids)
+    if unknown:
+        more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
+        logger.warning("no document has the id %s%s", ", ".join(unknown[:_NAMED]), more)
+    return "changed", collection, {"deleted": deleted} | ({"unknown": len(unknown)} if unknown else {})
 
 
 def _compact(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
