@@ -153,7 +153,7 @@ def lay_over(mapping: Mapping[str, Any], path: str, value: Any) -> dict[str, Any
 
 def _parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML, or raise ValueError."""
-    import tomllib  # noqa: PLC0415 - readers of manifests load without it
+    import tomllib
 
     try:
         return tomllib.loads(text)
@@ -225,7 +225,7 @@ class _Reader:
         return field.default is _MISSING and field.default_factory is _MISSING
 
     def _unknown(self, path: str, key: str, fields: Mapping[str, Any]) -> str:
-        import difflib  # noqa: PLC0415 - for an error only
+        import difflib
 
         if self._written:
             return f"{path} is not known in this format"

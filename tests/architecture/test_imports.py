@@ -124,8 +124,10 @@ assert -1.0 <= evaluate_pairs(Encoder.load({str(toy_bundle)!r}), pairs) <= 1.0
     assert not loaded_by(script) & HEAVY
 
 
-# Where a collection loads a model that it was given by name, and where a model is fetched from an address.
+# Where a collection loads a model that it was given by name, where a model is fetched from an address, and TOML's
+# parser and suggestions for misspelled names, which readers of manifests do not need.
 LOAD_MODELS = [
+    PACKAGE / "config.py",
     PACKAGE / "runtime" / "published.py",
     PACKAGE / "serving" / "retrieval" / "collection.py",
     PACKAGE / "serving" / "retrieval" / "models.py",

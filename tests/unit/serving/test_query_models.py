@@ -159,7 +159,7 @@ def test_manifests_keep_the_query_model(tmp_path):
 @pytest.mark.parametrize("value", ["t", {}, {"model": "t", "source": 1, "fingerprint": "e", "agreement": 0.9}])
 def test_malformed_query_models_are_damage(tmp_path, value):
     forge(tmp_path, queries=value)
-    with pytest.raises(CollectionError, match="no valid queries"):
+    with pytest.raises(CollectionError, match="is damaged: queries"):
         Manifest.read(tmp_path)
 
 
