@@ -39,6 +39,7 @@ _FLAGS = {
     "inner": "student.inner",
     "memory": "student.memory",
     "tokenizer": "student.tokenizer",
+    "vocabulary_size": "student.vocabulary_size",
     "dev": "dev.pairs",
     "epochs": "optim.epochs",
     "steps": "optim.steps",
@@ -101,6 +102,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{flag.replace('_', '-')}", type=int, help=what)
     parser.add_argument(
         "--tokenizer", help="model that provides the student's tokenizer, words and layers; default: the teacher"
+    )
+    parser.add_argument(
+        "--vocabulary-size",
+        type=int,
+        help="maximum number of pieces that the student keeps of its tokenizer, by their use in the corpus; "
+        "default: all",
     )
     parser.add_argument("--dev", help="scored sentence pairs for checkpoint selection, for example STS-B dev")
     parser.add_argument("--epochs", type=int, help="passes over the corpus")

@@ -58,6 +58,12 @@ class StudentConfig:
     tokenizer: str | None = setting(
         None, "model whose tokenizer, words and layers a student without source uses; default: the teacher"
     )
+    vocabulary_size: int | None = setting(
+        None,
+        "maximum number of pieces that the student keeps of its tokenizer: those that the corpus uses most, and "
+        "all single characters; default: all pieces",
+        minimum=1,
+    )
     pooling: Literal["mean", "cls"] = setting("mean", "how token states are pooled into one embedding")
     max_length: int = setting(128, "maximum length of a text in tokens, including special tokens", minimum=3)
     positions: int | None = setting(

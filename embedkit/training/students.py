@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from embedkit.errors import ConfigError
+from embedkit.errors import ConfigError, InputError
 from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_pretrained, from_teacher, random, remember_words
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.matching import matching_encoder
+from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_model, prune_tokenizer
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
@@ -31,22 +33,28 @@ from embedkit.training.run_folder import RunFolder
 
 __all__ = ["adjust", "build_student", "load_cross_encoder", "recorded_teacher"]
 
+logger = logging.getLogger(__name__)
+
 _SAMPLE = 1000
+_CHUNK = 4096
 
 
 def build_student(config: RunConfig) -> SentenceEncoder:
     """Build the initial encoder of a run, deterministically from the configuration.
 
-    A student cut from its teacher's layers is fitted on a sample of the corpus, which is prepared if necessary.
+    The corpus, which is prepared if necessary, determines the pieces of a limited vocabulary; a sample of it fits
+    a student cut from its teacher's layers.
 
     Raises:
-        ConfigError: the student's vocabulary is undefined, or its start does not fit the source.
+        ConfigError: the student's vocabulary is undefined or too small, or its start does not fit the source.
         DataError: the corpus cannot be read.
         ModelNotFoundError, ModelError: a model cannot be loaded, or the student is larger than its teacher.
     """
     student = config.student
     if student.source is not None:
         encoder = _load(config.resolve(student.source), max_length=student.max_length, pooling=student.pooling)
+        if student.vocabulary_size is not None:
+            encoder = prune_model(encoder, _wanted_pieces(config, encoder.tokenizer, student.vocabulary_size))
     else:
         encoder = _new(config, _vocabulary_source(config))
     adjust(encoder, student)
@@ -122,13 +130,18 @@ def _load(source: str, **changes: Any) -> SentenceEncoder:
 def _new(config: RunConfig, source: str) -> SentenceEncoder:
     student, size = config.student, _shape(config.student)
     teacher = None if student.start == "random" else _load(source, **_permission(config, source))
+    tokenizer = _tokenizer(config, source, student.max_length) if teacher is None else teacher.tokenizer
+    if student.vocabulary_size is not None:  # before anything is computed for pieces that the student lacks
+        kept = _wanted_pieces(config, tokenizer, student.vocabulary_size)
+        tokenizer = prune_tokenizer(tokenizer, kept)
+        teacher = None if teacher is None else prune_model(teacher, kept)
     lengths: dict[str, Any] = {
         "max_length": student.max_length,
         "positions": student.positions,
         "seed": config.seed,
     }
     if teacher is None:
-        encoder = random(_tokenizer(config, source, student.max_length), size, **lengths)
+        encoder = random(tokenizer, size, **lengths)
     elif student.start == "teacher":
         encoder = from_teacher(teacher, size, **lengths)
     else:
@@ -164,10 +177,31 @@ def _shape(student: StudentConfig) -> Size:
     return Size(layers, hidden, heads, student.inner)
 
 
+def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[int]:
+    """Return the ids of the pieces that the corpus needs, ascending."""
+    corpus = _corpus(config)
+    chunks = np.array_split(np.arange(len(corpus)), -(-len(corpus) // _CHUNK))
+    texts = (corpus.texts(rows, view) for view in range(corpus.views) for rows in chunks)
+    counts = count_pieces(tokenizer.with_max_length(config.student.max_length), texts)
+    try:
+        kept = choose_pieces(tokenizer, counts, size)
+    except InputError as error:
+        raise ConfigError(f"student.vocabulary_size: {error}") from error
+    logger.info(
+        "vocabulary: %s pieces of %s, which are %.2f %% of the tokens in the corpus",
+        *(f"{len(kept):,}", f"{tokenizer.vocabulary_size:,}", 100 * counts[kept].sum() / counts.sum()),
+    )
+    return kept
+
+
+def _corpus(config: RunConfig) -> Corpus:
+    with processes.first_alone():
+        return Corpus.prepare(config.sources, Path(config.cache))
+
+
 def _sample(config: RunConfig) -> list[str]:
     """Return a sample of the corpus that does not depend on the seed."""
-    with processes.first_alone():
-        corpus = Corpus.prepare(config.sources, Path(config.cache))
+    corpus = _corpus(config)
     return corpus.texts(np.sort(np.random.default_rng(0).permutation(len(corpus))[:_SAMPLE]))
 
 

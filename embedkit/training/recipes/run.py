@@ -68,6 +68,8 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
         problems.append(problem)
     if config is not None and config.join is not None and not _reads_vectors(entry):
         problems.append(f"[join] joins the vectors of teachers, which the method {config.method} does not use")
+    if config is not None and config.student.vocabulary_size is not None and entry.scores_pairs:
+        problems.append(f"student.vocabulary_size is for encoders, not for the cross-encoders of {config.method}")
     if config is None or problems:
         raise ConfigError(problems)
     return dataclasses.replace(config, settings=to_mapping(settings))

@@ -12,6 +12,7 @@ from embedkit.export.pipeline import export
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
+from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import SourceConfig
 from embedkit.training.students import build_student
@@ -49,6 +50,46 @@ def text(sentences, tmp_path):
 
 def words(encoder):
     return encoder.backbone.embeddings.word_embeddings.weight
+
+
+def limited(teacher, text, **student):
+    """A student with a vocabulary for the corpus; of the toy vocabulary, 72 signs and 16 others are required."""
+    whole = config(teacher, data=text, **{"vocabulary_size": 95, **student})
+    return build_student(dataclasses.replace(whole, cache=str(text / "cache")))
+
+
+@pytest.mark.parametrize("start", ["teacher", "layers", "random"])
+def test_a_limited_vocabulary_has_the_corpus_pieces_before_the_student_is_made(
+    wide_teacher, text, start, monkeypatch
+):
+    embedded = []
+    encode_ids = TorchEncoder.encode_ids
+
+    def count(self, ids, /):
+        embedded.append(len(ids))
+        return encode_ids(self, ids)
+
+    monkeypatch.setattr(TorchEncoder, "encode_ids", count)
+
+    student = limited(wide_teacher, text, start=start, layers=1, hidden=16, heads=2, inner=16, memory=8)
+
+    assert student.tokenizer.vocabulary_size == len(words(student)) == len(student.memory.rows.weight) == 95
+    assert max(embedded, default=0) < 95  # the teacher is never asked for a piece that the student lacks
+    assert student.tokenizer.tokenize(["the cat"]).lengths[0] == 4  # frequent words stay whole
+    assert words(student).requires_grad
+
+
+def test_a_pre_trained_start_keeps_the_rows_of_its_pieces(teacher, text, make_encoder):
+    student, whole = limited(None, text, source=teacher), make_encoder(seed=4)
+    ids, before = (each.tokenizer.tokenize(["the cat"]).ids[0] for each in (student, whole))
+    assert ids != before
+    assert torch.equal(words(student)[ids], words(whole)[before])
+    assert words(student).requires_grad
+
+
+def test_a_vocabulary_without_room_for_characters_is_refused(teacher, text):
+    with pytest.raises(ConfigError, match=r"student.vocabulary_size: a vocabulary of 20 pieces .* need 88"):
+        limited(teacher, text, vocabulary_size=20)
 
 
 def test_from_a_teacher_it_has_its_vocabulary_and_the_papers_shape(teacher, make_encoder):
