@@ -29,7 +29,7 @@ __all__ = ["Corpus", "CorpusCard", "SourceConfig", "normalise"]
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
 _HUB = "hf://"
 _COLUMN_GUESSES = ("text", "sentence", "content", "title")
 _SPACE = re.compile(r"\s+")
@@ -44,6 +44,12 @@ class SourceConfig:
     licence: str = setting("unknown", "licence of the text, for the model card")
     text_column: str | None = setting(None, "text column in .csv, .jsonl, .parquet and hub data sets")
     view_columns: tuple[str, ...] = setting((), "columns of two views of a sentence, e.g. back-translations")
+    translation_columns: tuple[str, ...] = setting(
+        (), "columns of a text and its translation, which both learn the teacher's vector of the text"
+    )
+    prompt: str | None = setting(
+        None, 'text that the teacher reads before each text, such as "passage: "; default: teacher.prompt'
+    )
     limit: int | None = setting(None, "maximum number of rows to read", minimum=1)
     repeat: int = setting(1, "number of times each row occurs in an epoch", minimum=1)
     contrasts: bool = setting(
@@ -55,12 +61,16 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if self.path in ("-", "/dev/stdin"):
             raise ConfigError("path: a corpus is read more than once, which standard input cannot be; name a file")
-        if len(self.view_columns) not in (0, 2):
-            raise ConfigError(f"view_columns must name two columns, not {len(self.view_columns)}")
-        if self.view_columns and self.text_column:
-            raise ConfigError("text_column and view_columns exclude each other")
-        if self.view_columns and self.contrasts:
-            raise ConfigError("contrasts need one text per row, but view_columns names two")
+        pairs = {"view_columns": self.view_columns, "translation_columns": self.translation_columns}
+        for name, columns in pairs.items():
+            if len(columns) not in (0, 2):
+                raise ConfigError(f"{name} must name two columns, not {len(columns)}")
+            if columns and self.text_column:
+                raise ConfigError(f"text_column and {name} exclude each other")
+            if columns and self.contrasts:
+                raise ConfigError(f"contrasts need one text per row, but {name} names two")
+        if self.view_columns and self.translation_columns:
+            raise ConfigError("view_columns and translation_columns exclude each other")
 
     @property
     def label(self) -> str:
@@ -83,7 +93,7 @@ class SourceConfig:
 class CorpusCard:
     """Counts of one source; ``sha256`` covers the hashes of the kept rows, in order.
 
-    An epoch contains each of its rows ``repeat`` times.
+    An epoch contains each of its rows ``repeat`` times. Its teacher reads them after ``prompt``.
     """
 
     name: str
@@ -94,6 +104,7 @@ class CorpusCard:
     duplicates: int
     sha256: str
     repeat: int = 1
+    prompt: str | None = None
 
 
 class Corpus:
@@ -105,7 +116,8 @@ class Corpus:
         views: number of texts in a row, 1 or 2.
         cards: one :class:`CorpusCard` per source.
         source_rows: (N,) int64, each row's position among all rows read; contrasts share it with the row they
-            were made from.
+            were made from, and translations with their original.
+        target_rows: (N,) int64, the row whose text the teacher reads: of a translation its original, else itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -114,6 +126,7 @@ class Corpus:
             self.views: int = card["views"]
             self.cards = [CorpusCard(**source) for source in card["sources"]]
             self.source_rows: npt.NDArray[np.int64] = np.load(folder / "source_rows.npy", mmap_mode="r")
+            self.target_rows: npt.NDArray[np.int64] = np.load(folder / "target_rows.npy", mmap_mode="r")
             self._spans: npt.NDArray[np.int64] = np.load(folder / "spans.npy", mmap_mode="r")
             self._text = np.memmap(folder / "text.bin", dtype=np.uint8, mode="r")
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
@@ -159,6 +172,26 @@ class Corpus:
     def __len__(self) -> int:
         return len(self._spans)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a source has a prompt for the teacher."""
+        return any(card.prompt is not None for card in self.cards)
+
+    def taught(self, rows: npt.NDArray[np.int64], view: int = 0, *, prompt: str = "") -> list[str]:
+        """Return the texts that a teacher reads for some rows: the originals of translations, after prompts.
+
+        Args:
+            rows: the rows, in the requested order.
+            view: the view.
+            prompt: that of sources without one.
+        """
+        texts = self.texts(self.target_rows[rows], view)
+        prompts = [prompt if card.prompt is None else card.prompt for card in self.cards]
+        if not any(prompts):
+            return texts
+        sources = np.searchsorted(np.cumsum([card.rows for card in self.cards]), rows, side="right")
+        return [prompts[source] + text for source, text in zip(sources.tolist(), texts, strict=True)]
+
     def texts(self, rows: Sequence[int] | npt.NDArray[np.int64], view: int = 0) -> list[str]:
         """Return the texts of some rows, in the requested order."""
         spans = self._spans[np.asarray(rows, dtype=np.int64), view : view + 2]
@@ -190,19 +223,27 @@ class _Table:
     def __init__(self, file: BinaryIO) -> None:
         self.read = self.empty = 0
         self.views = 0
-        self.hashes, self.spans, self.source_rows = array("Q"), array("q"), array("q")
+        self.hashes, self.spans, self.source_rows, self.target_rows = (
+            array("Q"),
+            array("q"),
+            array("q"),
+            array("q"),
+        )
         self._file, self._position = file, 0
 
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def add(self, row: tuple[str, ...] | None, variants: Sequence[str] = ()) -> None:
-        """Append a row and its variants."""
+    def add(self, row: tuple[str, ...] | None, variants: Sequence[str] = (), *, translated: bool = False) -> None:
+        """Append a row and its variants, or a text and its translation, which has the text as its target."""
         self.read += 1
         if row is None:
             self.empty += 1
             return
-        for each in (row, *((variant,) for variant in variants)):
+        first = len(self)
+        rows = zip(row, strict=True) if translated else (row, *((variant,) for variant in variants))
+        for each in rows:
+            self.target_rows.append(first if translated else len(self))
             self._append(each)
 
     def _append(self, row: tuple[str, ...]) -> None:
@@ -228,13 +269,17 @@ def _write(sources: Sequence[SourceConfig], folder: Path, *, show_progress: bool
         table = _Table(file)
         for source in sources:
             for row in _rows(source):
-                table.add(row, contrasts(row[0]) if source.contrasts and row else ())
+                variants = contrasts(row[0]) if source.contrasts and row else ()
+                table.add(row, variants, translated=bool(source.translation_columns))
                 progress.advance()
             marks.append((table.read, table.empty, len(table)))
     if not len(table):
         raise DataError(f"no text in {', '.join(source.path for source in sources)}")
     hashes = np.frombuffer(table.hashes, dtype=np.uint64)
-    keep = np.sort(np.unique(hashes, return_index=True)[1])
+    _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+    keep = np.sort(first)
+    targets = first[group[np.frombuffer(table.target_rows, np.int64)[keep]]]
+    np.save(folder / "target_rows.npy", np.searchsorted(keep, targets))
     np.save(folder / "spans.npy", np.frombuffer(table.spans, np.int64).reshape(-1, table.views + 1)[keep])
     np.save(folder / "source_rows.npy", np.frombuffer(table.source_rows, np.int64)[keep])
     cards = [
@@ -264,6 +309,7 @@ def _card(
         duplicates=written - len(mine),
         sha256=hashlib.sha256(hashes[mine].tobytes()).hexdigest(),
         repeat=source.repeat,
+        prompt=source.prompt,
     )
 
 
@@ -304,7 +350,8 @@ def _fits(text: str, source: SourceConfig) -> bool:
 
 def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
     """Return the columns that hold the views, decided on the first row that is not blank."""
-    wanted = source.view_columns or ((source.text_column,) if source.text_column else ())
+    wanted = source.view_columns or source.translation_columns
+    wanted = wanted or ((source.text_column,) if source.text_column else ())
     missing = [column for column in wanted if column not in record]
     if missing:
         raise DataError(f"{source.path} has no column {', '.join(missing)}; it has {', '.join(record)}")

@@ -107,7 +107,11 @@ def load_vectors(
     """
     if config.aligned:
         return AlignedVectors(config, corpus)
-    vectors = CachedVectors(load_encoder(config), corpus, cache, config.dtype, show_progress=show_progress)
+    prompt = ""
+    if corpus.has_prompts:  # they are part of the texts, and of their keys in the cache
+        prompt, config = config.prompt or "", dataclasses.replace(config, prompt="")
+    encoder = load_encoder(config)
+    vectors = CachedVectors(encoder, corpus, cache, config.dtype, prompt=prompt, show_progress=show_progress)
     vectors.name = config.name or vectors.name
     return vectors
 
@@ -129,7 +133,16 @@ class CachedVectors:
     """Vectors of a teacher model, stored in a :class:`VectorCache`.
 
     The teacher encodes every view of every row once, in evaluation mode: its vectors involve no dropout
-    and never change (as in the authors' distillation code).
+    and never change (as in the authors' distillation code). A translation has the vector of its original
+    (Reimers and Gurevych, EMNLP 2020).
+
+    Args:
+        teacher: encodes what :meth:`Corpus.taught` returns.
+        corpus: the text.
+        cache: folder of all caches.
+        dtype: dtype of stored vectors.
+        prompt: prompt of sources without one.
+        show_progress: None shows it on terminals.
     """
 
     def __init__(
@@ -139,11 +152,13 @@ class CachedVectors:
         cache: Path,
         dtype: Literal["float32", "float16"] = "float32",
         *,
+        prompt: str = "",
         show_progress: bool | None = None,
     ) -> None:
+        self._prompt = prompt
         self.name, self.fingerprint, self.dimension = teacher.name, teacher.fingerprint, teacher.dimension
         self._cache = VectorCache(cache, fingerprint=teacher.fingerprint, dimension=teacher.dimension, dtype=dtype)
-        hashes = [_corpus_hashes(corpus, view) for view in range(corpus.views)]
+        hashes = [_taught_hashes(corpus, view, prompt) for view in range(corpus.views)]
         if any((self._cache.find(of_view) < 0).any() for of_view in hashes):
             with self._cache.writing():
                 self._fill(teacher, corpus, hashes, show_progress=show_progress)
@@ -168,7 +183,7 @@ class CachedVectors:
         with Progress(f"teacher {self.name}", total, unit="texts", enabled=show_progress) as progress:
             for view, rows in enumerate(missing):
                 for chunk in _chunks(rows):
-                    vectors = teacher.encode(corpus.texts(chunk, view))
+                    vectors = teacher.encode(corpus.taught(chunk, view, prompt=self._prompt))
                     if not np.isfinite(vectors).all():
                         raise TrainingError(f"teacher {self.name} returned vectors that are not finite")
                     self._cache.append(hashes[view][chunk], vectors)
@@ -198,8 +213,12 @@ class AlignedVectors:
             raise DataError(f"{config.source}: vectors need a name; set teacher.name")
         if config.prompt is not None:
             raise DataError(f"{config.source} holds vectors, which no prompt can change; remove teacher.prompt")
+        if corpus.has_prompts:
+            raise DataError(f"{config.source} holds vectors, which no prompt can change; remove corpus.prompt")
         if len(np.unique(corpus.source_rows)) < len(corpus):
-            raise DataError(f"{config.source} has no vectors for contrasts; turn them off in the corpus")
+            raise DataError(
+                f"{config.source} has no vectors for contrasts and translations; leave these out of the corpus"
+            )
         self.name = config.name
         self._vectors = _load_aligned(config)
         self._rows = corpus.source_rows
@@ -255,8 +274,8 @@ def _load_aligned(config: TeacherConfig) -> Any:
     return vectors
 
 
-def _corpus_hashes(corpus: Corpus, view: int) -> npt.NDArray[np.uint64]:
-    chunks = (text_hashes(corpus.texts(rows, view)) for rows in _chunks(np.arange(len(corpus))))
+def _taught_hashes(corpus: Corpus, view: int, prompt: str) -> npt.NDArray[np.uint64]:
+    chunks = (text_hashes(corpus.taught(rows, view, prompt=prompt)) for rows in _chunks(np.arange(len(corpus))))
     return np.concatenate(list(chunks))
 
 

@@ -44,6 +44,8 @@ class Split:
     def of(cls, corpus: Corpus, count: int | None) -> Split:
         """Hold out ``count`` rows of each source, at most a tenth of it; the choice does not depend on the seed.
 
+        Of a source with translations, only these are held out: its distance is that from the originals' vectors.
+
         Args:
             corpus: sources with the same name are pooled in ``held_out``.
             count: None holds out nothing.
@@ -57,9 +59,12 @@ class Split:
         ends = np.cumsum([card.rows for card in corpus.cards])
         drawn: dict[str, list[Rows]] = {}
         for number, (card, end) in enumerate(zip(corpus.cards, ends, strict=True)):
-            most = min(count, int(card.rows * _LARGEST_SHARE))
-            places = np.random.default_rng([0, number]).permutation(card.rows)[:most]
-            drawn.setdefault(card.name, []).append(np.sort(end - card.rows + places))
+            rows = np.arange(end - card.rows, end)
+            translations = rows[corpus.target_rows[rows] != rows]
+            rows = translations if len(translations) else rows
+            most = min(count, int(len(rows) * _LARGEST_SHARE))
+            places = np.random.default_rng([0, number]).permutation(len(rows))[:most]
+            drawn.setdefault(card.name, []).append(rows[np.sort(places)])
         held_out = {name: np.concatenate(rows) for name, rows in drawn.items() if sum(map(len, rows))}
         if not held_out:
             raise ConfigError(
@@ -68,7 +73,7 @@ class Split:
             )
         kept = np.ones(len(corpus), dtype=bool)
         for rows in held_out.values():
-            kept[np.isin(corpus.source_rows, corpus.source_rows[rows])] = False  # with their contrasts
+            kept[np.isin(corpus.source_rows, corpus.source_rows[rows])] = False  # with contrasts, originals
         return cls(np.repeat(np.flatnonzero(kept), repeats[kept]), held_out)
 
 

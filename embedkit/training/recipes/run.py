@@ -68,11 +68,25 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
         problems.append(problem)
     if config is not None and config.join is not None and not _reads_vectors(entry):
         problems.append(f"[join] joins the vectors of teachers, which the method {config.method} does not use")
-    if config is not None and config.student.vocabulary_size is not None and entry.scores_pairs:
-        problems.append(f"student.vocabulary_size is for encoders, not for the cross-encoders of {config.method}")
+    if config is not None:
+        problems += _unused_settings(config, entry)
     if config is None or problems:
         raise ConfigError(problems)
     return dataclasses.replace(config, settings=to_mapping(settings))
+
+
+def _unused_settings(config: RunConfig, entry: Recipe) -> Iterator[str]:
+    """Yield what is wrong with settings that have no use in a run."""
+    if config.student.vocabulary_size is not None and entry.scores_pairs:
+        yield f"student.vocabulary_size is for encoders, not for the cross-encoders of {config.method}"
+    teachers = config.every_teacher if _reads_vectors(entry) else ()
+    prompts = [source.prompt for source in config.corpus if source.prompt is not None]
+    if not teachers and any(source.translation_columns for source in config.corpus):
+        yield "translation_columns need a teacher whose vectors the method imitates"
+    if prompts and (len(teachers) != 1 or teachers[0].aligned):
+        yield "corpus.prompt is for one teacher that encodes the texts"
+    elif prompts and len(prompts) < len(config.corpus) and teachers[0].prompt is None:
+        yield 'some sources have no prompt: set one for them in teacher.prompt, "" for none'
 
 
 def _reads_vectors(entry: Recipe) -> bool:

@@ -223,7 +223,9 @@ class TestFolder:
             prepare("a.txt", "one")
         assert list((tmp_path / "cache" / "corpus").iterdir()) == []
 
-    @pytest.mark.parametrize("name", ["corpus.json", "spans.npy", "source_rows.npy", "text.bin"])
+    @pytest.mark.parametrize(
+        "name", ["corpus.json", "spans.npy", "source_rows.npy", "target_rows.npy", "text.bin"]
+    )
     def test_damage_is_reported(self, prepare, name):
         corpus = prepare("a.txt", "one\ntwo")
         (corpus.folder / name).write_bytes(b"")
