@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from embedkit.protocols import PairScorer, TextEncoder
 
-__all__ = ["choose_backend", "is_cross_encoder", "load_model", "locate"]
+__all__ = ["choose_backend", "is_cross_encoder", "load_model", "locate", "report_unknown"]
+
+logger = logging.getLogger(__name__)
+
+_WORTH_REPORTING = 0.03  # share of unknown tokens; English text has fewer, languages unknown to a model many more
 
 
 def locate(source: str) -> str:
@@ -51,6 +56,15 @@ def load_model(source: str, backend: str = "auto") -> TextEncoder | PairScorer:
     if pairs:
         return TorchCrossEncoder(PairEncoder.load(location))
     return TorchEncoder(SentenceEncoder.load(location))
+
+
+def report_unknown(model: object) -> None:
+    """Log a warning if an encoder on ONNX Runtime or the kernel did not know a few percent of its tokens."""
+    share = getattr(model, "unknown_so_far", 0.0)
+    if share > _WORTH_REPORTING:
+        logger.warning(
+            "%s does not know %.1f %% of the tokens of these texts", getattr(model, "name", ""), 100 * share
+        )
 
 
 def is_cross_encoder(source: str, backend: str = "auto") -> bool:

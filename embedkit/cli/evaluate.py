@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedkit.cli.backends import is_cross_encoder, load_model
+from embedkit.cli.backends import is_cross_encoder, load_model, report_unknown
 
 if TYPE_CHECKING:
     from embedkit.evaluation.comparison import Comparison
@@ -119,6 +119,7 @@ def run(arguments: argparse.Namespace) -> None:
             model, found[source] = load_model(source, arguments.backend), []
             for task in tasks:
                 found[source].append(evaluate(model, task, progress=False if arguments.quiet else None))
+            report_unknown(model)
     except (Exception, KeyboardInterrupt):
         if any(found.values()):
             logger.warning("stopped early; these results are complete")

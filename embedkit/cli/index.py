@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from embedkit.cli.backends import report_unknown
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -189,6 +191,7 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
             replace=arguments.replace,
             show_progress_bar=False if arguments.quiet else None,
         )
+    report_unknown(loaded)
     return "built", collection, {}
 
 

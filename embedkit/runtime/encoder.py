@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class Encoder(Model[Tokenizer]):
     _label = "encode"
     _tokenizer_class = Tokenizer
     _told_unknown = False
+    _unread = _read = 0  # unknown tokens, and all tokens, of the texts so far
 
     @property
     def dimension(self) -> int:
@@ -261,6 +263,11 @@ class Encoder(Model[Tokenizer]):
             InputError: an item is not a text.
         """
         return self._unknown_share(self._tokenizer.tokenize(check_texts(check_iterable(texts), "texts")))
+
+    @property
+    def unknown_so_far(self) -> float:
+        """Share of unknown tokens, as :meth:`unknown_share`, among all tokens so far; 0 before the first text."""
+        return self._unread / self._read if self._read else 0.0
 
     def token_spans(
         self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
@@ -524,11 +531,15 @@ class Encoder(Model[Tokenizer]):
         return tokens.share(unknown, without=special - {unknown})
 
     def _tell_unknown(self, tokens: Tokens) -> None:
-        """Log one line, once for each encoder, if the model cannot read most of these texts."""
+        """Count unknown tokens; log one line, once for each encoder, if most of these are."""
         unknown = self._tokenizer.unknown_id
-        if self._told_unknown or unknown is None:
+        if unknown is None:
             return
-        if np.count_nonzero(TokenIds.of(tokens.ids).flat == unknown) <= _MOSTLY * len(tokens.ids):
+        ids = TokenIds.of(tokens.ids)
+        count = int(np.count_nonzero(ids.flat == unknown))
+        self._unread += count
+        self._read += len(ids.flat) - len(ids) * self._frame
+        if self._told_unknown or count <= _MOSTLY * len(ids):
             return  # too few for a mean share above this, and quickly counted
         share = float(self._unknown_share(tokens).mean())
         if share > _MOSTLY:
@@ -540,6 +551,11 @@ class Encoder(Model[Tokenizer]):
                 100 * share,
                 len(tokens.ids),
             )
+
+    @functools.cached_property
+    def _frame(self) -> int:
+        """Number of special tokens in a text."""
+        return len(self._tokenizer.tokenize([""]).ids[0])
 
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
         """Apply the steps that a folder's graph does not include."""

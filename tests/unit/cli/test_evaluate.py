@@ -39,6 +39,17 @@ def test_only_a_table_on_stdout(toy_bundle, pairs, lists, capsys):
     assert "toy: texts are truncated to 12 tokens" in rows
 
 
+@pytest.mark.parametrize(("text", "told"), [("a good ꙮ", True), ("a good dog", False)])
+def test_unknown_tokens_are_reported(toy_bundle, tmp_path, capsys, text, told):
+    path = tmp_path / "pairs.tsv"
+    path.write_text(
+        "".join(f"{text}\t{other}\t{score}\n" for score, other in enumerate(["a dog", "a cat", "good"]))
+    )
+    assert main(["evaluate", str(toy_bundle), "--task", str(path)]) == 0
+    # One of the eight tokens of the four distinct texts.
+    assert ("toy does not know 12.5 % of the tokens of these texts" in capsys.readouterr().err) is told
+
+
 def test_json_names_the_model_by_its_fingerprint(toy_bundle, pairs, capsys):
     from embedkit.runtime.encoder import Encoder
 

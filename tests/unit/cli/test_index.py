@@ -37,6 +37,14 @@ def test_a_built_collection_can_be_searched(tmp_path, documents, toy_bundle, cap
     assert collection.manifest.source == str(toy_bundle.resolve())
 
 
+def test_unknown_tokens_are_reported(tmp_path, documents, toy_bundle, capsys):
+    assert build(documents, toy_bundle, tmp_path / "known") == 0
+    assert "does not know" not in capsys.readouterr().err
+    documents.write_text(json.dumps({"key": "a", "body": "a good ꙮ"}) + "\n")
+    assert build(documents, toy_bundle, tmp_path / "unknown") == 0
+    assert "toy does not know 33.3 % of the tokens of these texts" in capsys.readouterr().err
+
+
 def test_json_is_the_only_output(tmp_path, documents, toy_bundle, capsys):
     assert build(documents, toy_bundle, tmp_path / "idx", "--json") == 0
     built = json.loads(capsys.readouterr().out)
