@@ -14,7 +14,7 @@ folders, which run on torch. The teacher reads texts after `--prompt`, and the p
   strength.
 
 With `--limit N`, only the first N pairs, sentences and questions of each language count, with the paragraphs that
-these ask for and 10 N training sentences: a trial of the script, not a result.
+these ask for and 20 N training sentences: a trial of the script, not a result.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _retrieval(folder: Path, limit: int | None) -> Measure:
 
 
 def _topics(folder: Path, limit: int | None) -> Measure:
-    limits = {"train": limit and 10 * limit, "test": limit}
+    limits = {"train": limit and 20 * limit, "test": limit}
     parts = [_read_topics(folder / f"{part}.tsv")[:most] for part, most in limits.items()]
     numbers = {topic: number for number, topic in enumerate(sorted({topic for topic, _ in parts[0]}))}
 

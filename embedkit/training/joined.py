@@ -39,6 +39,13 @@ class JoinConfig:
         maximum=1,
     )
 
+    rows: int | None = setting(
+        None,
+        "number of rows, from the first one, that determine the space; with the rows of another run, it has that "
+        "run's space; default: all",
+        minimum=1,
+    )
+
     def check(self, teachers: int) -> None:
         """Check that there is a positive weight for each teacher.
 
@@ -54,7 +61,7 @@ class JoinConfig:
 class JoinedVectors:
     """:class:`TeacherVectors` of several teachers: unit rows of their joined principal components.
 
-    Means and components are computed from a sample of the first view.
+    Means and components are computed from a sample of the first view of the rows that ``config.rows`` leaves.
 
     Args:
         parts: the teachers' vectors, each of its own width.
@@ -65,7 +72,8 @@ class JoinedVectors:
         parts: as given.
 
     Raises:
-        ConfigError: the weights do not fit the teachers, or fewer components exist than are to be kept.
+        ConfigError: the weights do not fit the teachers, fewer components exist than are to be kept, or there are
+            fewer rows than ``config.rows``.
     """
 
     def __init__(self, parts: Sequence[TeacherVectors], config: JoinConfig, rows: int) -> None:
@@ -77,7 +85,9 @@ class JoinedVectors:
         if self.dimension > joined:
             raise ConfigError(f"join.dimension = {self.dimension} exceeds the {joined} dimensions of the teachers")
         self._weights = config.weights or (1.0,) * len(parts)
-        chunks = sample_chunks(rows)
+        if config.rows is not None and config.rows > rows:
+            raise ConfigError(f"join.rows = {config.rows} exceeds the {rows} rows of the corpus")
+        chunks = sample_chunks(config.rows or rows)
         self._means = [_mean(part, chunks) for part in parts]
         moment = second_moment(lambda chunk: self._join(chunk, 0), chunks)
         axes = principal_axes(moment)[:, : self.dimension]

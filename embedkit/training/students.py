@@ -180,7 +180,8 @@ def _shape(student: StudentConfig) -> Size:
 def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[int]:
     """Return the ids of the pieces that the corpus needs, ascending."""
     corpus = _corpus(config)
-    chunks = np.array_split(np.arange(len(corpus)), -(-len(corpus) // _CHUNK))
+    trained = np.repeat([card.repeat > 0 for card in corpus.cards], [card.rows for card in corpus.cards])
+    chunks = np.array_split(np.flatnonzero(trained), -(-np.count_nonzero(trained) // _CHUNK) or 1)
     texts = (corpus.texts(rows, view) for view in range(corpus.views) for rows in chunks)
     counts = count_pieces(tokenizer.with_max_length(config.student.max_length), texts)
     try:
@@ -189,7 +190,7 @@ def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[i
         raise ConfigError(f"student.vocabulary_size: {error}") from error
     logger.info(
         "vocabulary: %s pieces of %s, which are %.2f %% of the tokens in the corpus",
-        *(f"{len(kept):,}", f"{tokenizer.vocabulary_size:,}", 100 * counts[kept].sum() / counts.sum()),
+        *(f"{len(kept):,}", f"{tokenizer.vocabulary_size:,}", 100 * counts[kept].sum() / max(1, counts.sum())),
     )
     return kept
 

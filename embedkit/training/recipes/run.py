@@ -300,7 +300,7 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
                 "rows": card.rows,
                 "sha256": card.sha256,
                 "licence": card.licence,
-                **({"repeat": card.repeat} if card.repeat > 1 else {}),
+                **({"repeat": card.repeat} if card.repeat != 1 else {}),
             }
             for card in materials.corpus.cards
         ],

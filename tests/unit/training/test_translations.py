@@ -190,7 +190,7 @@ def test_a_run_of_plain_text_and_translations_draws_both_sides_to_the_original(
         "data": str(tmp_path),
         "cache": str(tmp_path / "cache"),
         "corpus": [{"path": "plain.txt"}, {"path": "pairs.tsv", "translation_columns": list(COLUMNS)}],
-        "student": {"layers": 1, "hidden": 16, "heads": 2, "max_length": 16, "vocabulary_size": 110},
+        "student": {"layers": 1, "hidden": 16, "heads": 2, "max_length": 16, "vocabulary_size": 100},
         "teachers": teachers,
         "optim": {"batch_size": 8, "steps": 40, "lr": 1e-2},
         "dev": {"held_out": 2, "every": 40},
@@ -201,7 +201,7 @@ def test_a_run_of_plain_text_and_translations_draws_both_sides_to_the_original(
     run(resolve(mapping), tmp_path / "run", Control(show_progress=False))
 
     model = SentenceEncoder.load(tmp_path / "run" / "model")
-    assert model.tokenizer.vocabulary_size == 110
+    assert model.tokenizer.vocabulary_size == 100
     student, blind = TorchEncoder(model), TorchEncoder(SentenceEncoder.load(tmp_path / "run" / "initial"))
     originals, translations = zip(*(pair.split("\t") for pair in pairs), strict=True)
     before, after = (
