@@ -201,7 +201,9 @@ def export(
         origin: the folder that the model was loaded from, to compare texts with its own library.
 
     Raises:
-        ExportError: the model cannot be exported, its vocabulary cannot be pruned, or ``output`` is a folder.
+        ExportError: the model cannot be exported, or ``output`` is a folder.
+        ModelError: its vocabulary cannot be pruned.
+        InputError: ``vocabulary_size`` is too small.
         GateError: the file failed a gate; nothing was written.
         StorageError: the file cannot be written.
     """
