@@ -119,7 +119,9 @@ def prune_model(model: Model, kept: Sequence[int]) -> Model:
 
 def _keep_rows(table: nn.Embedding, kept: Sequence[int], pad_id: int | None = None) -> nn.Embedding:
     rows = table.weight.detach()[torch.tensor(kept, device=table.weight.device)]
-    return nn.Embedding.from_pretrained(rows, freeze=not table.weight.requires_grad, padding_idx=pad_id)
+    freeze = not table.weight.requires_grad
+    smaller: nn.Embedding = nn.Embedding.from_pretrained(rows, freeze=freeze, padding_idx=pad_id)
+    return smaller
 
 
 def _read_pieces(content: Mapping[str, Any]) -> dict[str, int]:
