@@ -27,8 +27,8 @@ ABOUT = {
     "mini": "two layers of 384: between tiny and small",
     "small": "three layers of 384: nearly all-MiniLM-L6-v2, at half of its time",
     "tiny-minilm": "an earlier tiny, in the space of all-MiniLM-L6-v2, mini, small and static",
-    "reranker-tiny": "two layers of a cross-encoder: re-ranks what another model found",
-    "reranker-small": "three layers of a cross-encoder",
+    "reranker-tiny": "three layers of 192, a cross-encoder: re-ranks what another model found",
+    "reranker-small": "four layers of 384, a cross-encoder",
 }
 QUALITY = {"STS": "STS mean", "re-ranking": "re-ranking mean", "SciFact": "SciFact nDCG@10"}
 

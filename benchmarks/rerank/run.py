@@ -4,11 +4,11 @@
 
 Ranks the retrieval sets under DIR/retrieval (nDCG@10) by an encoder, by BM25 and by both, each alone and with its
 best hundred re-ranked by every cross-encoder, and the re-ranking sets under DIR/rerank (MAP) by each model alone.
-Times 100 candidates of 100 words, alternately by all models. Writes results.json and results.md next to this file.
+Times 100 candidates of 100 words, alternately by all models. Writes NAME.json and NAME.md next to this file.
 
 A large cross-encoder takes hours for all pairs. ``--queries 50`` ranks every set by 50 queries, spread evenly over
 the set and the same for all ways; ``--candidates 50`` re-ranks fewer. Both are stated in the results. A later run
-with the same numbers adds its models to results.json.
+with the same numbers and ``--results NAME`` adds its models.
 """
 
 from __future__ import annotations
@@ -53,32 +53,33 @@ def main() -> None:
     )
     parser.add_argument("--queries", type=int, help="queries of each set; default: all")
     parser.add_argument("--candidates", type=int, default=100, help="documents to re-rank; default: 100")
+    parser.add_argument("--results", default="results", metavar="NAME", help="name of the files to write")
     arguments = parser.parse_args()
+    path = HERE / f"{arguments.results}.json"
     encoder = Encoder.load(arguments.encoder, threads=THREADS)
     rerankers = [CrossEncoder.load(source, threads=THREADS) for source in arguments.reranker]
-    found = earlier(arguments.queries, arguments.candidates)
+    found = earlier(path, arguments.queries, arguments.candidates)
     for folder in sorted(path for path in (arguments.data / "retrieval").iterdir() if path.is_dir()):
         task = load_retrieval(folder, name=folder.name)
         task = dataclasses.replace(task, queries=spread(task.queries, arguments.queries))
         found["queries"][folder.name] = len(task.queries)
         figures = found["retrieval"].setdefault(folder.name, {})
         figures |= retrieve(task, encoder, rerankers, arguments.candidates)
-        write(found)
-    for path in sorted((arguments.data / "rerank").glob("*.jsonl")):
-        lists = load_lists(path, name=path.stem)
+        write(path, found)
+    for file in sorted((arguments.data / "rerank").glob("*.jsonl")):
+        lists = load_lists(file, name=file.stem)
         lists = dataclasses.replace(lists, queries=spread(lists.queries, arguments.queries))
-        found["queries"][path.stem] = len(lists.queries)
-        figures = found["reranking"].setdefault(path.stem, {})
+        found["queries"][file.stem] = len(lists.queries)
+        figures = found["reranking"].setdefault(file.stem, {})
         figures |= rank(lists, encoder, rerankers)
-        write(found)
+        write(path, found)
     found["ms"] = time_candidates(rerankers)
-    write(found)
+    write(path, found)
 
 
-def earlier(queries: int | None, candidates: int) -> dict[str, Any]:
+def earlier(path: Path, queries: int | None, candidates: int) -> dict[str, Any]:
     """Return the results of earlier runs with the same numbers, or empty ones."""
     asked = {"asked": queries, "candidates": candidates}
-    path = HERE / "results.json"
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if asked.items() <= found.items():
@@ -113,7 +114,9 @@ def retrieve(
     scorers = [Remembering(model, f"{task.name}, {model.name}") for model in rerankers]
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        collection = Collection.build(documents, encoder=encoder, path=Path(folder) / "index", lexical=True)
+        collection = Collection.build(
+            documents, encoder=encoder, path=Path(folder) / "index", lexical=True, skip_empty=True
+        )
         for name, hybrid in FUSIONS.items():
             for model in (None, *scorers):
                 gains = []
@@ -157,9 +160,9 @@ def time_candidates(models: Sequence[CrossEncoder]) -> dict[str, float]:
     return {name: 1000 * statistics.median(each[1:]) for name, each in seconds.items()}
 
 
-def write(found: dict[str, Any]) -> None:
-    """Write results.json and results.md."""
-    (HERE / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Write the results as JSON and as a table."""
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     lines = [
         "# Re-ranking",
         "",
@@ -180,7 +183,7 @@ def write(found: dict[str, Any]) -> None:
             ]
             lines.append("")
     lines += [f"- {name}: {value:.1f} ms" for name, value in found["ms"].items()]
-    (HERE / "results.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
