@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "HELP", "configure", "run"]
 
-HELP = "describe a bundle; --verbose shows gates, corpus, settings and card, --verify checks it on this machine"
+HELP = "describe a bundle; --verbose shows everything, --verify checks it on this machine"
 EXAMPLES = """
 embedkit inspect tiny.onnx --verbose
 embedkit inspect tiny --verify --json
