@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+import numpy as np
+
 from embedkit.errors import ConfigError
 
 __all__ = ["apply_overrides", "from_mapping", "lay_over", "load_toml", "merge", "setting", "to_mapping"]
@@ -95,7 +97,7 @@ def from_mapping(
         ConfigError: unknown keys ("did you mean"), wrong types, values out of range, missing keys; all at once.
     """
     reader = _Reader(written=written)
-    config = reader.build(cls, mapping, prefix)
+    config = reader.build(cls, _plain(mapping), prefix)
     if reader.problems:
         raise ConfigError([f"{source}: {problem}" if source else problem for problem in reader.problems])
     return typing.cast(Config, config)
@@ -177,6 +179,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        return value.item()  # numpy's numbers are as good as Python's
     return value
 
 

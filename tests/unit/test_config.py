@@ -7,6 +7,7 @@ import dataclasses
 import tomllib
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import tomli_w
 from hypothesis import given
@@ -214,3 +215,19 @@ def test_numbers_that_python_does_not_convert_are_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"a\.toml is not a readable TOML file: Exceeds the limit"):
         load_toml(tmp_path / "a.toml")
     assert apply_overrides({}, ["a=" + "1" * 10_000]) == {"a": "1" * 10_000}
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    given = {
+        **FULL,
+        "doors": np.int64(2),
+        "load": np.float32(0.25),
+        "electric": np.True_,
+        "front": {"radius": np.array(0.4), "kind": np.str_("spokes")},
+        "extras": {"radio": {"bands": [np.int32(3)]}},
+    }
+    found = to_mapping(from_mapping(Car, given))
+    assert found == {**FULL, "extras": {"radio": {"bands": [3]}}}
+    assert tomllib.loads(tomli_w.dumps(found)) == found
+    assert problems_of({**FULL, "doors": np.float64(2.5)}) == ["doors is a whole number, not 2.5"]
+    assert problems_of({**FULL, "doors": np.array([2])}) == ["doors is a whole number, not array([2])"]
