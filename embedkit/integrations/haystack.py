@@ -1,0 +1,103 @@
+"""Haystack's embedders in the same process: for indexing pipelines, retrievers and their serialisation.
+
+    from haystack import Pipeline
+    from embedkit.integrations.haystack import EmbedkitTextEmbedder
+
+    pipeline = Pipeline()
+    pipeline.add_component("embedder", EmbedkitTextEmbedder("tiny"))
+
+Needs ``pip install haystack-ai``, version 2 or newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from embedkit.errors import InputError, MissingExtraError
+from embedkit.runtime.arguments import check_iterable, check_text, shown
+from embedkit.runtime.encoder import Encoder
+
+try:
+    from haystack import Document, component
+except ImportError as error:
+    raise MissingExtraError("haystack is not installed: pip install haystack-ai") from error
+
+__all__ = ["EmbedkitDocumentEmbedder", "EmbedkitTextEmbedder"]
+
+
+class _Embedder:
+    """The model of a component, by its settings, which Haystack writes to a pipeline's file."""
+
+    def __init__(
+        self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None
+    ) -> None:
+        self.model, self.truncate_dim, self.threads = model, truncate_dim, threads
+        self._encoder = Encoder.load(model, threads=threads)
+        self._encoder.encode([], truncate_dim=truncate_dim)  # an argument that does not fit is an error here
+
+    @property
+    def dimension(self) -> int:
+        """D, the length of an embedding."""
+        return self.truncate_dim or self._encoder.dimension
+
+
+@component
+class EmbedkitTextEmbedder(_Embedder):
+    """Embeds a query, with the model's prompt for queries if it has one.
+
+    Args:
+        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
+        truncate_dim: number of leading dimensions to keep; all if None.
+        threads: number of threads; if None, all available.
+
+    Raises:
+        ModelNotFoundError, ModelError: the model cannot be loaded.
+        InputError: ``truncate_dim`` or ``threads`` does not fit.
+    """
+
+    @component.output_types(embedding=list[float])
+    def run(self, text: str) -> dict[str, list[float]]:
+        """Return ``embedding``: D numbers, a unit vector.
+
+        Raises:
+            InputError: ``text`` is not a string.
+        """
+        check_text(text, "text")
+        row = self._encoder.encode_query([text], truncate_dim=self.truncate_dim, show_progress_bar=False)[0]
+        return {"embedding": row.tolist()}
+
+
+@component
+class EmbedkitDocumentEmbedder(_Embedder):
+    """Embeds documents, with the model's prompt for documents if it has one.
+
+    Args:
+        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
+        truncate_dim: number of leading dimensions to keep; all if None.
+        threads: number of threads; if None, all available.
+
+    Raises:
+        ModelNotFoundError, ModelError: the model cannot be loaded.
+        InputError: ``truncate_dim`` or ``threads`` does not fit.
+    """
+
+    @component.output_types(documents=list[Document])
+    def run(self, documents: list[Document]) -> dict[str, list[Document]]:
+        """Return ``documents``: copies with an ``embedding`` of their ``content``; without content, of "".
+
+        Raises:
+            InputError: an item is not a document.
+        """
+        listed = list(_documents(documents))
+        texts = [document.content or "" for document in listed]
+        rows = self._encoder.encode_document(texts, truncate_dim=self.truncate_dim, show_progress_bar=False)
+        pairs = zip(listed, rows, strict=True)
+        return {"documents": [replace(document, embedding=row.tolist()) for document, row in pairs]}
+
+
+def _documents(documents: object) -> Iterable[Document]:
+    for document in check_iterable(documents, "documents"):
+        if not isinstance(document, Document):
+            raise InputError(f"expected Haystack's documents, got {shown(document)}")
+        yield document

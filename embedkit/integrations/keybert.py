@@ -1,0 +1,71 @@
+"""KeyBERT's backend: keywords of documents by embedkit's embeddings.
+
+    from keybert import KeyBERT
+    from embedkit.integrations.keybert import EmbedkitBackend
+
+    KeyBERT(EmbedkitBackend("tiny")).extract_keywords("Bees dance to show where flowers are.")
+
+Needs ``pip install keybert``. KeyBERT does not recognise an :class:`embedkit.Encoder` itself, and loads a model of
+its own instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from embedkit.errors import MissingExtraError
+from embedkit.protocols import FloatArray
+from embedkit.runtime.arguments import check_flag, check_texts
+from embedkit.runtime.encoder import Encoder
+
+try:
+    from keybert.backend import BaseEmbedder
+except ImportError as error:
+    raise MissingExtraError("keybert is not installed: pip install keybert") from error
+
+__all__ = ["EmbedkitBackend"]
+
+
+class EmbedkitBackend(BaseEmbedder):  # type: ignore[misc]  # KeyBERT has no types
+    """Embeds documents, and their words as the short texts that they are.
+
+    Args:
+        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
+        truncate_dim: number of leading dimensions to keep; all if None.
+        threads: number of threads; if None, all available.
+
+    Raises:
+        ModelNotFoundError, ModelError: the model cannot be loaded.
+        InputError: ``truncate_dim`` or ``threads`` does not fit.
+    """
+
+    def __init__(
+        self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None
+    ) -> None:
+        super().__init__()
+        self._encoder = Encoder.load(model, threads=threads)
+        self._model, self._truncate_dim = model, truncate_dim
+        self._encoder.encode([], truncate_dim=truncate_dim)  # an argument that does not fit is an error here
+
+    @property
+    def model(self) -> str:
+        """The model, as it was given."""
+        return self._model
+
+    @property
+    def dimension(self) -> int:
+        """D, the length of an embedding."""
+        return self._truncate_dim or self._encoder.dimension
+
+    def embed(self, documents: Iterable[str], verbose: bool = False) -> FloatArray:  # noqa: FBT001, FBT002 - KeyBERT's
+        """Embed N texts: ``(N, D) float32, unit rows``; ``verbose`` shows progress.
+
+        Raises:
+            InputError: an item is not a string, or ``verbose`` is not True or False.
+        """
+        rows: FloatArray = self._encoder.encode(
+            check_texts(documents, "documents"),
+            truncate_dim=self._truncate_dim,
+            show_progress_bar=check_flag(verbose, "verbose"),
+        )
+        return rows
