@@ -56,7 +56,7 @@ class EmbedkitTextEmbedder(_Embedder):
         InputError: ``truncate_dim`` or ``threads`` does not fit.
     """
 
-    @component.output_types(embedding=list[float])
+    @component.output_types(embedding=list[float])  # type: ignore[untyped-decorator]
     def run(self, text: str) -> dict[str, list[float]]:
         """Return ``embedding``: D numbers, a unit vector.
 
@@ -82,7 +82,7 @@ class EmbedkitDocumentEmbedder(_Embedder):
         InputError: ``truncate_dim`` or ``threads`` does not fit.
     """
 
-    @component.output_types(documents=list[Document])
+    @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
         """Return ``documents``: copies with an ``embedding`` of their ``content``; without content, of "".
 

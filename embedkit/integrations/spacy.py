@@ -29,6 +29,8 @@ except ImportError as error:
 
 __all__ = ["SpacyEmbedder"]
 
+_MOST_DOCUMENTS = 2**31 - 1
+
 
 class SpacyEmbedder:
     """Sets ``vector`` and ``similarity`` of documents; spans and tokens are embedded, by their text, when asked.
@@ -72,7 +74,7 @@ class SpacyEmbedder:
         Raises:
             InputError: an item is not a document, or ``batch_size`` is not a positive integer.
         """
-        size = check_whole(batch_size, "batch_size")
+        size = check_whole(batch_size, "batch_size", most=_MOST_DOCUMENTS)
         return self._pipe(check_iterable(stream, "stream"), size)
 
     def _pipe(self, stream: Iterable[Doc], size: int) -> Iterator[Doc]:
@@ -92,7 +94,8 @@ class SpacyEmbedder:
         return rows
 
     def _embed(self, part: Any) -> FloatArray:
-        return self._encode([part.text])[0]
+        row: FloatArray = self._encode([part.text])[0]
+        return row
 
 
 def _true(_: Any) -> bool:
@@ -110,7 +113,9 @@ def _cosine(first: Any, second: Any) -> float:
 _HOOKS = {"has_vector": _true, "vector_norm": _norm, "similarity": _cosine}
 
 
-@Language.factory("embedkit", default_config={"model": "tiny", "truncate_dim": None, "threads": None})
+@Language.factory(  # type: ignore[untyped-decorator]
+    "embedkit", default_config={"model": "tiny", "truncate_dim": None, "threads": None}
+)
 def _create(
     nlp: Language,  # noqa: ARG001 - spaCy passes both
     name: str,  # noqa: ARG001

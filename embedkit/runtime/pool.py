@@ -20,12 +20,11 @@ from embedkit.runtime.encode_options import EncodeOptions, with_prompt
 from embedkit.runtime.engine import read_parts, tell_truncated
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Origin
-from embedkit.runtime.threads import available_threads
+from embedkit.runtime.threads import available_threads, most_processes
 
 __all__ = ["EncoderPool", "PooledEncoder"]
 
 _PARTS_PER_PROCESS = 2
-_MOST_PROCESSES = 4096
 
 
 class PooledEncoder(Protocol):
@@ -58,7 +57,7 @@ class EncoderPool:
     Args:
         encoder: the encoder to replicate; validates the keyword arguments.
         origin: path from which the processes load the model.
-        processes: number of processes; if None, the number of processors available to this process.
+        processes: number of processes, at most eight for each available processor; if None, one for each.
         threads: threads per process; if None, the available processors are divided among the processes.
 
     Attributes:
@@ -74,7 +73,7 @@ class EncoderPool:
     def __init__(
         self, encoder: PooledEncoder, origin: Origin, processes: int | None = None, threads: int | None = None
     ) -> None:
-        self.processes = check_count(processes, "processes", most=_MOST_PROCESSES) or available_threads()
+        self.processes = check_count(processes, "processes", most=most_processes()) or available_threads()
         self.threads = check_count(threads, "threads") or max(1, available_threads() // self.processes)
         self._encoder, self._source = encoder, origin.source
         self._closed = False

@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["available_threads"]
+__all__ = ["available_threads", "most_processes"]
+
+_PROCESSES_PER_PROCESSOR = 8
 
 
 def available_threads(root: Path = Path("/")) -> int:
@@ -26,6 +28,11 @@ def _affinity() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # not on macOS and Windows
+
+
+def most_processes() -> int:
+    """Return the largest number of processes that share a task: each has a model and gains nothing beyond this."""
+    return _PROCESSES_PER_PROCESSOR * available_threads()
 
 
 def _control_groups(root: Path) -> Iterator[Path]:

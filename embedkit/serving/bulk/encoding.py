@@ -25,6 +25,7 @@ from embedkit.runtime.arguments import (
 )
 from embedkit.runtime.encoder import Encoder, OnLong
 from embedkit.runtime.packing import Precision
+from embedkit.runtime.threads import most_processes
 from embedkit.serving.bulk.engines import find_engine
 from embedkit.serving.bulk.job import EMBEDDING, Job
 from embedkit.serving.bulk.output_folder import begin_or_resume, check_output, unfinished
@@ -207,7 +208,7 @@ class BulkEncoding:
             StorageError: the disk is full or the folder cannot be written.
         """
         encode_shards, shows = find_engine(engine), check_progress(show_progress_bar)
-        workers = check_count(workers, "workers")
+        workers = check_count(workers, "workers", most=most_processes() if engine == "local" else None)
         with begin_or_resume(self.job.output, self._manifest):
             left = self.left()
             rows = sum(shard.rows for shard in left)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.runtime.engine import OnOverflow
+from embedkit.runtime.threads import most_processes
 
 __all__ = ["KEY_VARIABLE", "ServerSettings"]
 
@@ -77,6 +78,8 @@ class ServerSettings:
             problems.append(f"root_path starts with a slash and does not end with one, unlike {self.root_path!r}")
         if wrong := [origin for origin in self.cors_origins if not _ORIGIN.fullmatch(origin)]:
             problems.append(f"cors_origins: expected https://HOST or http://HOST:PORT, or *, not {wrong[0]!r}")
+        if self.workers > (most := most_processes()):
+            problems.append(f"workers is at most {most} here, eight for each processor, not {self.workers}")
         if problems:
             raise ConfigError(problems)
 

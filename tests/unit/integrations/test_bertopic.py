@@ -12,7 +12,9 @@ from embedkit.integrations.sklearn import TextEmbedder
 pytestmark = pytest.mark.filterwarnings("ignore")  # BERTopic's dependencies emit many
 bertopic = pytest.importorskip("bertopic")
 
-ANIMALS = [f"the {animal} sleeps and plays with other animals" for animal in ("dog", "cat", "horse", "cow", "sheep")]
+ANIMALS = [
+    f"the {animal} sleeps and plays with other animals" for animal in ("dog", "cat", "horse", "cow", "sheep")
+]
 MONEY = [f"the bank lent money to the {who} at high interest" for who in ("city", "state", "firm", "farm", "shop")]
 
 

@@ -37,7 +37,9 @@ def test_a_pipeline_finds_neighbours_and_can_be_stored(embedders):
     assert found[0].content == "the dog barks"
     stored = pipeline.to_dict()["components"]["embedder"]
     assert stored["init_parameters"] == {"model": "tiny", "truncate_dim": None, "threads": 1}
-    again = haystack.Pipeline.loads(pipeline.dumps(), allowed_modules=[of_texts.__module__]).get_component("embedder")
+    again = haystack.Pipeline.loads(pipeline.dumps(), allowed_modules=[of_texts.__module__]).get_component(
+        "embedder"
+    )
     assert again.run("the sea") == of_texts("tiny").run("the sea")
 
 

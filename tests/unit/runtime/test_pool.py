@@ -25,8 +25,10 @@ from embedkit.errors import InputError, ModelError, StorageError, TextOverflowEr
 from embedkit.protocols import TextEncoder
 from embedkit.runtime import child
 from embedkit.runtime import engine as engine_module
+from embedkit.runtime import pool as pool_module
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.pool import EncoderPool
+from embedkit.runtime.threads import most_processes
 
 TEXTS = ["a dog in the garden", "", "Music!", "the sea and the garden", "one two", 'naïve "北京"'] * 5
 LONG = " ".join(["dog"] * 30)
@@ -289,3 +291,12 @@ def wait_for_end(pid: int) -> None:
             return  # ended, but not yet waited for by the process that inherited it
         time.sleep(0.1)
     pytest.fail(f"process {pid} is still there")
+
+
+@pytest.mark.parametrize("more", [1, 5000])
+def test_the_number_of_processes_has_a_bound(encoder: Encoder, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(pool_module, "_Worker", lambda *_: started.append(1))
+    with pytest.raises(InputError, match=r"processes must be a whole number from 1 to \d+, not"):
+        encoder.pool(processes=most_processes() + more)
+    assert not started

@@ -20,6 +20,7 @@ from embedkit.extras import require
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
+from embedkit.runtime.threads import most_processes  # noqa: E402
 from embedkit.serving.bulk import BulkEncoding, engines, parquet_input  # noqa: E402
 from embedkit.serving.bulk.parquet_input import cut_into_shards, find_inputs, read_shard  # noqa: E402
 from embedkit.serving.bulk.shard_encoder import ShardEncoder  # noqa: E402
@@ -439,8 +440,9 @@ def test_engines_are_selected_by_name(toy_bundle: Path, pages: Path, tmp_path: P
     encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
     with pytest.raises(InputError, match="there is no engine 'spark'; the engines are local, ray"):
         encoding.run(engine="spark")
-    with pytest.raises(InputError, match="workers must be"):
-        encoding.run(workers=0)
+    for workers in (0, most_processes() + 1):
+        with pytest.raises(InputError, match="workers must be"):
+            encoding.run(workers=workers)
     monkeypatch.setitem(engines.ENGINES, "ray", ("no_such_package", "ray"))
     with pytest.raises(MissingExtraError, match=r"no_such_package is not installed.*embedkit-onnx\[ray\]"):
         encoding.run(engine="ray")

@@ -10,6 +10,7 @@ import pytest
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
+from embedkit.runtime.threads import most_processes
 from embedkit.serving.http.settings import ServerSettings
 
 
@@ -58,3 +59,10 @@ def test_every_setting_is_in_the_documentation_with_its_default():
         default = list(field.default) if isinstance(field.default, tuple) else field.default
         shown = "" if default is None else f"`{json.dumps(default)}` "
         assert f"| `{field.name}` | {shown}|" in text
+
+
+def test_the_number_of_workers_has_a_bound():
+    most = most_processes()
+    assert ServerSettings(workers=most).workers == most
+    with pytest.raises(ConfigError, match=f"workers is at most {most} here"):
+        ServerSettings(workers=most + 1)
