@@ -36,6 +36,7 @@ COPIES = {
     "cards/small.md": "models/small.md",
     "cards/static.md": "models/static.md",
     "cards/tiny-minilm.md": "models/tiny-minilm.md",
+    "cards/reranker-tiny.md": "embedkit/bundled/reranker-tiny.md",
     "assets/frontier.svg": "benchmarks/frontier/frontier.svg",
     "assets/methods.svg": "benchmarks/methods/results.svg",
 }
