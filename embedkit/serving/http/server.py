@@ -216,13 +216,13 @@ class Server:
                 self._connections.finish(time.monotonic() - began)
 
     async def _tick(self, seconds: float) -> None:
-        """Wait a moment, and do what is due; a failure must not end what enforces the time limits."""
+        """Wait a moment, and do what is due; a failure is logged, and must not end what enforces time limits."""
         await asyncio.sleep(seconds)
-        try:
-            self._connections.sweep()
-            self._keys.refresh()
-        except Exception:
-            logger.exception("unexpected error")
+        for due in (self._connections.sweep, self._keys.refresh):
+            try:
+                due()
+            except Exception:
+                logger.exception("unexpected error")
 
     def _begin_reload(self) -> None:
         self._reloading = asyncio.get_running_loop().create_task(self._reload())

@@ -10,6 +10,7 @@ import pytest
 
 from embedkit import Collection
 from embedkit.errors import ConfigError, OverloadedError
+from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.keys import Guesses, Key, KeyRing
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
 
@@ -214,3 +215,15 @@ def test_wrong_keys_are_slowed_and_valid_ones_are_not(serve):
     refused = [one for one in answers if one.status_code == 429]
     assert len(refused) >= 20
     assert int(refused[0].headers["retry-after"]) >= 1
+
+
+def test_keys_change_although_connections_cannot_be_swept(serve, file, caplog, monkeypatch):
+    def fail(_):
+        raise RuntimeError("a fault of ours")
+
+    with serve(keys=load(file)) as url:
+        monkeypatch.setattr(Connections, "sweep", fail)
+        file.write_text('[keys.site]\nkey = "another-key-of-the-site"\n')
+        wait_for(lambda: httpx.get(f"{url}/info", headers=bearer("another-key-of-the-site")).status_code == 200)
+        monkeypatch.undo()
+    assert "a fault of ours" in caplog.text
