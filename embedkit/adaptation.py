@@ -23,8 +23,6 @@ from embedkit.training.config import RunConfig
 from embedkit.training.recipes.materials import Control, HeldOut, prepare
 from embedkit.training.recipes.run import resolve, run
 
-__all__ = ["RECIPE", "Adaptation", "adapt", "adaptation_config"]
-
 RECIPE: Mapping[str, Any] = {
     "method": "sct-distillation",
     "student": {"dropout": 0.0},

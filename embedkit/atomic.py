@@ -12,8 +12,6 @@ from pathlib import Path
 
 from embedkit.errors import EmbedkitError, StorageError
 
-__all__ = ["atomic_file", "atomic_folder", "flush", "flush_folder", "storage_errors"]
-
 _FLUSHES = 8
 
 

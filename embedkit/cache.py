@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_folder"]
-
 
 def cache_folder(name: str) -> Path:
     """Return ``~/.cache/embedkit/NAME``, or ``$XDG_CACHE_HOME/embedkit/NAME`` if that variable is set."""

@@ -21,8 +21,6 @@ import numpy as np
 
 from embedkit.errors import ConfigError
 
-__all__ = ["apply_overrides", "from_mapping", "lay_over", "load_toml", "merge", "setting", "to_mapping"]
-
 Config = TypeVar("Config")
 
 _MISSING: Any = dataclasses.MISSING

@@ -7,8 +7,6 @@ from types import ModuleType
 
 from embedkit.errors import MissingExtraError
 
-__all__ = ["DISTRIBUTION", "require"]
-
 DISTRIBUTION = "embedkit-onnx"
 """Name of this package on PyPI, where ``embedkit`` belongs to another project."""
 

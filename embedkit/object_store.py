@@ -20,8 +20,6 @@ from embedkit.cache import cache_folder
 from embedkit.errors import DataError, EmbedkitError, StorageError
 from embedkit.extras import require
 
-__all__ = ["ObjectStore", "is_url", "location", "open_store"]
-
 EXTRAS: Final = {"s3": "s3", "gs": "gs", "abfs": "abfs", "memory": "s3"}
 """Scheme -> extra that installs its client; ``memory``, which fsspec brings along, is for tests."""
 

@@ -18,18 +18,6 @@ from pyarrow import parquet
 
 from embedkit.errors import DataError
 
-__all__ = [
-    "Values",
-    "find_files",
-    "is_hidden",
-    "join_schemas",
-    "partitions",
-    "read_schema",
-    "reading",
-    "rows_of",
-    "rows_per_batch",
-]
-
 Values = dict[str, str | int | None]
 """The columns that the folders of a file name, such as ``lang=en``."""
 

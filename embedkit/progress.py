@@ -9,8 +9,6 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
-__all__ = ["Progress"]
-
 logger = logging.getLogger("embedkit")
 
 _BAR_SECONDS = 0.1

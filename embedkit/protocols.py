@@ -8,8 +8,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FloatArray", "PairScorer", "TextEncoder", "VectorIndex"]
-
 FloatArray = npt.NDArray[np.float32]
 
 

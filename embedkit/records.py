@@ -25,8 +25,6 @@ from embedkit.cache import cache_folder
 from embedkit.errors import DataError
 from embedkit.extras import require
 
-__all__ = ["FORMS", "HubDataset", "Record", "Row", "read_json", "read_lines", "read_records", "read_table"]
-
 logger = logging.getLogger("embedkit")
 
 Record = dict[str, Any]

@@ -15,8 +15,6 @@ from embedkit.extras import require
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["LOCK", "write_lock"]
-
 LOCK = ".lock"  # a lock file where folders cannot be locked, for example on Windows and NFS
 
 

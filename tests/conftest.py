@@ -204,7 +204,8 @@ def write_toy_bundle(
     toy_reference: Callable[..., npt.NDArray[np.float32]],
 ) -> ToyBundleWriter:
     """Write a toy bundle: ``write_toy_bundle(path, prompts={...}, **manifest_fields) -> path``."""
-    from embedkit.runtime.bundle import Golden, Manifest, write_bundle
+    from embedkit.runtime.bundle import write_bundle
+    from embedkit.runtime.manifest import Golden, Manifest
     from embedkit.runtime.tokenization import Tokenizer
 
     def write(path: Path, *, prompts: Mapping[str, str] | None = None, **about: Any) -> Path:
@@ -303,7 +304,8 @@ def write_toy_cross_bundle(
     toy_cross_reference: Callable[..., npt.NDArray[np.float32]],
 ) -> ToyBundleWriter:
     """Write the bundle of a toy cross-encoder: ``write_toy_cross_bundle(path, **manifest_fields) -> path``."""
-    from embedkit.runtime.bundle import GoldenPairs, Manifest, write_bundle
+    from embedkit.runtime.bundle import write_bundle
+    from embedkit.runtime.manifest import GoldenPairs, Manifest
     from embedkit.runtime.tokenization import PairTokenizer
 
     def write(path: Path, **about: Any) -> Path:

@@ -15,8 +15,6 @@ from mteb.abstasks.text.reranking import OLD_FORMAT_RERANKING_TASKS, AbsTaskRera
 from embedkit.evaluation.pairs import PairTask
 from embedkit.evaluation.sts import StsTask
 
-__all__ = ["few_shot", "pairs", "reranking", "retrieval", "similarity"]
-
 
 def similarity(name: str, task: StsTask) -> Any:
     """Return an STS task with the pairs of all subsets."""

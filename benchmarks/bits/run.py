@@ -20,8 +20,9 @@ import numpy as np
 from embedkit import Encoder
 from embedkit.evaluation.machine import processor_name
 from embedkit.protocols import FloatArray
-from embedkit.runtime.bundle import Golden, read_bundle
+from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.location import bundled_names, find_model
+from embedkit.runtime.manifest import Golden
 from embedkit.runtime.native_network import native_instructions
 from embedkit.runtime.numerics import digest_of
 

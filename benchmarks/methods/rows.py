@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ROWS", "Row"]
-
 QUEUE = {"queue_size": 8192}
 
 

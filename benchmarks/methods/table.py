@@ -11,8 +11,6 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from rows import ROWS
 
-__all__ = ["write"]
-
 RERANKING = ("semeval2016-cqa-train2", "trecqa-test", "scirepeval-search")
 
 

@@ -11,8 +11,6 @@ from embedkit import Collection, Encoder
 from embedkit.evaluation.retrieval import Ranking, RetrievalSet, ndcg
 from embedkit.serving.retrieval.search import Fusion
 
-__all__ = ["keyword_ndcg"]
-
 _WORDS_ONLY = Fusion(method="weighted", dense_weight=0.0)
 _DEPTH = 100
 

@@ -12,8 +12,6 @@ import numpy as np
 
 from embedkit.protocols import FloatArray
 
-__all__ = ["StaticModel"]
-
 
 class StaticModel:
     """The result of model2vec's own ``distill`` with its defaults.

@@ -15,8 +15,6 @@ from typing import Self
 
 from servers import HERE, bound_to
 
-__all__ = ["Started", "family", "write_texts"]
-
 
 class Started:
     """A server in a process of its own, with those that it starts; a context manager.

@@ -24,8 +24,6 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import resolve, run
 
-__all__ = ["DEV", "TESTS", "Trial"]
-
 DEV = {
     "STS-B dev": "sts/STSBenchmark/sts-dev.csv",
     "SICK trial": "sts/SICK/SICK_trial.txt",

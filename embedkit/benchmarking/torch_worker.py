@@ -14,8 +14,6 @@ from embedkit.modeling.layout import weights_bytes
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.torch_encoder import TorchEncoder
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Time models on torch, in float32."""

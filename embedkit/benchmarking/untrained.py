@@ -19,8 +19,6 @@ from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["MAX_LENGTH", "bert_tokenizer", "write_untrained"]
-
 MAX_LENGTH = 512
 """Tokens, as in every published BERT."""
 

@@ -27,8 +27,6 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.session import available_providers
 
-__all__ = ["ENOUGH", "Variant", "choose", "export_all"]
-
 logger = logging.getLogger("embedkit")
 
 ENOUGH = 0.995

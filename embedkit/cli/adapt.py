@@ -15,8 +15,6 @@ from embedkit.cli.texts import corpus_file
 if TYPE_CHECKING:
     from embedkit.adaptation import Adaptation
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "adapt a bundled or exported encoder to your own text, and compare it with the original"
 EXAMPLES = """
 embedkit adapt tiny --corpus tickets.txt --teacher BAAI/bge-small-en-v1.5 -o tickets.onnx

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from embedkit.protocols import PairScorer, TextEncoder
 
-__all__ = ["choose_backend", "is_cross_encoder", "load_model", "locate", "report_unknown"]
-
 logger = logging.getLogger(__name__)
 
 _WORTH_REPORTING = 0.03  # share of unknown tokens; English text has fewer, languages unknown to a model many more

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from embedkit.evaluation.speed.plan import Plan
     from embedkit.evaluation.speed.process import Candidate
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 logger = logging.getLogger("embedkit")
 
 _UNTRAINED = "random weights, for timing only"

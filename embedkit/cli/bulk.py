@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from embedkit.serving.bulk import BulkEncoding
 
-__all__ = ["configure_bulk", "is_bulk", "refuse_bulk_arguments", "run_bulk"]
-
 _FLAGS = {
     "--engine": "engine",
     "--keep": "columns",

@@ -11,8 +11,6 @@ from typing import Any
 
 from embedkit.cli.rows import SpooledRows, check_output, configure_input, lines_to, report
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "group similar texts, or list the most similar pairs"
 EXAMPLES = """
 embedkit cluster tickets.txt -m tiny -o groups.jsonl --threshold 0.8 --min-size 5

@@ -13,8 +13,6 @@ from embedkit.cli.rows import SpooledRows, check_output, configure_input, lines_
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.similar import Groups
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "remove exact and near-duplicates from texts"
 EXAMPLES = """
 embedkit dedup titles.txt -m tiny -o unique.txt

@@ -7,8 +7,6 @@ import json
 import time
 from pathlib import Path
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "make a static encoder from a teacher's words, without text and without training"
 EXAMPLES = """
 embedkit distill-static sentence-transformers/all-MiniLM-L6-v2 -o static.onnx

@@ -14,8 +14,6 @@ from embedkit import __version__
 from embedkit.errors import EmbedkitError
 from embedkit.extras import DISTRIBUTION
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "check the installation, the machine's features and the bundled models"
 EXAMPLES = """
 embedkit doctor

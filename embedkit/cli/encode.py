@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     # Writes all chunks to a path; an empty array specifies their width and dtype.
     Writer = Callable[[Path, Iterable[Piece], npt.NDArray[Any]], None]
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "embed a file of texts into .npy, .parquet or .jsonl, or folders of Parquet into shards"
 EXAMPLES = """
 embedkit encode -m tiny texts.txt -o embeddings.npy

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from embedkit.reporting.comparison import Entry
     from embedkit.runtime.manifest import Manifest
 
-__all__ = ["is_run", "read_entry"]
-
 
 def is_run(source: str) -> bool:
     """Whether a source is the folder of a run, finished or not."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from embedkit.evaluation.results import Evaluation
     from embedkit.evaluation.tasks import Task
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 logger = logging.getLogger(__name__)
 
 HELP = "evaluate models on similarity, re-ranking, retrieval, pairs and transfer"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from embedkit.benchmarking.variants import Variant
     from embedkit.runtime.manifest import Manifest
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "export a run or a model as a verified .onnx bundle, or as a folder for other libraries"
 EXAMPLES = """
 embedkit export runs/tiny -o tiny.onnx --precision int8 --dev data/stsbenchmark/sts-dev.csv

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedkit.runtime.bundle import Bundle
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "describe a bundle; --verbose shows everything, --verify checks it on this machine"
 EXAMPLES = """
 embedkit inspect tiny.onnx --verbose

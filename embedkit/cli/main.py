@@ -23,8 +23,6 @@ from embedkit import __version__
 from embedkit.errors import EmbedkitError, MissingExtraError
 from embedkit.extras import DISTRIBUTION
 
-__all__ = ["COMMANDS", "EXIT_CODES", "Command", "command_parser", "main"]
-
 logger = logging.getLogger("embedkit")
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from embedkit.serving.http.service import Service
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 logger = logging.getLogger("embedkit")
 
 HELP = "let agents search and extend a collection over the Model Context Protocol (MCP)"

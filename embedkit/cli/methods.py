@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "list training methods and recipes with their settings"
 EXAMPLES = """
 embedkit methods

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from embedkit.runtime.published import PublishedModel
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "list embedkit's own models with size, time, quality and licence"
 EXAMPLES = """
 embedkit models

@@ -6,8 +6,6 @@ import argparse
 import json
 from pathlib import Path
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "upload a bundle, or a folder from `embedkit export`, to the Hugging Face hub"
 EXAMPLES = """
 embedkit push mine.onnx me/mine --card mine.md --private

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from embedkit.cli.entries import is_run, read_entry
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 HELP = "plot training runs, and compare runs, bundles and models"
 EXAMPLES = """
 embedkit report runs/tiny

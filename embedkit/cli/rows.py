@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from embedkit.serving.retrieval.documents import Document
     from embedkit.serving.retrieval.sources import Source
 
-__all__ = ["SpooledRows", "check_output", "configure_input", "lines_to", "report", "write_rows"]
-
 logger = logging.getLogger("embedkit")
 
 _BATCH = 4096

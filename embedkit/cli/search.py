@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.search import Hit, Hits
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 logger = logging.getLogger("embedkit")
 
 HELP = "search a collection for the documents nearest in meaning to a query"

@@ -6,8 +6,6 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 
-__all__ = ["stop_flag"]
-
 
 @contextlib.contextmanager
 def stop_flag(*, insist: bool = True) -> Iterator[Callable[[], bool]]:

@@ -13,8 +13,6 @@ from embedkit.cache import cache_folder
 from embedkit.errors import DataError
 from embedkit.records import read_records
 
-__all__ = ["corpus_file", "read_texts"]
-
 
 def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> Iterator[str]:
     """Yield one column of a file, streaming.

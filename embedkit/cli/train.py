@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from embedkit.training.checkpoint import TrainState
     from embedkit.training.config import RunConfig
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 logger = logging.getLogger(__name__)
 
 HELP = "train a small encoder from text, with or without a teacher"

@@ -43,8 +43,6 @@ from embedkit.evaluation.useb import RERANKING_TASKS
 from embedkit.records import HubDataset, Row
 from embedkit.runtime.arguments import check_choice, check_path
 
-__all__ = ["TASKS", "TEXTS", "load_task"]
-
 _CONVENTIONS = ("useb", "mteb")
 TEXTS = ("raw", "senteval")
 

@@ -22,8 +22,6 @@ from embedkit.errors import DataError
 from embedkit.extras import require
 from embedkit.protocols import FloatArray
 
-__all__ = ["Examples", "few_shot", "folds_then_test", "nested_folds", "validated_test"]
-
 IntArray = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 

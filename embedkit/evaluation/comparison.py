@@ -21,21 +21,6 @@ import numpy.typing as npt
 from embedkit.errors import InputError
 from embedkit.evaluation.results import Draw, Evaluation, Evidence, Result, defined
 
-__all__ = [
-    "LEVEL",
-    "SAMPLES",
-    "SEED",
-    "Certainty",
-    "Comparison",
-    "Difference",
-    "Interval",
-    "Samples",
-    "Spread",
-    "certainties",
-    "seed_group",
-    "spreads",
-]
-
 LEVEL = 0.95
 SEED = 0
 SAMPLES = 1000

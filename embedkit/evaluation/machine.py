@@ -12,8 +12,6 @@ from typing import Any
 from embedkit import __version__
 from embedkit.runtime.threads import available_threads
 
-__all__ = ["cpu_features", "describe_machine", "processor_name", "system_load"]
-
 # Features that determine the speed of int8 and the best export target: see `embedkit export --help`.
 _CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
 _PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")

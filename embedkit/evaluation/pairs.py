@@ -24,21 +24,6 @@ from embedkit.evaluation.tasks import Conventions, Entry, Task
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 
-__all__ = [
-    "FIRST",
-    "LABEL",
-    "MEASURES",
-    "PAIR_TASKS",
-    "SECOND",
-    "BoolArray",
-    "PairTask",
-    "Thresholds",
-    "TripletTask",
-    "collect_labelled",
-    "collect_triplets",
-    "separation",
-]
-
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 

@@ -11,8 +11,6 @@ from embedkit.errors import InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 
-__all__ = ["EmbeddingPool", "PairPool", "Pool", "cosines"]
-
 _TEXTS_PER_CALL = 4096
 """Texts or pairs per call: enough for a model to sort by length within a call, few enough to show progress."""
 

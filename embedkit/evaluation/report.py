@@ -15,8 +15,6 @@ from embedkit.evaluation.comparison import LEVEL, SEED, Certainty, Comparison, I
 from embedkit.evaluation.results import Evaluation, Result
 from embedkit.evaluation.tables import Table
 
-__all__ = ["to_json", "to_markdown", "to_text"]
-
 _DECIDING_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")
 
 

@@ -32,22 +32,6 @@ from embedkit.evaluation.tasks import Conventions, Task
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
 
-__all__ = [
-    "NO_POSITIVE",
-    "Query",
-    "RankingTest",
-    "RerankingSet",
-    "RerankingTask",
-    "average_precisions",
-    "collect_lists",
-    "load_lists",
-    "load_tables",
-    "merged",
-    "stable",
-    "trec_eval",
-    "trec_eval_1000",
-]
-
 
 @dataclass(frozen=True)
 class Query:
@@ -282,6 +266,7 @@ def ranking_task(name: str, source: Source, tests: Tests, conventions: Conventio
 
 
 def mteb_test(name: str, source: Source, expected: int | None) -> RankingTest:
+    """Load lists, or tables with candidates, for MTEB's convention."""
     if has_tables(source):
         return RankingTest("mteb", [load_tables(source, name=name)], _TABLE_RULES, str(source), expected)
     return RankingTest("mteb", [load_lists(source, name=name)], LIST_RULES, str(source), expected)

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Draw", "Evaluation", "Evidence", "Part", "Result", "average", "build_result", "defined"]
-
 Draw = list[npt.NDArray[np.int64]]
 """Row numbers drawn with replacement from each set behind a figure."""
 

@@ -25,22 +25,6 @@ from embedkit.evaluation.tasks import Conventions, Entry, Task
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
 
-__all__ = [
-    "MEASURES",
-    "RETRIEVAL_TASKS",
-    "Float64Array",
-    "Judged",
-    "RetrievalSet",
-    "RetrievalTask",
-    "average_precision",
-    "collect_judgements",
-    "load_retrieval",
-    "ndcg",
-    "rank_documents",
-    "recall",
-    "reciprocal_rank",
-]
-
 _DEPTH = 1000
 """Number of documents to rank for each query, as in BEIR and MTEB."""
 

@@ -12,21 +12,6 @@ from typing import ClassVar, TypeVar
 from embedkit.errors import DataError
 from embedkit.records import HubDataset, Row, check_columns, named_cells, read_records, read_table
 
-__all__ = [
-    "Shelf",
-    "Source",
-    "Tables",
-    "by_query",
-    "folder_rows",
-    "has_tables",
-    "has_top_ranked",
-    "locate",
-    "plain_stem",
-    "plain_suffix",
-    "read_rows",
-    "unique",
-]
-
 Source = Path | HubDataset
 
 _Value = TypeVar("_Value")

@@ -21,26 +21,6 @@ from embedkit.extras import require
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset, Row, read_lines
 
-__all__ = [
-    "COLUMNS",
-    "SEVEN",
-    "STS_TASKS",
-    "STS_YEARS",
-    "ScoredPairs",
-    "StsSet",
-    "StsTask",
-    "as_senteval",
-    "collect_pairs",
-    "correlation",
-    "evaluate_cross_encoder",
-    "evaluate_pairs",
-    "load_scored_pairs",
-    "load_sick",
-    "load_stsb",
-    "load_year",
-    "spearman",
-]
-
 Float64Array = npt.NDArray[np.float64]
 
 

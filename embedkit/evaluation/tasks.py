@@ -16,8 +16,6 @@ from embedkit.protocols import PairScorer, TextEncoder
 from embedkit.records import HubDataset
 from embedkit.runtime.arguments import check_flag, shown
 
-__all__ = ["Conventions", "Entry", "Task", "evaluate", "load_several"]
-
 Conventions = tuple[str, ...]
 """Requested re-ranking conventions, ``"useb"`` or ``"mteb"``."""
 

@@ -33,15 +33,6 @@ from embedkit.evaluation.tasks import Conventions, Entry, Task, load_several
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 
-__all__ = [
-    "SEVEN",
-    "TRANSFER_TASKS",
-    "Features",
-    "differences_and_products",
-    "pairs_differences_and_products",
-    "single",
-]
-
 
 @dataclass(frozen=True)
 class ClassifiedTexts:

@@ -32,15 +32,6 @@ from embedkit.evaluation.sources import Shelf, by_query, unique
 from embedkit.evaluation.tasks import Conventions, Entry, Task
 from embedkit.records import HubDataset, Row, read_lines
 
-__all__ = [
-    "RERANKING_TASKS",
-    "has_askubuntu",
-    "has_scidocs",
-    "load_askubuntu",
-    "load_askubuntu_pooled",
-    "load_scidocs",
-]
-
 _SCIDOCS_TASKS = ("cite", "cocite", "coview", "coread")
 _NO_TITLE = "without a title"
 

@@ -32,8 +32,6 @@ from embedkit.modeling.static import STATIC
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["is_bert", "write_bert"]
-
 _FAMILY = ("bert", "roberta", "xlm-roberta", "camembert")
 # Encoders that are the same network under other names; their cross-encoders end in other layers.
 _ENCODERS = ("distilbert", "electra")

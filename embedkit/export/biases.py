@@ -20,8 +20,6 @@ from embedkit.export.inputs import InputStatistics
 from embedkit.export.stored_weights import read_arrays, read_int8
 from embedkit.protocols import FloatArray
 
-__all__ = ["add_to_biases", "measure_shifts"]
-
 
 def measure_shifts(
     model: onnx.ModelProto, quantized: onnx.ModelProto, inputs: Mapping[str, InputStatistics]

@@ -18,8 +18,6 @@ from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
 
-__all__ = ["Candidate", "NativeCandidate", "run_torch", "torch_logits"]
-
 _OUTPUTS = ("sentence_embedding", "score")
 _TOKENS_PER_BATCH = 8192
 

@@ -11,8 +11,6 @@ from embedkit.config import load_toml
 from embedkit.errors import ModelError
 from embedkit.runtime.folders import read_json
 
-__all__ = ["Card", "find_model_folder", "read_card"]
-
 _RUN_CARD = "run.json"
 _CROSS_FIGURES = "cross-model.json"
 # Settings that describe the machine, not the model.

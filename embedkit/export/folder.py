@@ -39,15 +39,14 @@ from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.modeling.static import STATIC
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
-from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
+from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.gate_figures import describe_figures
 from embedkit.runtime.location import bundled_names, find_model
+from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.sentence_transformers import pool
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import Tokenizer
-
-__all__ = ["FolderReport", "export_folder"]
 
 _SMALLEST_COSINE = 0.999
 _FLOATS = {"fp32": "model.onnx", "fp16": "model_fp16.onnx"}

@@ -10,19 +10,6 @@ import numpy as np
 from embedkit.evaluation.sts import ScoredPairs, spearman
 from embedkit.protocols import FloatArray
 
-__all__ = [
-    "Gate",
-    "check_agreement",
-    "check_batch_invariance",
-    "check_native",
-    "check_retention",
-    "check_size",
-    "largest_difference",
-    "relative_error",
-    "rounded",
-    "smallest_cosine",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Gate:

@@ -18,8 +18,6 @@ from embedkit.export.writer import Arithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 
-__all__ = ["build_graph"]
-
 
 def build_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
     """Write the graph of an encoder or a cross-encoder.

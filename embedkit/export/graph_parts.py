@@ -19,8 +19,6 @@ from embedkit.export.writer import MEMORY_ROWS
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle
 
-__all__ = ["STATE_POOLINGS", "Head", "expose_states", "find_states", "has_memory", "read_head"]
-
 # Name of the pooling node -> index of its input with the token states, for written and for traced graphs.
 _POOLS = {
     "mean": {"masked_sum": 1, "/MatMul": 1},

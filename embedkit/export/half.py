@@ -19,8 +19,6 @@ from embedkit.errors import ExportError
 from embedkit.export.graph_parts import find_states
 from embedkit.export.writer import MEMORY_ROWS
 
-__all__ = ["halve"]
-
 # Replaces values beyond float16's range, such as masks; the exponential of its negative is 0 as well.
 _LARGEST = 6e4
 

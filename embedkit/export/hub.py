@@ -30,8 +30,6 @@ from embedkit.runtime.location import find_model, is_hub_id
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["model_card", "push", "save_repository"]
-
 _REQUIRED = ("README.md", "onnx/model.onnx")
 _TASKS = {"encoder": "sentence-similarity", "cross-encoder": "text-ranking"}
 _USES = {

@@ -17,8 +17,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.session import Session
 
-__all__ = ["InputStatistics", "measure_inputs"]
-
 
 @dataclass(frozen=True, slots=True)
 class InputStatistics:

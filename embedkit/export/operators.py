@@ -25,8 +25,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.static import STATIC
 from embedkit.runtime.session import write_optimized
 
-__all__ = ["check_operators"]
-
 # Equivalent operators; ONNX Runtime replaces the first of a set by the others.
 _OPERATORS = {
     "layer_norms": {"LayerNormalization", "SkipLayerNormalization"},

@@ -37,17 +37,16 @@ from embedkit.export.writer import Arithmetic, FloatArithmetic, Products
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
-from embedkit.runtime.bundle import Golden, GoldenPairs, Manifest, read_bundle, write_bundle
+from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.folders import read_layout
 from embedkit.runtime.gate_figures import describe_figures
+from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.tokenization import Tokens
-
-__all__ = ["PRECISIONS", "ExportOptions", "ExportReport", "Origin", "export", "export_source", "load_source"]
 
 logger = logging.getLogger("embedkit")
 

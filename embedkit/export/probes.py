@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GOLDEN_PAIRS", "GOLDEN_TEXTS", "PROBE_PAIRS", "PROBE_TEXTS"]
-
 # Short and long texts, several scripts, digits, an emoji of several code points, and a blank text.
 GOLDEN_TEXTS = [
     "A man is playing a guitar.",

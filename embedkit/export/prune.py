@@ -14,8 +14,6 @@ from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_model
 from embedkit.modeling.vocabulary import unknown_id
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["prune_vocabulary"]
-
 _TEXTS_PER_CHUNK = 4096
 
 Model = TypeVar("Model", bound=SentenceEncoder | PairEncoder)

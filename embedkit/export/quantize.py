@@ -21,8 +21,6 @@ from embedkit.errors import ExportError
 from embedkit.export.writer import GraphWriter
 from embedkit.protocols import FloatArray
 
-__all__ = ["TARGETS", "Int8Arithmetic", "largest_weight", "multiply", "quantize"]
-
 # Target -> the largest magnitude of a weight that cannot saturate its multiplication.
 TARGETS = {"cpu-avx2": 64, "cpu-vnni": 127, "arm64": 127}
 

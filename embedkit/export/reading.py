@@ -27,8 +27,6 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.folders import Layout, read_json, read_layout
 from embedkit.runtime.tokenization import Tokens
 
-__all__ = ["check_reading"]
-
 _ENOUGH_TOKENS = 1024  # longer texts are compared as tokens only: attention over them takes minutes
 _SAME = 1e-4  # the folder's own library and this package compute the same network in float32
 

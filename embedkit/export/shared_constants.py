@@ -15,8 +15,6 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
-__all__ = ["digest", "find_twins", "merge_twins"]
-
 _PARTS = ("", "_int8", "_scale", "_zero")  # what the names of a weight's stored parts append to its own
 
 

@@ -22,8 +22,6 @@ from embedkit.export.quantize import multiply, quantize
 from embedkit.export.writer import GraphWriter
 from embedkit.protocols import FloatArray
 
-__all__ = ["StaticInt8Products"]
-
 _LEVELS = 255
 _SMALLEST = 1e-5
 # Smoothing is applied if it reduces the expected squared error to less than this share.

@@ -19,8 +19,6 @@ from embedkit.export.gates import Gate, rounded
 from embedkit.modeling.int4 import INT4_ERROR
 from embedkit.protocols import FloatArray
 
-__all__ = ["check_weights", "read_arrays", "read_int8"]
-
 # Half a step, or the effect of clipping, plus the rounding of scales to float32 or float16.
 _LIMITS = {"float32": 0.0, "int8": 0.51, "int4": INT4_ERROR + 0.01}
 

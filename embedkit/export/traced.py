@@ -29,8 +29,6 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pretrained import first_line
 
-__all__ = ["example_inputs", "trace_graph"]
-
 _OUTPUT = "traced"
 _PRODUCTS = ("MatMul", "Gemm")  # torch writes Gemm only as values @ weight.T + bias
 

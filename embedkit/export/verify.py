@@ -53,8 +53,6 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
 
-__all__ = ["PAIR_THRESHOLDS", "THRESHOLDS", "Thresholds", "verify"]
-
 _BATCHES = (1, 2, 7, 32)
 _LENGTHS = (2, 3, 5, 8, 17, 64, 512)  # up to max_length; a single text is longer
 _SETS = ("random_words", "probe_pairs")  # of which errors of logits are measured

@@ -22,8 +22,6 @@ from embedkit.export.writer import FloatArithmetic, GraphWriter, Products, WordT
 from embedkit.modeling.int4 import INT4_ZERO, quantize_blocks
 from embedkit.protocols import FloatArray
 
-__all__ = ["WORD_TABLES", "Int4WordTable", "MixedArithmetic", "choose_word_table", "pack"]
-
 
 @dataclass(frozen=True, slots=True)
 class MixedArithmetic:

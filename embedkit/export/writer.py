@@ -15,18 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from embedkit.protocols import FloatArray
 
-__all__ = [
-    "MEMORY_ROWS",
-    "OPSET",
-    "PAIR_INPUTS",
-    "TEXT_INPUTS",
-    "Arithmetic",
-    "FloatArithmetic",
-    "GraphWriter",
-    "Products",
-    "WordTable",
-]
-
 OPSET = 20
 TEXT_INPUTS = ("input_ids", "attention_mask")
 PAIR_INPUTS = (*TEXT_INPUTS, "token_type_ids")

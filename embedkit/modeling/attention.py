@@ -9,8 +9,6 @@ from transformers import PreTrainedModel
 
 from embedkit.modeling.quiet import quiet_transformers
 
-__all__ = ["plain_attention"]
-
 
 @contextlib.contextmanager
 def plain_attention(network: PreTrainedModel) -> Iterator[None]:

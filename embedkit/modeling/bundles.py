@@ -18,8 +18,6 @@ from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["from_bundle"]
-
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_new"}
 
 

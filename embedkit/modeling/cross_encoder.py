@@ -38,8 +38,6 @@ from embedkit.runtime.folders import Layout, read_layout, stored_activation
 from embedkit.runtime.sentence_transformers import read_activation
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["PairEncoder", "is_cross_encoder"]
-
 _CLASSIFIER = "ForSequenceClassification"
 _USUAL_LENGTH = 512  # where neither the folder nor the network specifies one
 

@@ -44,8 +44,6 @@ from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.folders import Layout, pooling_modes, read_layout
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["Activation", "DenseHead", "SentenceEncoder"]
-
 logger = logging.getLogger("embedkit")
 
 Part = TypeVar("Part", bound=nn.Module)

@@ -21,8 +21,6 @@ from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["from_pretrained", "from_teacher", "random", "remember_words", "static_words"]
-
 Float64Array = npt.NDArray[np.float64]
 
 _WORD_SCALE = 0.05  # root mean square of the word table, as in trained BERT models

@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from embedkit.protocols import FloatArray
 
-__all__ = ["INT4_ERROR", "INT4_ZERO", "quantize_blocks", "restore_blocks"]
-
 _BLOCK = 32
 _CLIPPED = (0.95, 0.9, 0.85)  # clipping thresholds to try, as shares of the largest magnitude
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 from embedkit.errors import ModelError
 from embedkit.runtime.folders import POOLING_KEYS, Layout, pooling_modes, read_json, read_layout
 
-__all__ = ["Activation", "read_activation", "weights_bytes", "write_layout"]
-
 Activation = Literal["tanh", "linear", "relu", "gelu", "sigmoid", "silu"]
 """The function after the product of a dense head; ``"linear"`` is none."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["fit_affine", "fit_scale"]
-
 _RIDGE = 1e-4  # as a multiple of the inputs' mean variance
 
 

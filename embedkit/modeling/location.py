@@ -10,8 +10,6 @@ from huggingface_hub import snapshot_download
 from embedkit.errors import ModelError, ModelNotFoundError
 from embedkit.runtime.location import is_hub_id
 
-__all__ = ["find_folder"]
-
 _DESCRIPTIONS = ["*.json", "*.txt", "*.model", "*.spm"]
 _WEIGHTS = ["*.safetensors", "*/pytorch_model.bin"]
 _OLD_WEIGHTS = ["pytorch_model*.bin"]

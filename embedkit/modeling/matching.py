@@ -24,8 +24,6 @@ from embedkit.modeling.seeding import seeded
 from embedkit.modeling.vocabulary import real_words
 from embedkit.runtime.tokenization import PairTokenizer
 
-__all__ = ["matching_encoder"]
-
 _SHARPNESS = 6.0  # attention logit of an equal word, and of the other segment
 _SEGMENT = 0.35  # length of the segment's row, relative to a word's
 _GAIN = 0.5  # singular values of the first layer's values and of its output

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["WordMemory", "masked_mean"]
-
 
 class WordMemory(nn.Module):
     """A wide table of word vectors whose mean over a text is fed directly to the head, next to the transformer.

@@ -10,8 +10,6 @@ from torch import Tensor
 from embedkit.modeling.memory import masked_mean
 from embedkit.runtime.folders import pooling_modes
 
-__all__ = ["pool_states"]
-
 
 def pool_states(states: Tensor, attention_mask: Tensor, pooling: str) -> Tensor:
     """Pool states ``(B, L, H)``, mask ``(B, L) int64``: M modes give ``(B, M * H) float32``. Padding is right."""

@@ -16,19 +16,6 @@ from transformers import PretrainedConfig
 from embedkit.errors import ModelError
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = [
-    "OFFSET_POSITIONS",
-    "UNLIMITED",
-    "check_fit",
-    "decisive_settings",
-    "fingerprint",
-    "first_line",
-    "load_weights",
-    "longest_text",
-    "model_name",
-    "refuse_custom_code",
-]
-
 # These number positions from pad_token_id + 1, so the table is that much longer than the longest text.
 OFFSET_POSITIONS = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "roberta-prelayernorm", "data2vec-text"}

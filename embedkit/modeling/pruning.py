@@ -27,8 +27,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["choose_pieces", "count_pieces", "prune_model", "prune_tokenizer"]
-
 _ALGORITHMS = ("WordPiece", "Unigram", "BPE")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 

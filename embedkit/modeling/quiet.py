@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["quiet_transformers"]
-
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["seeded"]
-
 
 @contextlib.contextmanager
 def seeded(seed: int, *, devices: Sequence[torch.device] | None = None) -> Iterator[None]:

@@ -19,8 +19,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-__all__ = ["repeat_layers", "separate", "writing_tensors"]
-
 
 def repeat_layers(network: PreTrainedModel, times: int) -> None:
     """Apply every layer of a BERT network ``times`` times in succession, in place."""

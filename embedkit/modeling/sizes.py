@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["ARCHITECTURES", "SIZES", "Size", "nearest_size"]
-
 
 @dataclass(frozen=True, slots=True)
 class Size:

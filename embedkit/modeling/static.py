@@ -15,8 +15,6 @@ from embedkit.modeling.vocabulary import unknown_id
 from embedkit.runtime.folders import Layout
 from embedkit.runtime.tokenization import Tokenizer
 
-__all__ = ["STATIC", "StaticConfig", "StaticTable", "load_static"]
-
 STATIC = "static"
 """The model type of :class:`StaticTable`."""
 

@@ -46,8 +46,6 @@ from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["choose_layers", "cross_from_layers", "from_layers"]
-
 _TEXTS_PER_BATCH = 64
 _SCORE_RIDGE = 1e-2  # there is one observation for each pair, not for each token
 _USUAL = 0.95  # share of feed-forward units whose largest activation counts as usual

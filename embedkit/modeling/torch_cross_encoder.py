@@ -12,8 +12,6 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import token_batches
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 
-__all__ = ["TorchCrossEncoder"]
-
 
 class TorchCrossEncoder:
     """A :class:`~embedkit.protocols.PairScorer` that wraps a :class:`PairEncoder` without copying it.

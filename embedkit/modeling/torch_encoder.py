@@ -15,8 +15,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import token_batches
 
-__all__ = ["PRECISIONS", "TorchEncoder"]
-
 PRECISIONS = ("fp32", "bf16")
 
 

@@ -15,8 +15,6 @@ from embedkit.modeling.quiet import quiet_transformers
 from embedkit.runtime.folders import Layout, read_tokenizer, set_left_truncation, set_lowercase
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-__all__ = ["library_tokenizer", "load_tokenizer", "real_words", "unknown_id", "write_tokenizer"]
-
 # Roles of special tokens in transformers, and their spelling in each tokenizer family.
 _ROLES = {
     "pad_token": ("[PAD]", "<pad>"),

@@ -15,8 +15,6 @@ from embedkit.evaluation.tables import Table
 from embedkit.reporting.page import flat
 from embedkit.reporting.quality import Quality, judge
 
-__all__ = ["Entry", "differences", "distinct", "flat_recipe", "write_comparison"]
-
 _DEVELOPMENT = "development Spearman"
 
 

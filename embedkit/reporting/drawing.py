@@ -15,8 +15,6 @@ from matplotlib.figure import Figure
 
 from embedkit.atomic import atomic_file
 
-__all__ = ["COLOURS", "DARK_COLOURS", "HUES", "Drawing", "to_svg", "write_png"]
-
 COLOURS: Mapping[str, str] = {
     "ink": "#57606a",
     "rule": "#d8dee4",

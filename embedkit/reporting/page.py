@@ -9,8 +9,6 @@ from typing import Any
 from embedkit.evaluation.tables import Table
 from embedkit.reporting.drawing import COLOURS, DARK_COLOURS
 
-__all__ = ["build_page", "facts", "figures", "flat", "notes", "sheet", "wide"]
-
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1f2328; --card: #f6f8fa; VARIABLES }
 @media screen and (prefers-color-scheme: dark) {

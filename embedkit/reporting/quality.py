@@ -10,8 +10,6 @@ from typing import Any
 from embedkit.errors import DataError
 from embedkit.records import read_json
 
-__all__ = ["Quality", "judge", "read_evaluations"]
-
 
 @dataclass(frozen=True)
 class Quality:

@@ -13,8 +13,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
 from embedkit.reporting.drawing import HUES, to_svg
 
-__all__ = ["draw_latency", "draw_throughput", "legend"]
-
 _WIDTH = 11.7  # inches
 _KEY = "filled: int8; hollow: other precisions; squares: torch"
 

@@ -18,8 +18,6 @@ from embedkit.reporting.page import build_page, figures, notes, sheet, wide
 from embedkit.reporting.quality import Quality, judge
 from embedkit.reporting.speed_charts import draw_latency, draw_throughput, legend
 
-__all__ = ["check_path", "read_reports", "write_speed_page"]
-
 
 def check_path(path: Path, suffix: str = ".html") -> None:
     """Check the suffix of a report file, before any work.

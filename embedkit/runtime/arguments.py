@@ -13,22 +13,6 @@ import numpy as np
 
 from embedkit.errors import InputError
 
-__all__ = [
-    "check_choice",
-    "check_count",
-    "check_flag",
-    "check_iterable",
-    "check_names",
-    "check_number",
-    "check_path",
-    "check_progress",
-    "check_text",
-    "check_texts",
-    "check_whole",
-    "is_unicode",
-    "shown",
-]
-
 
 def check_whole(value: Any, name: str, *, least: int = 1, most: int | None = None) -> int:
     """Return a whole number of Python or numpy; True and False are none.

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["read_chunks", "token_batches"]
-
 
 def read_chunks(items: Iterable[Any], *, most_items: int, most_characters: int) -> Iterator[list[Any]]:
     """Cut a stream of texts or pairs into lists, in order, each closed by the item that reaches a bound.

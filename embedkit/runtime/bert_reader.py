@@ -18,8 +18,6 @@ from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product, Wor
 from embedkit.runtime.graph_cursor import GraphCursor
 from embedkit.runtime.onnx_graph import OnnxGraph, OtherGraphError, Value, read_graph, require
 
-__all__ = ["read_bert"]
-
 _VERSIONS = (9, 20)  # of the file format and of the operators
 _FLOAT32, _INT64 = 1, 7
 _INPUTS = [Value(name, _INT64, ("batch", "length")) for name in ("input_ids", "attention_mask", "token_type_ids")]

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from embedkit.protocols import FloatArray
 
-__all__ = ["BertWeights", "Layer", "Norm", "Product", "WordTable"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:

@@ -29,8 +29,6 @@ from embedkit.runtime.initializers import refuse_external_data
 from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
 from embedkit.runtime.wire import Field, encode_bytes, read_fields
 
-__all__ = ["FORMAT", "Bundle", "Golden", "GoldenPairs", "Manifest", "read_bundle", "write_bundle"]
-
 FORMAT = 1
 
 _GRAPH, _METADATA = 7, 14  # fields of ModelProto

@@ -15,8 +15,6 @@ from embedkit import errors
 from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.runtime.frames import read_frame, write_frame
 
-__all__ = ["Child", "describe_error", "parent"]
-
 # multiprocessing would import the caller's script again, and `-m` would search the current folder first. This
 # finds embedkit where the caller found it.
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main()"

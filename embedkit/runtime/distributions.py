@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["explain_missing_onnxruntime", "installed_distributions"]
-
 _DISTRIBUTIONS = (
     "onnxruntime",
     "onnxruntime-gpu",

@@ -8,8 +8,6 @@ from typing import Literal, TypedDict
 from embedkit.runtime.engine import OnLong
 from embedkit.runtime.packing import Precision
 
-__all__ = ["EncodeOptions", "Role", "with_prompt"]
-
 Role = Literal["query", "document"]
 
 _PROMPTS: dict[Role, Sequence[str]] = {"query": ("query",), "document": ("document", "passage", "corpus")}

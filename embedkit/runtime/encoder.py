@@ -26,7 +26,7 @@ from embedkit.runtime.arguments import (
 )
 from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
-from embedkit.runtime.engine import OnLong, OnOverflow, Plan, Verification, tell_truncated
+from embedkit.runtime.engine import OnLong, Plan, Verification, tell_truncated
 from embedkit.runtime.manifest import Golden
 from embedkit.runtime.model import Model
 from embedkit.runtime.packing import Packing, Precision, unit_rows
@@ -37,8 +37,6 @@ from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.token_spans import TokenSpan, TokenSpans
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
 from embedkit.runtime.windows import Span, find_windows
-
-__all__ = ["EncodeOptions", "Encoder", "OnLong", "OnOverflow", "Verification"]
 
 logger = logging.getLogger("embedkit")
 

@@ -22,8 +22,6 @@ from embedkit.runtime.batching import read_chunks
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.tokenization import Tokens
 
-__all__ = ["Engine", "Network", "OnLong", "OnOverflow", "Plan", "Verification", "read_parts", "tell_truncated"]
-
 logger = logging.getLogger("embedkit")
 
 OnOverflow = Literal["truncate", "error"]

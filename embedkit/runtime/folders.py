@@ -31,21 +31,6 @@ from typing import Any, Literal
 
 from embedkit.errors import ModelError
 
-__all__ = [
-    "POOLINGS",
-    "POOLING_KEYS",
-    "Layout",
-    "pooling_modes",
-    "read_bytes",
-    "read_json",
-    "read_layout",
-    "read_tokenizer",
-    "set_left_truncation",
-    "set_lowercase",
-    "stored_activation",
-    "whole_number",
-]
-
 # In the order in which sentence-transformers concatenates those that are switched on one by one.
 POOLING_KEYS = {
     "pooling_mode_cls_token": "cls",

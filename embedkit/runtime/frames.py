@@ -7,8 +7,6 @@ import struct
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-__all__ = ["read_frame", "write_frame"]
-
 _SIZES = struct.Struct("<QQ")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["describe_figures"]
-
 # Figures whose limit is not named like them with the suffix "_allowed".
 _LIMITS = {"retention": "allowed", "spearman": "allowed", "largest_error_in_steps": "largest_error_allowed"}
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from embedkit.runtime.onnx_graph import Attribute, Node, OnnxGraph, OtherGraphError, read_node
 
-__all__ = ["GraphCursor"]
-
 Array = npt.NDArray[Any]
 
 _NO_NODE = Node("", (), (), {})

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 
 from tokenizers.normalizers import Precompiled
 
-__all__ = ["character_kinds"]
-
 _CONTROL, _JOINS, _UNCLEAR = 1, 2, 3
 _PLANES = 0x20000  # the first two, whose characters have kinds, and then the beginning of plane 14
 _TAGS = range(0xE0000, 0xE1000)

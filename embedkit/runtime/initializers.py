@@ -12,8 +12,6 @@ import numpy.typing as npt
 from embedkit.errors import BundleError
 from embedkit.runtime.wire import encode_bytes, read_fields, read_numbers
 
-__all__ = ["Initializer", "expose_logits", "large_tables", "largest_initializers", "refuse_external_data"]
-
 # Fields of messages that contain messages, as far as they may contain tensors (onnx.proto3).
 _MEMBERS = {
     "model": {7: "graph", 20: "training", 25: "function"},

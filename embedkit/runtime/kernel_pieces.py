@@ -11,8 +11,6 @@ import numpy as np
 
 from embedkit.runtime.token_ids import TokenIds
 
-__all__ = ["KernelPieces"]
-
 _CUT, _LEFT = 1, 2
 # Creating a kernel takes as long as this many short texts, so it is skipped for a few.
 _TEXTS_THAT_PAY = 1000

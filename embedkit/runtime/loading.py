@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from embedkit.errors import InputError, ModelError
-from embedkit.runtime.bundle import Bundle, Manifest, read_bundle
+from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.folders import read_json
 from embedkit.runtime.location import find_model
+from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.sentence_transformers import (
     DEFAULT_FILE,
     FolderModel,
     read_cross_encoder_folder,
     read_folder,
 )
-
-__all__ = ["BUNDLE_FOLDER_KEY", "check_kind", "load_model"]
 
 BUNDLE_FOLDER_KEY = "embedkit_bundle"
 """Key of ``config.json`` in a folder whose ``onnx/model.onnx`` is a bundle, as ``embedkit push`` writes it."""

@@ -14,8 +14,6 @@ from embedkit.object_store import is_url, open_store
 from embedkit.runtime.arguments import shown
 from embedkit.runtime.published import BUNDLED, published_models, unpack
 
-__all__ = ["bundled_names", "find_model", "is_at_hand", "is_hub_id"]
-
 # Names of models that were replaced by a better one.
 _REPLACED = {"tiny-sct": "tiny"}
 # Names of the field's models -> their repositories on the hub, which have an ONNX file.

@@ -16,8 +16,6 @@ from embedkit.errors import BundleError, ConfigError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.ranges import Ranges
 
-__all__ = ["ACTIVATIONS", "Golden", "GoldenPairs", "Manifest"]
-
 ACTIVATIONS = ("sigmoid", "identity")
 _DESCRIPTIVE = "info_"
 _SHA256 = "[0-9a-f]{64}"

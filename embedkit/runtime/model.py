@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, Type
 from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_names, check_path
-from embedkit.runtime.bundle import Bundle, Manifest
+from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.engine import Engine, Verification
 from embedkit.runtime.loading import check_kind, load_model
+from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import FolderModel
 from embedkit.runtime.shared_arrays import SharedArrays
@@ -22,8 +23,6 @@ from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer
 
 if TYPE_CHECKING:
     from embedkit.runtime.padded_network import PaddedNetwork
-
-__all__ = ["Model", "Origin"]
 
 AnyTokenizer = TypeVar("AnyTokenizer", Tokenizer, PairTokenizer)
 

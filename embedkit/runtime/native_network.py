@@ -34,15 +34,6 @@ from embedkit.runtime.threads import available_threads
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
 
-__all__ = [
-    "INSTRUCTIONS",
-    "NATIVE",
-    "NATIVE_NUMERICS",
-    "NativeNetwork",
-    "choose_instructions",
-    "native_instructions",
-]
-
 NATIVE = "EmbedkitExecutionProvider"
 NATIVE_NUMERICS = "embedkit-1"  # increases with every change to any bit of an embedding or score
 INSTRUCTIONS = ("amx", "avx512", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "portable")

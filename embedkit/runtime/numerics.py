@@ -13,8 +13,6 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["UNKNOWN", "digest_of", "joined", "numerics_of", "warn_of_mixture"]
-
 logger = logging.getLogger("embedkit")
 
 UNKNOWN = "unknown"

@@ -18,18 +18,6 @@ import numpy.typing as npt
 
 from embedkit.runtime.wire import Field, read_fields
 
-__all__ = [
-    "Attribute",
-    "Node",
-    "OnnxGraph",
-    "OtherGraphError",
-    "Tensor",
-    "Value",
-    "read_graph",
-    "read_node",
-    "require",
-]
-
 T = TypeVar("T")
 Attribute = float | int | str | tuple[int, ...]
 

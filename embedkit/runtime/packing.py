@@ -13,8 +13,6 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_choice, check_flag, check_whole
 from embedkit.runtime.ranges import Ranges
 
-__all__ = ["Packing", "Precision", "unit_rows"]
-
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 
 

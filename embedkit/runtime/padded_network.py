@@ -13,8 +13,6 @@ from embedkit.runtime.batching import token_batches
 from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 
-__all__ = ["PaddedNetwork"]
-
 # On a CPU small batches stay in its caches. In lanes there must be enough of them for every thread, even for few
 # texts, and batches must not depend on the threads: an embedding of dynamic int8 depends on its batch.
 _LANE_TOKENS_PER_BATCH = range(128, 257)

@@ -15,8 +15,6 @@ from embedkit.runtime.plain_texts import PlainTexts
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.word_pieces import WordPieces
 
-__all__ = ["PairPieces"]
-
 _Counts = npt.NDArray[np.int64]
 
 

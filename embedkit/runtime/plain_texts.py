@@ -11,8 +11,6 @@ import tokenizers
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 
-__all__ = ["PlainTexts", "find_frame", "plain_characters"]
-
 # Latin blocks and IPA, Greek and Cyrillic, General Punctuation and Currency Symbols, without combining
 # marks, line terminators and direction marks.
 _NOT_PLAIN = re.compile(

@@ -22,8 +22,6 @@ from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Origin
 from embedkit.runtime.threads import available_threads, most_processes
 
-__all__ = ["EncoderPool", "PooledEncoder"]
-
 _PARTS_PER_PROCESS = 2
 
 

@@ -16,8 +16,6 @@ from embedkit.runtime.child import describe_error, parent
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.frames import read_frame, write_frame
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Reply until the input ends, or the reader has closed the pipe."""

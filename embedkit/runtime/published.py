@@ -23,8 +23,6 @@ from embedkit.errors import ModelNotFoundError
 from embedkit.extras import require
 from embedkit.progress import Progress
 
-__all__ = ["BUNDLED", "PLACE", "PublishedModel", "published_models", "unpack"]
-
 BUNDLED: Final = resources.files("embedkit") / "bundled"
 """The models that come with the package: a folder, or a part of a zipped package."""
 

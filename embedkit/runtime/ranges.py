@@ -13,8 +13,6 @@ import numpy.typing as npt
 from embedkit.errors import BundleError, InputError
 from embedkit.protocols import FloatArray
 
-__all__ = ["Ranges"]
-
 _STEPS = 255
 
 

@@ -24,8 +24,6 @@ from embedkit.runtime.initializers import refuse_external_data
 from embedkit.runtime.manifest import ACTIVATIONS, Manifest
 from embedkit.runtime.tokenization import TokenBatch
 
-__all__ = ["DEFAULT_FILE", "FolderModel", "pool", "read_activation", "read_cross_encoder_folder", "read_folder"]
-
 DEFAULT_FILE = "onnx/model.onnx"
 _USUAL_LENGTH = 512  # where no file specifies one
 _ADVICE = "make a bundle of it with `embedkit export`"

@@ -28,8 +28,6 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"{explain_missing_onnxruntime()} ({error})") from error
 
-__all__ = ["CPU", "Session", "available_providers", "write_optimized"]
-
 CPU = "CPUExecutionProvider"
 _FEEDS = ("input_ids", "attention_mask", "token_type_ids")
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}

@@ -19,8 +19,6 @@ import numpy.typing as npt
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["SharedArrays"]
-
 logger = logging.getLogger(__name__)
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]

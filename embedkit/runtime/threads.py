@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["available_threads", "most_processes"]
-
 _PROCESSES_PER_PROCESSOR = 8
 
 

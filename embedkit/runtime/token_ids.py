@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from embedkit.errors import ModelError
 
-__all__ = ["TokenIds"]
-
 
 class TokenIds(Sequence[list[int]]):
     """Lists of ids in one array: a sequence of N lists, which are created on access.

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import tokenizers
 
-__all__ = ["TokenSpan", "TokenSpans"]
-
 
 class TokenSpan(NamedTuple):
     """One token of a text.

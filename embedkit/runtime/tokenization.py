@@ -23,8 +23,6 @@ from embedkit.runtime.tokenizer_rules import check_rules
 from embedkit.runtime.unigram_pieces import UnigramPieces
 from embedkit.runtime.word_pieces import WordPieces
 
-__all__ = ["PairTokenizer", "TokenBatch", "Tokenizer", "Tokens"]
-
 _PROBE = "a \ua66e"  # a letter of a single manuscript: no vocabulary has it, so it takes the unknown token
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
 _UNKNOWN_TOKENS = ("[UNK]", "<unk>")

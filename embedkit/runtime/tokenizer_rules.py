@@ -16,8 +16,6 @@ import tokenizers
 
 from embedkit.errors import ModelError
 
-__all__ = ["check_rules", "rules_of"]
-
 _MOST_GROWTH = 100  # SentencePiece's rules can lengthen a character 36 times
 _MOST_FRAME = 16
 _PARTS = ("normalizers", "pretokenizers", "processors")

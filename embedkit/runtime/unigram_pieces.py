@@ -16,8 +16,6 @@ from embedkit.runtime.kernels import unigram
 from embedkit.runtime.plain_texts import find_frame
 from embedkit.runtime.tokenizer_rules import rules_of
 
-__all__ = ["UnigramPieces"]
-
 _PIECES_OF_A_TEXT = 25  # so many pieces of the vocabulary are read in the time of a short text
 _SEVERAL_SPACES = {"Regex": " {2,}"}
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from embedkit.errors import InputError
 
-__all__ = ["Span", "find_windows"]
-
 Span = tuple[int, int]
 """First character, and end of the characters, exclusive."""
 

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from embedkit.errors import BundleIntegrityError
 
-__all__ = ["Field", "encode_bytes", "read_fields", "read_numbers"]
-
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LARGEST_NUMBER = 2**29 - 1
 # In one message. Graphs of a hundred layers have some thousand; a field of no bytes takes a hundred here.

@@ -15,8 +15,6 @@ from embedkit.runtime.kernels import wordpiece
 from embedkit.runtime.plain_texts import PlainTexts, plain_characters
 from embedkit.runtime.token_ids import TokenIds
 
-__all__ = ["WordPieces"]
-
 _LONGEST_WORD = 256  # the longest word that the kernel supports
 _UNREAD_TEXTS = 200  # so many texts take longer than learning some blocks of characters
 _READ_CHARACTERS = 2000  # of each of them

@@ -29,8 +29,6 @@ from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.remote import Found, RemoteAbout, RemoteStore
 
-__all__ = ["MOST_RESULTS", "TOKEN_VARIABLE", "MilvusDocuments"]
-
 TOKEN_VARIABLE: Final = "EMBEDKIT_MILVUS_TOKEN"  # noqa: S105 - its name, not its value
 MOST_RESULTS: Final = 16_384
 """Milvus's limit for one search."""

@@ -29,8 +29,6 @@ from embedkit.serving.retrieval.lexical import split_words
 from embedkit.serving.retrieval.remote import Found, RemoteAbout, RemoteStore
 from embedkit.serving.retrieval.segment_files import text_hash
 
-__all__ = ["KEY_VARIABLE", "QdrantDocuments"]
-
 KEY_VARIABLE: Final = "EMBEDKIT_QDRANT_KEY"
 
 _INDEX = "hnsw"

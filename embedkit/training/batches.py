@@ -20,15 +20,6 @@ from embedkit.training.method import Batch, BatchSpec, View
 from embedkit.training.teachers import TeacherVectors
 from embedkit.training.views import ViewsConfig, augment
 
-__all__ = [
-    "BatchSource",
-    "Batches",
-    "PairBatchSource",
-    "check_batches",
-    "chunk_view",
-    "pair_batch",
-]
-
 _PREFETCH = 4
 _CHUNK_TOKENS = 128  # minimum tokens of a chunk, except the last
 _MOST_PADDING = 1.1  # maximum ratio of padded to unpadded tokens in a chunk

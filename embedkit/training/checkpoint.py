@@ -18,8 +18,6 @@ from embedkit.errors import CheckpointError
 from embedkit.modeling.shared_layers import separate, writing_tensors
 from embedkit.training.optim import AdamW
 
-__all__ = ["TrainState", "load_checkpoint", "save_checkpoint"]
-
 _FORMAT = "1"
 
 

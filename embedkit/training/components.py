@@ -13,15 +13,6 @@ from torch.nn import functional
 from embedkit.modeling.encoder import DenseHead, SentenceEncoder
 from embedkit.modeling.seeding import seeded
 
-__all__ = [
-    "CrossViewQueues",
-    "MovingAverage",
-    "QueueKind",
-    "TeacherQueues",
-    "VectorQueue",
-    "training_head",
-]
-
 
 class VectorQueue(nn.Module):
     """The newest K vectors, first in, first out.

@@ -16,8 +16,6 @@ from embedkit.training.teachers import TeacherConfig
 from embedkit.training.trackers import TrackerName
 from embedkit.training.views import ViewsConfig
 
-__all__ = ["DevConfig", "RunConfig", "StudentConfig"]
-
 _STARTS = {"teacher": "{}'s words", "layers": "{}'s layers", "random": "random weights"}
 _SHAPE = ("layers", "layer_repeats", "hidden", "inner", "heads", "memory")
 

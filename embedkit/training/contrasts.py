@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-__all__ = ["contrasts"]
-
 
 def _words(listed: str) -> frozenset[str]:
     return frozenset(listed.split())

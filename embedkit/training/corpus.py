@@ -25,8 +25,6 @@ from embedkit.progress import Progress
 from embedkit.records import HubDataset, Record, read_records
 from embedkit.training.contrasts import contrasts
 
-__all__ = ["Corpus", "CorpusCard", "SourceConfig", "normalise"]
-
 logger = logging.getLogger(__name__)
 
 _FORMAT = 3

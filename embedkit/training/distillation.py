@@ -15,20 +15,13 @@ import torch
 from torch import Tensor
 
 from embedkit.config import setting
-from embedkit.modeling.encoder import Activation, SentenceEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.layout import Activation
 from embedkit.modeling.least_squares import fit_affine
 from embedkit.modeling.seeding import seeded
 from embedkit.training.losses import Shuffle, group_shuffle
 from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, View, pooled
 from embedkit.training.self_supervision import JointConfig, SelfSupervision
-
-__all__ = [
-    "Distillation",
-    "DistillationConfig",
-    "ShuffledConfig",
-    "congen_preset",
-    "fit_head",
-]
 
 
 def fit_head(encoder: SentenceEncoder, dimension: int, *, seed: int, activation: Activation = "tanh") -> bool:

@@ -20,8 +20,6 @@ from embedkit.runtime.packing import unit_rows
 from embedkit.training.matryoshka import Rows, principal_axes, sample_chunks, second_moment
 from embedkit.training.teachers import TeacherVectors
 
-__all__ = ["JoinConfig", "JoinedVectors"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinConfig:

@@ -32,14 +32,6 @@ from embedkit.training.networks import (
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
 from embedkit.training.run_folder import RunFolder
 
-__all__ = [
-    "LoopConfig",
-    "Scores",
-    "evaluation_steps",
-    "total_steps",
-    "train",
-]
-
 
 def total_steps(batches_per_epoch: int, *, accumulate: int, epochs: int, steps: int | None) -> tuple[int, int]:
     """Return the optimizer steps per epoch and in total: ``steps`` if set, else ``epochs`` epochs."""

@@ -11,25 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = [
-    "Grouping",
-    "Keys",
-    "Reference",
-    "Shuffle",
-    "cross_entropy",
-    "group_of_length",
-    "group_of_mass",
-    "group_shuffle",
-    "group_window",
-    "info_nce",
-    "own_cross_entropy",
-    "reference",
-    "shuffle_probabilities",
-    "shuffle_within_groups",
-    "similarity_logits",
-    "squared_distance",
-]
-
 Shuffle = Callable[[Tensor, Tensor], Tensor]
 """Maps distributions ``(B, K + B)`` and the column of each sentence's own key ``(B,) int64`` to distributions."""
 _BLOCK = 8

@@ -20,8 +20,6 @@ from embedkit.errors import ConfigError
 from embedkit.protocols import FloatArray
 from embedkit.training.teachers import TeacherVectors
 
-__all__ = ["MatryoshkaConfig", "RotatedVectors", "Rows", "principal_axes", "sample_chunks", "second_moment"]
-
 _SAMPLE = 20_000
 _CHUNK = 4096
 

@@ -15,20 +15,6 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import processes
 
-__all__ = [
-    "Batch",
-    "BatchSpec",
-    "Learner",
-    "Method",
-    "Presets",
-    "StepOutput",
-    "View",
-    "pooled",
-    "scored",
-    "unit_embeddings",
-]
-
-
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Size -> table of a run's configuration ("optim", "settings", "student") -> the paper's values for that size."""
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from embedkit.config import setting
 
-__all__ = ["TRAINER_OPTIM", "AdamW", "Muon", "OptimConfig", "build_optimizer", "schedule"]
-
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a quintic that brings singular values close to 1 in five steps
 _NEWTON_SCHULZ_STEPS = 5

@@ -23,21 +23,6 @@ from torch import Tensor, distributed, nn
 
 from embedkit.modeling.seeding import seeded
 
-__all__ = [
-    "agree",
-    "average_gradients",
-    "copy_state",
-    "count",
-    "first",
-    "first_alone",
-    "from_first",
-    "gather",
-    "group",
-    "own_randomness",
-    "rank",
-    "wait",
-]
-
 # The first process may spend hours encoding a corpus with a teacher while the others wait.
 _PATIENCE = dt.timedelta(days=7)
 

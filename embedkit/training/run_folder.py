@@ -24,11 +24,6 @@ from embedkit.evaluation.machine import processor_name
 from embedkit.training.trackers import Tracker
 from embedkit.write_lock import LOCK, write_lock
 
-__all__ = [
-    "RunFolder",
-    "environment",
-]
-
 _OWN_TO_A_MACHINE = {"checkpoint_minutes", "threads"}
 """Settings that a resumed run may change. Of these, only ``threads`` affects the result, by rounding."""
 

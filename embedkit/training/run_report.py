@@ -21,15 +21,6 @@ from embedkit.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "Curve",
-    "RunCurves",
-    "draw_svg",
-    "read_curves",
-    "write_curves",
-    "write_report",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Stage:

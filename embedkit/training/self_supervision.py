@@ -24,15 +24,6 @@ from embedkit.training.components import CrossViewQueues, MovingAverage, QueueKi
 from embedkit.training.losses import Keys, Reference, Shuffle, cross_entropy, own_cross_entropy, reference
 from embedkit.training.method import Batch, BatchSpec, StepOutput, View, pooled
 
-__all__ = [
-    "JointConfig",
-    "Objective",
-    "Projector",
-    "SCTConfig",
-    "SelfSupervision",
-    "cross_view_loss",
-]
-
 Objective = Literal["kl", "cross_entropy", "contrastive"]
 References = Sequence[Keys]
 

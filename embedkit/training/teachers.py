@@ -25,8 +25,6 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.training.corpus import Corpus
 from embedkit.training.vector_cache import VectorCache, text_hashes
 
-__all__ = ["AlignedVectors", "CachedVectors", "TeacherConfig", "TeacherVectors", "load_encoder", "load_vectors"]
-
 logger = logging.getLogger(__name__)
 
 _CHUNK = 4096

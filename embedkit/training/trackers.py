@@ -11,8 +11,6 @@ from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import ConfigError
 from embedkit.extras import require
 
-__all__ = ["Tracker", "TrackerName", "find_trackers"]
-
 TrackerName = Literal["tensorboard", "wandb"]
 
 

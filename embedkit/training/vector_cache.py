@@ -19,8 +19,6 @@ from embedkit.errors import CacheError
 from embedkit.protocols import FloatArray
 from embedkit.write_lock import write_lock
 
-__all__ = ["VectorCache", "text_hashes"]
-
 _FORMAT = 1
 _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("crc", "<u4")])
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from embedkit.config import setting
 
-__all__ = ["AUGMENTATIONS", "AugmentationName", "ViewsConfig", "augment"]
-
 Augmentation = Callable[[list[int], float, int, np.random.Generator], list[int]]
 AugmentationName = Literal["none", "shuffle", "inversion", "deletion", "repetition", "span"]
 

@@ -34,8 +34,6 @@ from embedkit.progress import Progress
 from embedkit.records import read_records
 from embedkit.training.corpus import normalise
 
-__all__ = ["SOURCES", "Source", "assemble"]
-
 logger = logging.getLogger("embedkit.corpus")
 
 _RUN = 10  # length of word sequences that no text may share with an evaluation set

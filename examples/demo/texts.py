@@ -18,8 +18,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Domain", "Intent", "corpus", "load_domains", "reranking", "scored_pairs", "sentence"]
-
 Slots = Mapping[str, Sequence[Any]]
 
 _SLOT = re.compile(r"\{(\w+)")

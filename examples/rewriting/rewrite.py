@@ -39,17 +39,6 @@ from embedkit.modeling.quiet import quiet_transformers
 from embedkit.progress import Progress
 from embedkit.training.corpus import Corpus, SourceConfig, normalise
 
-__all__ = [
-    "BackTranslation",
-    "MaskedRefill",
-    "PairsReport",
-    "Rewriter",
-    "SynonymReplacement",
-    "TextCache",
-    "WordNet",
-    "write_pairs",
-]
-
 _FILES = ("data.noun", "data.verb", "data.adj", "data.adv")
 _MARKER = re.compile(r"\([a-z]+\)$")  # position of an adjective: galore(ip)
 

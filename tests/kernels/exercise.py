@@ -13,8 +13,6 @@ import threading
 from array import array
 from typing import Any
 
-__all__ = ["exercise", "random_input"]
-
 REFUSALS = (ValueError, ArithmeticError)
 """What the kernels may raise, `OverflowError` among the second."""
 

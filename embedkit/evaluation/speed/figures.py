@@ -14,8 +14,6 @@ from embedkit.errors import DataError
 from embedkit.evaluation.speed.plan import Cell
 from embedkit.evaluation.speed.process import Start
 
-__all__ = ["CellFigures", "ModelFigures", "SpeedReport", "Turn", "summarise"]
-
 # Minimum number of calls for a percentile to differ from the maximum.
 _CALLS_OF_P95, _CALLS_OF_P99 = 20, 100
 

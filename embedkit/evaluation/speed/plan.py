@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from embedkit.errors import InputError
 from embedkit.runtime.threads import available_threads
 
-__all__ = ["WORDS", "Cell", "Plan", "built_in_texts", "english_texts"]
-
 WORDS = (8, 24, 72)
 """Default lengths in words: a question, a sentence, a paragraph."""
 

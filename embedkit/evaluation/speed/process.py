@@ -17,8 +17,6 @@ from typing import Any, Self
 
 from embedkit.errors import ModelError
 
-__all__ = ["Candidate", "Start", "WorkerProcess", "choose_processors"]
-
 _ONNX_WORKER = "embedkit.evaluation.speed.worker"
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _MARKS = ("imported", "loaded", "embedded")

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
 from embedkit.evaluation.tables import Table
 
-__all__ = ["about_the_machine", "footnotes", "speed_tables", "to_markdown", "to_text"]
-
 
 def to_text(report: SpeedReport) -> str:
     """Return tables for a terminal, followed by notes."""

@@ -13,8 +13,6 @@ from embedkit.evaluation.speed.plan import Cell, Plan
 from embedkit.evaluation.speed.process import Candidate, Start, WorkerProcess
 from embedkit.progress import Progress
 
-__all__ = ["measure"]
-
 logger = logging.getLogger("embedkit")
 
 _WARMED_BELOW = 0.1  # seconds; for longer calls, cold caches do not matter

@@ -36,8 +36,6 @@ from embedkit.runtime.native_network import NATIVE
 from embedkit.runtime.sentence_transformers import FolderModel
 from embedkit.runtime.session import Session
 
-__all__ = ["EnergyMeter", "TimedModel", "main", "read_encoder", "serve"]
-
 _COUNTERS = Path("/sys/class/powercap")
 
 

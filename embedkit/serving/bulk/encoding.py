@@ -23,15 +23,14 @@ from embedkit.runtime.arguments import (
     check_text,
     check_whole,
 )
-from embedkit.runtime.encoder import Encoder, OnLong
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.engine import OnLong
 from embedkit.runtime.packing import Precision
 from embedkit.runtime.threads import most_processes
 from embedkit.serving.bulk.engines import find_engine
 from embedkit.serving.bulk.job import EMBEDDING, Job
 from embedkit.serving.bulk.output_folder import begin_or_resume, check_output, unfinished
 from embedkit.serving.bulk.parquet_input import ParquetInput, Shard, cut_into_shards, find_inputs, read_shard
-
-__all__ = ["BulkEncoding", "Cost"]
 
 _ROWS_PER_SHARD = 32_768
 _SAMPLE_ROWS = 512

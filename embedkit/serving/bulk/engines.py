@@ -12,8 +12,6 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.serving.bulk.job import Job
 from embedkit.serving.bulk.parquet_input import Shard
 
-__all__ = ["ENGINES", "Engine", "find_engine"]
-
 # name -> module, whose `encode_shards` is the engine, and the extra that installs its dependencies
 ENGINES: Final = {
     "local": ("embedkit.serving.bulk.local_engine", "bulk"),

@@ -8,10 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedkit.runtime.encoder import EncodeOptions, OnLong
+from embedkit.runtime.encode_options import EncodeOptions
+from embedkit.runtime.engine import OnLong
 from embedkit.runtime.packing import Precision
-
-__all__ = ["EMBEDDING", "Job"]
 
 EMBEDDING = "embedding"
 """The added column."""

@@ -10,8 +10,6 @@ from embedkit.serving.bulk.job import Job
 from embedkit.serving.bulk.parquet_input import Shard
 from embedkit.serving.bulk.shard_encoder import ShardEncoder
 
-__all__ = ["encode_shards"]
-
 
 def encode_shards(
     job: Job,

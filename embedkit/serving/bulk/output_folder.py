@@ -14,8 +14,6 @@ from embedkit.runtime.numerics import UNKNOWN, joined, warn_of_mixture
 from embedkit.serving.bulk.parquet_input import Shard
 from embedkit.serving.bulk.places import Place, open_place
 
-__all__ = ["MANIFEST", "begin_or_resume", "check_output", "unfinished"]
-
 MANIFEST = "_manifest.json"
 """Readers of Parquet folders skip names that begin with an underscore."""
 

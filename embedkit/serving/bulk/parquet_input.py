@@ -24,8 +24,6 @@ from embedkit.parquet_files import (
     rows_per_batch,
 )
 
-__all__ = ["ParquetInput", "Shard", "cut_into_shards", "find_inputs", "read_shard"]
-
 _LARGEST_SHARD: Final = 4 << 30  # bytes of the columns of a shard, all of which are in memory
 _BUFFER_BYTES = 1 << 20  # buffers reads of pages; without it a whole column of a row group would be read
 _TRAILER_BYTES = 8  # length of the footer, magic number

@@ -12,8 +12,6 @@ from embedkit.errors import CollectionError
 from embedkit.object_store import ObjectStore, is_url, open_store
 from embedkit.write_lock import LOCK, write_lock
 
-__all__ = ["Place", "open_place", "resolved"]
-
 
 class Place(Protocol):
     """Files that appear whole or not at all."""

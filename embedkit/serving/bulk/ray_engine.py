@@ -28,8 +28,6 @@ from embedkit.serving.bulk.parquet_input import Shard
 from embedkit.serving.bulk.places import resolved
 from embedkit.serving.bulk.shard_encoder import ShardEncoder
 
-__all__ = ["encode_shards"]
-
 _GPU_PROVIDERS = frozenset({"CUDAExecutionProvider", "TensorrtExecutionProvider", "ROCMExecutionProvider"})
 _FIELDS = ("number", "path", "first", "rows", "values")
 _Columns = dict[str, Any]

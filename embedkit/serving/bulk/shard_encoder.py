@@ -18,8 +18,6 @@ from embedkit.serving.bulk.job import EMBEDDING, Job
 from embedkit.serving.bulk.parquet_input import Shard, read_shard
 from embedkit.serving.bulk.places import open_place
 
-__all__ = ["ShardEncoder"]
-
 _SCHEMA_KEY = b"embedkit"
 
 

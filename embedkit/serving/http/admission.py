@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from embedkit.errors import OverloadedError
 
-__all__ = ["ANYBODY", "CALLER", "Admission", "Caller", "Held", "Rate"]
-
 _LARGEST_PART = 4  # one request counts for at most 1 / 4 of the queue
 _ROOM = 2  # a request must leave capacity for another one like it
 _NS = 1_000_000_000  # admitted work is counted in integer nanoseconds, so that it returns to exactly 0

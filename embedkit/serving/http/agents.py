@@ -20,8 +20,6 @@ from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Route
 from embedkit.serving.http.service import Service
 
-__all__ = ["PATH", "Agents"]
-
 PATH = "/mcp"
 
 _MOST_TEXTS = 64  # to embed in one call

@@ -27,17 +27,6 @@ from embedkit.errors import (
     TooLargeError,
 )
 
-__all__ = [
-    "HTTP_STATUSES",
-    "Answer",
-    "Headers",
-    "explain",
-    "explain_validation",
-    "problem",
-    "to_base64",
-    "to_json",
-]
-
 Headers = Sequence[tuple[bytes, bytes]]
 
 # The first matching row decides; any other exception is a bug: 500, without details for the client.

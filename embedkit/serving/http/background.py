@@ -6,8 +6,6 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["background_threads"]
-
 _LOWER_PRIORITY = 5  # in the steps of nice
 
 

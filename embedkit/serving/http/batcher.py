@@ -16,8 +16,6 @@ from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.background import background_threads
 
-__all__ = ["BatchReport", "Batcher"]
-
 _SHARE = 4  # a request fills at most 1 / 4 of a batch while others wait
 
 

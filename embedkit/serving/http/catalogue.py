@@ -22,8 +22,6 @@ from embedkit.serving.http.ranking import CosineRanker, CrossRanker, Ranker
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.retrieval.collection import Collection
 
-__all__ = ["Assets", "Catalogue"]
-
 _TOKENS_TO_LEARN_FROM = 256  # in smaller batches, tokens do not dominate the time
 
 

@@ -24,8 +24,6 @@ if sys.platform != "win32":
     import resource
     import termios
 
-__all__ = ["Connection", "Connections"]
-
 logger = logging.getLogger(__name__)
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}

@@ -24,8 +24,6 @@ from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import span
 
-__all__ = ["Embedded", "Embedder", "Gate", "MakeBatcher", "Role", "least_pair_tokens", "least_tokens"]
-
 Result = TypeVar("Result")
 MakeBatcher = Callable[[str, Callable[[Tokens], FloatArray], Rate], Batcher]
 """Creates the batcher of a model from its name, the function to run, and the rate to update."""

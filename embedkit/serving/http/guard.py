@@ -14,8 +14,6 @@ from embedkit.serving.http.keys import Guesses, KeyRing
 from embedkit.serving.http.routes import Found
 from embedkit.serving.http.settings import ServerSettings
 
-__all__ = ["Guard", "Guarded", "RawHeaders", "allowed_origin", "preflight"]
-
 RawHeaders = Mapping[bytes, bytes]
 
 _PROBES = "/health"  # requested by address, by process supervisors; reveals nothing useful to other pages

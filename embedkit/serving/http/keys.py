@@ -19,8 +19,6 @@ from embedkit.config import from_mapping, load_toml, setting
 from embedkit.errors import ConfigError, OverloadedError
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
 
-__all__ = ["SCOPES", "Guesses", "Key", "KeyRing"]
-
 logger = logging.getLogger(__name__)
 
 SCOPES: Final = frozenset({"read", "write", "metrics", "admin"})

@@ -26,8 +26,6 @@ from embedkit.serving.retrieval.models import About
 from embedkit.serving.retrieval.search import CANDIDATES, Encode, Hits, Score, Steps
 from embedkit.serving.retrieval.store import Upserted
 
-__all__ = ["Library"]
-
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")

@@ -10,8 +10,6 @@ import ssl
 import sys
 from collections.abc import Callable
 
-__all__ = ["BACKLOG", "Listener", "bind", "explain_refusal", "url_of"]
-
 BACKLOG = 2048
 _OUT_OF_FILES_S = 0.1
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import orjson
 
-__all__ = ["JsonFormatter", "TerminalFormatter", "log_in_lines"]
-
-
 _PLAIN = ("url", "method", "route", "status")  # fields whose values need no names
 _CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 

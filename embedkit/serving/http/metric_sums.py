@@ -9,8 +9,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["Snapshot", "snapshot", "sum_up"]
-
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
 _EARLIEST = ("process_start_time_seconds", "process_max_fds")  # aggregated by minimum, like `_created`

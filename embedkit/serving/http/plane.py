@@ -6,8 +6,6 @@ import numpy as np
 
 from embedkit.protocols import FloatArray
 
-__all__ = ["to_plane"]
-
 
 def to_plane(embeddings: FloatArray) -> tuple[FloatArray, float]:
     """Project embeddings to their two principal axes, each from -1 to 1.

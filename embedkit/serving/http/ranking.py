@@ -17,8 +17,6 @@ from embedkit.serving.http.admission import Admission, Held, Rate
 from embedkit.serving.http.embedding import Embedder, Gate, MakeBatcher, least_pair_tokens
 from embedkit.serving.http.tracing import span
 
-__all__ = ["CosineRanker", "CrossRanker", "Ranked", "Ranker"]
-
 _TOKENS_PER_S = 20_000.0  # initial estimate
 
 

@@ -27,8 +27,6 @@ from embedkit.serving.http.routes import Found, Route, RouteTable
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.tracing import TRACING
 
-__all__ = ["Application", "Request"]
-
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[\w.-]{1,64}", flags=re.ASCII)

@@ -14,8 +14,6 @@ from pydantic import BaseModel, TypeAdapter
 from embedkit import __version__
 from embedkit.serving.http.answers import Answer
 
-__all__ = ["Found", "Route", "RouteTable", "Routes", "Scope"]
-
 Scope = Literal["read", "write", "metrics", "admin"]
 Run = Callable[..., Awaitable[Answer]]
 

@@ -16,8 +16,6 @@ from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.siblings import Siblings
 
-__all__ = ["Service"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -11,8 +11,6 @@ from embedkit.errors import ConfigError
 from embedkit.runtime.engine import OnOverflow
 from embedkit.runtime.threads import most_processes
 
-__all__ = ["KEY_VARIABLE", "ServerSettings"]
-
 KEY_VARIABLE = "EMBEDKIT_API_KEY"
 _ORIGIN = re.compile(r"\*|https?://[^/\s*]+")
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import orjson
 
-__all__ = ["Siblings"]
-
 Answers = Mapping[str, Callable[[], Awaitable[Any]]]
 
 _LARGEST_BYTES = 2**24

@@ -10,8 +10,6 @@ from typing import Any, Final
 from embedkit.errors import MissingExtraError
 from embedkit.extras import require
 
-__all__ = ["TRACING", "VARIABLES", "Tracing", "span"]
-
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Environment variables defined by OpenTelemetry, one of which sets the destination of spans."""
 

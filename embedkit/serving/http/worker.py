@@ -30,8 +30,6 @@ from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.siblings import Siblings
 from embedkit.serving.http.tracing import TRACING
 
-__all__ = ["GO", "READY", "SERVING", "STOPPING", "Order", "main"]
-
 READY, GO, SERVING = b"ready\n", b"go\n", b"serving\n"
 STOPPING = "stopping"
 """Name of a file that the parent creates in the folder of all workers before it stops them."""

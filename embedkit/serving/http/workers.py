@@ -22,8 +22,6 @@ from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.worker import GO, READY, SERVING, STOPPING, Order
 from embedkit.serving.http.workers_folder import workers_folder
 
-__all__ = ["Workers"]
-
 logger = logging.getLogger(__name__)
 
 _RESTART_S = 1.0

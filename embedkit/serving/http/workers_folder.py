@@ -12,8 +12,6 @@ from pathlib import Path
 from embedkit.errors import WorkerError
 from embedkit.write_lock import write_lock
 
-__all__ = ["workers_folder"]
-
 _PREFIX = "embedkit-workers-"
 
 

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
 
-__all__ = ["Collection", "is_collection", "read_documents_and_embeddings"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -32,19 +32,6 @@ from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.exact_index import BoolArray
 from embedkit.serving.retrieval.segment_files import UNSEALED, Seals, map_array, write_array
 
-__all__ = [
-    "Codes",
-    "Column",
-    "ColumnBuilder",
-    "ColumnFiles",
-    "Scalar",
-    "Values",
-    "is_scalar",
-    "kind_of",
-    "smallest_unsigned",
-    "write_columns",
-]
-
 Scalar = str | int | float | bool | None
 Codes = npt.NDArray[np.unsignedinteger[Any]]
 

@@ -30,8 +30,6 @@ from embedkit.serving.retrieval.segment_files import (
     write_array,
 )
 
-__all__ = ["DocumentStore", "write_documents"]
-
 _LINES, _OFFSETS, _IDS = "documents.jsonl", "offsets.npy", "ids.npy"
 _BLOCK, _BLOCK_BYTES = 4096, 2**18
 

@@ -20,17 +20,6 @@ from embedkit.object_store import is_url, open_store
 from embedkit.records import HubDataset, read_records
 from embedkit.runtime.arguments import check_flag, check_iterable, check_names, check_text
 
-__all__ = [
-    "Columns",
-    "Document",
-    "DocumentSource",
-    "NamedRecords",
-    "is_empty",
-    "named_records",
-    "plain_value",
-    "to_documents",
-]
-
 logger = logging.getLogger(__name__)
 
 NamedRecords = Iterator[tuple[str, Mapping[str, Any]]]

@@ -24,17 +24,6 @@ from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.segment_files import map_array, write_array
 
-__all__ = [
-    "UNFINISHED",
-    "EmbeddingJournal",
-    "PromptingEncoder",
-    "embed_documents",
-    "embed_queries",
-    "embed_texts",
-    "largest_deviation",
-    "prompts_of",
-]
-
 UNFINISHED: Final = ".unfinished"
 
 _CHUNK = 4096

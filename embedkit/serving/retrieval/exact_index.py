@@ -21,18 +21,6 @@ from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_whole
 
-__all__ = [
-    "BoolArray",
-    "ExactIndex",
-    "Ranking",
-    "RowNumbers",
-    "check_effort",
-    "checked_queries",
-    "checked_rows",
-    "rank",
-    "score_slack",
-]
-
 _ROW_BLOCK = 8192
 _FEW_QUERIES = 8
 

@@ -41,15 +41,6 @@ from embedkit.serving.retrieval.exact_index import (
 )
 from embedkit.serving.retrieval.segment_files import PacedFile, map_array, write_array
 
-__all__ = [
-    "BinaryIndex",
-    "FlatIndex",
-    "HnswIndex",
-    "IvfPqIndex",
-    "RescoredIndex",
-    "Sq8Index",
-]
-
 _FLAT_SPARE = 16
 _FEW = 8  # times as many rows as are allowed: from there on FAISS gets their numbers
 _RANK_BLOCK = 32  # small enough for the processor's cache

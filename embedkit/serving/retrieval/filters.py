@@ -22,8 +22,6 @@ from embedkit.runtime.arguments import is_unicode
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.exact_index import BoolArray
 
-__all__ = ["Condition", "Filter", "parse_filter", "read_filter", "unknown_field"]
-
 Filter = Mapping[str, Any]
 
 _SIGNS: Final = {"=": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}

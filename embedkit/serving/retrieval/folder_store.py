@@ -25,8 +25,6 @@ from embedkit.serving.retrieval.sources import Maker, Source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
 from embedkit.serving.retrieval.writer import claim, merged, reservations, reserve
 
-__all__ = ["FolderStore"]
-
 _RETRY_S: Final = 0.05
 _PATIENCE_S: Final = 10.0
 

@@ -41,8 +41,6 @@ from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.segment_files import UNSEALED, Seals, map_array, text_hash, write_array
 
-__all__ = ["ANALYSIS", "LexicalIndex", "WordCounts", "Words", "check_analysis", "split_words", "term_factors"]
-
 ANALYSIS: Final = 2
 """The current analysis. In 1, words were runs of `str.isalnum` characters in lower case, in every script."""
 

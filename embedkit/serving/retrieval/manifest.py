@@ -30,8 +30,6 @@ from embedkit.serving.retrieval.models import QueryModel
 from embedkit.serving.retrieval.segment_files import FileSeal
 from embedkit.serving.retrieval.store import MANIFEST
 
-__all__ = ["FORMAT", "VECTORS", "Manifest", "SegmentEntry", "Tombstones"]
-
 FORMAT: Final = 4
 _READABLE: Final = (2, 3, 4)  # segments of 2 have no columns; words of 2 and 3 are of the first analysis
 VECTORS: Final = "vectors.npy"

@@ -29,22 +29,6 @@ from embedkit.serving.retrieval.embedding import embed_texts
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
 
-__all__ = [
-    "LEAST_AGREEMENT",
-    "SAMPLE",
-    "About",
-    "Models",
-    "QueryModel",
-    "agreement",
-    "agreement_on",
-    "check_descent",
-    "lasting_source",
-    "loaded",
-    "query_model",
-    "recorded_model",
-    "source_of",
-]
-
 SAMPLE: Final = 64
 """Number of texts that both models of a pair embed."""
 

@@ -29,8 +29,6 @@ from embedkit.serving.retrieval.models import Models, QueryModel, agreement_on, 
 from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Upserted
 
-__all__ = ["Found", "RemoteAbout", "RemoteSelection", "RemoteStore", "RemoteView"]
-
 Found = list[tuple[float, Document]]
 """Documents with their scores, best first."""
 

@@ -18,22 +18,6 @@ from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.store import Selected, View
 
-__all__ = [
-    "CANDIDATES",
-    "Cascade",
-    "Encode",
-    "Fusion",
-    "Hit",
-    "Hits",
-    "Reranker",
-    "Score",
-    "Steps",
-    "checked_reranker",
-    "fusion_of",
-    "rerank_scores",
-    "search_embeddings",
-]
-
 _FUSIONS: Final = ("rrf", "weighted")
 
 Reranker = PairScorer | TextEncoder

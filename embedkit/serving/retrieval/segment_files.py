@@ -30,19 +30,6 @@ import numpy.typing as npt
 from embedkit.config import setting
 from embedkit.errors import CollectionError
 
-__all__ = [
-    "PIECE_BYTES",
-    "SMALL_BYTES",
-    "UNSEALED",
-    "FileSeal",
-    "PacedFile",
-    "Seals",
-    "map_array",
-    "map_bytes",
-    "text_hash",
-    "write_array",
-]
-
 PIECE_BYTES: Final = 2**23
 """Most bytes that are written between two flushes."""
 

@@ -31,8 +31,6 @@ from embedkit.parquet_files import (
 from embedkit.runtime.numerics import UNKNOWN, joined
 from embedkit.serving.retrieval.sources import Maker
 
-__all__ = ["Shards"]
-
 _COLUMN: Final = "embedding"
 _METADATA: Final = b"embedkit"
 _JOB: Final = "_manifest.json"

@@ -39,8 +39,6 @@ from embedkit.serving.retrieval.index_kinds import AUTO, StoredIndex, checked_ki
 from embedkit.serving.retrieval.models import loaded
 from embedkit.serving.retrieval.sources import Source
 
-__all__ = ["Groups", "SimilarPairs", "cluster", "deduplicate", "similar_pairs"]
-
 Texts = Iterable[str] | FloatArray | Collection | Source
 
 _SCANNED: Final = 300_000  # up to this number of texts, "auto" compares all pairs

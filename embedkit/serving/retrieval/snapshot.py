@@ -30,17 +30,6 @@ from embedkit.serving.retrieval.manifest import VECTORS, Manifest, SegmentEntry,
 from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.segment_files import FileSeal, map_array, write_array
 
-__all__ = [
-    "Segment",
-    "Selection",
-    "Snapshot",
-    "has_columns",
-    "read_alive",
-    "words_module",
-    "write_segment",
-    "write_tombstones",
-]
-
 _ABSENT: Final[list[Any]] = []  # no entry, unlike null
 _MOST_COLUMNS = 32
 

@@ -36,17 +36,6 @@ from embedkit.serving.retrieval.documents import (
 from embedkit.serving.retrieval.embedding import EmbeddingJournal, embed_documents, embed_texts, largest_deviation
 from embedkit.serving.retrieval.models import SAMPLE
 
-__all__ = [
-    "EmbeddingSource",
-    "Maker",
-    "Rows",
-    "Source",
-    "checked_embeddings",
-    "embeddings_of",
-    "read_rows",
-    "read_source",
-]
-
 EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
 
 LEAST_COSINE = 0.95

@@ -30,8 +30,6 @@ from embedkit.runtime.arguments import check_path, shown
 from embedkit.runtime.windows import Span
 from embedkit.serving.retrieval.documents import Columns, DocumentSource, is_empty, named_records
 
-__all__ = ["DOCUMENT_SUFFIXES", "Divider", "is_documents", "split_documents"]
-
 logger = logging.getLogger("embedkit")
 
 DOCUMENT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".html", ".htm"})

@@ -19,8 +19,6 @@ from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.models import About, Models
 from embedkit.serving.retrieval.sources import Source
 
-__all__ = ["MANIFEST", "Plan", "Selected", "Store", "Upserted", "View", "store_class"]
-
 MANIFEST: Final = "manifest.json"
 """The file that makes a folder a collection."""
 

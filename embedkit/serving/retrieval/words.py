@@ -12,8 +12,6 @@ from embedkit.progress import Progress
 from embedkit.serving.retrieval.lexical import Words, split_words
 from embedkit.serving.retrieval.segment_files import text_hash
 
-__all__ = ["weighted_words"]
-
 
 def weighted_words(texts: Iterable[str], progress: Progress) -> Words:
     """Return the words of texts and their contributions to BM25 scores (k1 = 1.5, b = 0.75, as in Lucene).

@@ -48,22 +48,6 @@ from embedkit.serving.retrieval.sources import Source, embeddings_of
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
 from embedkit.write_lock import LOCK, write_lock
 
-__all__ = [
-    "SEGMENT",
-    "adopt",
-    "build",
-    "claim",
-    "main",
-    "merge",
-    "merged",
-    "remove",
-    "reservations",
-    "reserve",
-    "tail",
-    "upsert",
-    "write_merged",
-]
-
 _MERGING = ".merging"
 _MERGE = re.compile(r"\.merging(-[0-9a-f]+)?")
 

@@ -30,14 +30,6 @@ from embedkit.modeling.seeding import seeded
 from embedkit.training.components import MovingAverage
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
 
-__all__ = [
-    "BSL",
-    "BSLConfig",
-    "Predictor",
-    "Scale",
-    "bootstrap_loss",
-]
-
 Scale = Literal["paper", "code"]
 
 

@@ -28,8 +28,6 @@ from embedkit.training.distillation import Distillation, DistillationConfig, con
 from embedkit.training.losses import Keys, own_cross_entropy
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
 
-__all__ = ["CKD", "CKDConfig"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CKDConfig(DistillationConfig):

@@ -31,12 +31,6 @@ from embedkit.training.distillation import Distillation, ShuffledConfig, congen_
 from embedkit.training.losses import Keys, Shuffle, cross_entropy, reference
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
 
-__all__ = [
-    "ConGen",
-    "ConGenConfig",
-    "congen_loss",
-]
-
 
 def congen_loss(
     students: tuple[Tensor, Tensor],

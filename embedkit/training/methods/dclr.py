@@ -28,14 +28,6 @@ from embedkit.training.components import training_head
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import TRAINER_OPTIM
 
-__all__ = [
-    "DCLR",
-    "DCLRConfig",
-    "ascend_noise",
-    "debiased_info_nce",
-    "true_negatives",
-]
-
 
 def true_negatives(complementary: Tensor, *, threshold: float) -> Tensor:
     """Return which sentences may be each other's negatives: ``(B, B) bool``, False on the diagonal.

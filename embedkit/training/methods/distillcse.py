@@ -46,15 +46,6 @@ from embedkit.training.losses import (
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import TRAINER_OPTIM
 
-__all__ = [
-    "DistillCSE",
-    "DistillCSEConfig",
-    "average_cosines",
-    "cosines_with_others",
-    "similarity_distillation_loss",
-    "teacher_weights",
-]
-
 
 def cosines_with_others(embeddings: Tensor) -> Tensor:
     """Return the cosines of each row with every *other* row, in batch order: ``(N, D) -> (N, N - 1) float32``.

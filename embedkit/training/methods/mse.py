@@ -23,8 +23,6 @@ from embedkit.training.distillation import Distillation, DistillationConfig, con
 from embedkit.training.losses import squared_distance
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
 
-__all__ = ["MSE", "MSEConfig"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MSEConfig(DistillationConfig):

@@ -35,17 +35,6 @@ from embedkit.training.components import training_head
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import TRAINER_OPTIM
 
-__all__ = [
-    "PCL",
-    "Embedded",
-    "PCLConfig",
-    "Reduction",
-    "cooperation_loss",
-    "copy_contrast_loss",
-    "every_positive_contrast_loss",
-    "peer_logits",
-]
-
 Reduction = Literal["sentence", "entry"]
 
 

@@ -19,8 +19,6 @@ from embedkit.errors import TrainingError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.training.method import Batch, BatchSpec, Learner, StepOutput, scored
 
-__all__ = ["PairLoss", "ScoreDistillation", "pair_loss"]
-
 PairLoss = Literal["mse", "margin-mse", "both"]
 
 

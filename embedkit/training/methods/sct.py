@@ -43,8 +43,6 @@ from embedkit.training.losses import Keys, squared_distance
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
 from embedkit.training.self_supervision import Objective, SCTConfig, SelfSupervision, cross_view_loss
 
-__all__ = ["SCT", "SCTConfig", "SCTDistillation", "SCTDistillationConfig"]
-
 _PAPER = "Limkonchotiwat et al., TACL 2023"
 
 

@@ -28,8 +28,6 @@ from embedkit.training.losses import info_nce
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import TRAINER_OPTIM
 
-__all__ = ["SimCSE", "SimCSEConfig"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimCSEConfig:

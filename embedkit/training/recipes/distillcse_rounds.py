@@ -22,8 +22,6 @@ from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Stage, check_stage
 from embedkit.training.teachers import TeacherConfig, TeacherVectors, load_vectors
 
-__all__ = ["PRESETS", "RoundsConfig", "check_rounds", "distillcse_rounds"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundsConfig:

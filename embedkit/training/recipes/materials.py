@@ -21,15 +21,6 @@ from embedkit.training.matryoshka import RotatedVectors, Rows
 from embedkit.training.methods import METHODS
 from embedkit.training.teachers import TeacherVectors, load_vectors
 
-__all__ = [
-    "Control",
-    "HeldOut",
-    "Materials",
-    "Split",
-    "corpus_inputs",
-    "prepare",
-]
-
 _LARGEST_SHARE = 0.1
 
 

@@ -35,15 +35,6 @@ from embedkit.training.students import build_student
 from embedkit.training.teachers import TeacherVectors
 from embedkit.training.trackers import find_trackers
 
-__all__ = [
-    "Plan",
-    "find_method",
-    "plan",
-    "resolve",
-    "run",
-    "training_text",
-]
-
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
 

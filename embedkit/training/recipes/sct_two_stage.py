@@ -12,11 +12,10 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
-from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
+from embedkit.training.methods.sct import SCT, SCTDistillation, SCTDistillationConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Stage, check_stage
-
-__all__ = ["PRESETS", "TwoStageConfig", "check_two_stages", "sct_two_stage"]
+from embedkit.training.self_supervision import SCTConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

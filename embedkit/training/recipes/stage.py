@@ -30,8 +30,6 @@ from embedkit.training.run_folder import RunFolder
 from embedkit.training.students import recorded_teacher
 from embedkit.training.trackers import find_trackers
 
-__all__ = ["Stage", "check_stage", "to_device"]
-
 _HEAD_SAMPLE = 4096  # number of texts to fit a new linear head on
 _HEAD_BATCH = 256
 

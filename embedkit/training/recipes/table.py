@@ -15,8 +15,6 @@ from embedkit.training.method import BatchSpec
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES, Recipe, one_stage
 
-__all__ = ["COPY", "build_table"]
-
 COPY = Path(__file__).parents[2] / "cli" / "methods.json"
 
 # Tables of the configuration that presets set, apart from the method's own settings.

@@ -50,18 +50,6 @@ from embedkit.training.recipes.stage import Stage, to_device
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
 
-__all__ = [
-    "TRANS_ENCODER_PRESETS",
-    "CrossToEncoder",
-    "EncoderToCross",
-    "PeerConfig",
-    "TransEncoderConfig",
-    "check_trans_encoder",
-    "clamp_labels",
-    "trans_encoder",
-]
-
-
 logger = logging.getLogger(__name__)
 _CHUNK = 4096
 _AS_IT_IS = ViewsConfig(first="none", second="none")

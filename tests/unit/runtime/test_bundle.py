@@ -29,8 +29,9 @@ from embedkit.errors import (
     StorageError,
 )
 from embedkit.runtime import bundle as bundle_module
-from embedkit.runtime.bundle import Bundle, Golden, Manifest, read_bundle, write_bundle
+from embedkit.runtime.bundle import Bundle, read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.manifest import Golden, Manifest
 
 Rewrite = Callable[[Callable[[onnx.ModelProto], None]], Path]
 

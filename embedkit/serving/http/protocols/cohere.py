@@ -24,8 +24,6 @@ from embedkit.serving.http.protocols.fields import (
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 
-__all__ = ["routes"]
-
 routes = Routes("Cohere and Jina", errors=Problem)
 
 

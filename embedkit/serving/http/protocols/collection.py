@@ -17,8 +17,6 @@ from embedkit.serving.http.routes import Routes
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.search import Hit, Hits
 
-__all__ = ["DocumentBody", "routes", "writing_routes"]
-
 routes = Routes("collection", errors=Problem)
 writing_routes = Routes("collection", errors=Problem, scope="write")
 

@@ -9,22 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from embedkit.runtime.packing import Precision
 
-__all__ = [
-    "PRECISIONS",
-    "Dimensions",
-    "EmbeddingType",
-    "ModelName",
-    "OwnSchema",
-    "Problem",
-    "PromptName",
-    "Schema",
-    "TeiProblem",
-    "Texts",
-    "Usage",
-    "as_texts",
-    "refuse_token_ids",
-]
-
 Texts = Annotated[str | list[str], Field(description="a text, or a list of texts")]
 ModelName = Annotated[str | None, Field(description="name of the model; default: the first one")]
 PromptName = Annotated[str | None, Field(description="name of a prompt of the model, prepended to every text")]

@@ -14,8 +14,6 @@ from embedkit.serving.http.protocols.fields import Dimensions, Schema, TeiProble
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 
-__all__ = ["routes"]
-
 _TAG = ":latest"  # which clients append to names without a tag
 
 routes = Routes("Ollama", errors=TeiProblem)

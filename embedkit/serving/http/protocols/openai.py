@@ -25,8 +25,6 @@ from embedkit.serving.http.protocols.fields import (
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 
-__all__ = ["ModelList", "routes"]
-
 routes = Routes("OpenAI", errors=Problem)
 
 TokenIds = Annotated[

@@ -15,8 +15,6 @@ from embedkit.serving.http.protocols.openai import ModelList
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 
-__all__ = ["page", "routes"]
-
 _TYPES: Final = {"html": b"text/html", "css": b"text/css", "js": b"text/javascript"}
 _FOLDER = resources.files("embedkit.serving.http.page")
 _FILES: Final = {

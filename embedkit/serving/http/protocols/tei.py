@@ -26,8 +26,6 @@ from embedkit.serving.http.ranking import Ranked
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 
-__all__ = ["routes"]
-
 routes = Routes("text-embeddings-inference", errors=TeiProblem)
 
 
