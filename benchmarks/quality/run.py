@@ -6,7 +6,8 @@ Reads the test sets in DIR (docs/evaluation.md describes their layout) and write
 to this file. Models are bundles, names of bundles, or model folders, which run on torch. Nothing is chosen here:
 models were selected on the development data named by their cards. --static adds a row for the static model that
 the package model2vec, which must be installed, distils from a folder of the teacher. Intervals are those of
-`embedkit evaluate --significance`: 95 % over resampled rows of the test sets, not over seeds.
+`embedkit evaluate --significance`: 95 % over resampled rows of the test sets, not over seeds. With --cache,
+embeddings are kept in a folder, so that a later run encodes with new models only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embedding_cache import CachedEncoder
 from keywords import keyword_ndcg
 from static_model import StaticModel
 
@@ -84,12 +86,15 @@ def main() -> None:
     parser.add_argument(
         "--static", metavar="FOLDER", help="folder of the teacher, to distil a static model by model2vec"
     )
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="existing folder in which embeddings are kept")
     arguments = parser.parse_args()
     tasks = [load_task(name, data=arguments.data) for name in TASKS]
     models = [_load(source) for source in (arguments.teacher, *arguments.models)]
     if arguments.static:
         static = StaticModel.distil(arguments.static)
         models.append((static.name, static))
+    if arguments.cache:
+        models = [(label, CachedEncoder(model, arguments.cache)) for label, model in models]
     rows: dict[str, dict[str, Any]] = {}
     evaluations: dict[str, list[Evaluation]] = {}
     with Progress("evaluations", len(models) * len(tasks), unit="sets") as progress:
