@@ -45,8 +45,8 @@ def main() -> None:
 
 def models() -> Iterator[Path]:
     """Every encoder that comes with the package or the repository."""
-    yield from map(find_model, bundled_names())
-    yield from sorted((ROOT / "models").glob("*.onnx"))
+    paths = *map(find_model, bundled_names()), *sorted((ROOT / "models").glob("*.onnx"))
+    yield from (path for path in paths if read_bundle(path).manifest.kind == "encoder")
 
 
 def compared(path: Path) -> Iterator[dict[str, Any]]:
@@ -56,8 +56,8 @@ def compared(path: Path) -> Iterator[dict[str, Any]]:
     reference = Encoder.load(path, instructions=REFERENCE)
     expected = embeddings(reference, golden)
     for name in native_instructions():
-        yield row(Encoder.load(path, instructions=name), name, golden, expected)
-    yield row(Encoder.load(path, providers=[ONNX_RUNTIME]), ONNX_RUNTIME, golden, expected)
+        yield {"model": path.stem} | row(Encoder.load(path, instructions=name), name, golden, expected)
+    yield {"model": path.stem} | row(Encoder.load(path, providers=[ONNX_RUNTIME]), ONNX_RUNTIME, golden, expected)
 
 
 def embeddings(encoder: Encoder, golden: Golden) -> FloatArray:
@@ -70,7 +70,6 @@ def row(encoder: Encoder, target: str, golden: Golden, expected: FloatArray) -> 
     found = embeddings(encoder, golden)
     differing = found.view(np.uint32) ^ expected.view(np.uint32)
     return {
-        "model": encoder.name,
         "fingerprint": encoder.fingerprint,
         "target": target,
         "numerics": encoder.numerics,

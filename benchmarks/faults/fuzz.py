@@ -141,7 +141,7 @@ def fuzz_bundle(folder: Path, bundle: Path, chance: random.Random) -> str:
 
 def work(folder: Path, bundle: Path | None, first: int, rounds: int) -> None:
     """Run some rounds in this process; print each before it begins."""
-    index_kinds._SMALL = 500  # noqa: SLF001  # or small collections would not have the kinds asked for
+    index_kinds.SMALL = 500  # or small collections would not have the kinds asked for
     logging.getLogger("embedkit").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(dir=folder) as own:
         for kind in KINDS:
@@ -169,7 +169,7 @@ def main() -> None:
         work(arguments.folder, bundle, *arguments.work)
         return
     changed: Counter[str] = Counter()
-    index_kinds._SMALL = 500  # noqa: SLF001  # as above
+    index_kinds.SMALL = 500  # as above
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         build(Path(folder))
         for first in range(0, arguments.mutations, ROUNDS_PER_PROCESS):
