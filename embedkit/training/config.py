@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
+from embedkit.runtime.location import find_model
+from embedkit.runtime.published import published_models
 from embedkit.training.corpus import SourceConfig
 from embedkit.training.joined import JoinConfig
 from embedkit.training.matryoshka import MatryoshkaConfig
@@ -190,3 +192,12 @@ class RunConfig:
         """Resolve a path against ``data``; a path that does not exist there is returned unchanged."""
         joined = Path(self.data) / path
         return str(joined) if joined.exists() else path
+
+    def resolve_model(self, source: str) -> str:
+        """Resolve a model like a path; the name of one of embedkit's own becomes the path of its bundle.
+
+        Raises:
+            ModelNotFoundError: it is one of embedkit's own, but cannot be fetched.
+        """
+        path = self.resolve(source)
+        return str(find_model(path)) if path.removesuffix(".onnx") in published_models() else path

@@ -52,7 +52,8 @@ def build_student(config: RunConfig) -> SentenceEncoder:
     """
     student = config.student
     if student.source is not None:
-        encoder = _load(config.resolve(student.source), max_length=student.max_length, pooling=student.pooling)
+        source = config.resolve_model(student.source)
+        encoder = _load(source, max_length=student.max_length, pooling=student.pooling)
         if student.vocabulary_size is not None:
             encoder = prune_model(encoder, _wanted_pieces(config, encoder.tokenizer, student.vocabulary_size))
     else:
@@ -78,7 +79,7 @@ def load_cross_encoder(
     Raises:
         ModelNotFoundError, ModelError, BundleError: the model cannot be loaded.
     """
-    source = config.resolve(str(config.student.source))
+    source = config.resolve_model(str(config.student.source))
     if source.endswith(".onnx"):
         encoder = from_bundle(find_model(source))
         model = matching_encoder(encoder, mean=mean, spread=spread, max_length=max_length, seed=config.seed)
@@ -156,8 +157,8 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
 
 def _permission(config: RunConfig, source: str) -> dict[str, bool]:
     """Return the permission to run a teacher's code, if it was given for that source."""
-    trusted = {config.resolve(teacher.source) for teacher in config.every_teacher if teacher.trust_remote_code}
-    return {"trust_remote_code": True} if source in trusted else {}
+    trusted = [teacher.source for teacher in config.every_teacher if teacher.trust_remote_code]
+    return {"trust_remote_code": True} if source in map(config.resolve_model, trusted) else {}
 
 
 def _tokenizer(config: RunConfig, source: str, max_length: int) -> Tokenizer:
@@ -220,10 +221,10 @@ def _set_dropout(model: SentenceEncoder | PairEncoder, share: float) -> None:
 
 def _vocabulary_source(config: RunConfig) -> str:
     if config.student.tokenizer is not None:
-        return config.resolve(config.student.tokenizer)
+        return config.resolve_model(config.student.tokenizer)
     for teacher in config.every_teacher:
         if not teacher.aligned:
-            return config.resolve(teacher.source)
+            return config.resolve_model(teacher.source)
     raise ConfigError(
         "the student has no vocabulary: set student.source (a pre-trained model) or student.tokenizer (a model "
         "whose tokenizer it shares)"

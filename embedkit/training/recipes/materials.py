@@ -149,7 +149,7 @@ def prepare(
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
         check(corpus)
         for named in config.every_teacher if teacher else ():
-            found = dataclasses.replace(named, source=config.resolve(named.source))
+            found = dataclasses.replace(named, source=config.resolve_model(named.source))
             vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
     if config.join is not None and vectors:
         vectors = [JoinedVectors(vectors, config.join, len(corpus))]

@@ -155,7 +155,7 @@ def _prepare(
     """Mine and score the pairs; None if the run was stopped."""
     cache = Path(config.cache)
     queries = Corpus.prepare(settings.sources(config), cache, show_progress=control.show_progress)
-    encoder = Encoder.load(config.resolve(settings.mining.encoder), threads=config.threads)
+    encoder = Encoder.load(config.resolve_model(settings.mining.encoder), threads=config.threads)
     folder, candidates = mine(
         queries, passages, encoder, settings.mining, cache, seed=config.seed, show_progress=control.show_progress
     )
@@ -185,7 +185,7 @@ def load_pair_teachers(config: RunConfig, settings: ScoreDistillationConfig) -> 
         raise ConfigError("score-distillation needs a teacher: name a cross-encoder with --teacher or [teacher]")
     if not settings.queries:
         raise ConfigError("score-distillation needs queries: name their files in [[settings.queries]]")
-    return tuple(_teacher(config.resolve(each.source), settings, config) for each in config.every_teacher)
+    return tuple(_teacher(config.resolve_model(each.source), settings, config) for each in config.every_teacher)
 
 
 def _teacher(source: str, settings: ScoreDistillationConfig, config: RunConfig) -> PairTeacher:
@@ -223,7 +223,7 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
     shape = Size(student.layers or size.layers, student.hidden or size.hidden, 1, student.inner)
     source = student.tokenizer or config.every_teacher[0].source
     cut = cross_from_layers(
-        PairEncoder.load(config.resolve(source)),
+        PairEncoder.load(config.resolve_model(source)),
         shape,
         sample,
         layers=student.teacher_layers or None,

@@ -148,7 +148,7 @@ class Stage:
         """
         if self.config.matryoshka is not None:
             return False
-        return recorded_teacher(self.config.resolve(source)) == self.materials.teachers[0].fingerprint
+        return recorded_teacher(self.config.resolve_model(source)) == self.materials.teachers[0].fingerprint
 
     def _start_head(self, method: Distillation) -> None:
         """Fit a new linear head on a sample of the training text."""

@@ -220,7 +220,7 @@ def _gather(config: RunConfig, settings: TransEncoderConfig, encoder: SentenceEn
     members = [_Member("student", copy.deepcopy(encoder), settings.backbone, encoder)]
     for number, peer in enumerate(settings.peers, 1):
         model = SentenceEncoder.load(
-            config.resolve(peer.source), pooling=peer.pooling, max_length=config.student.max_length
+            config.resolve_model(peer.source), pooling=peer.pooling, max_length=config.student.max_length
         )
         members.append(_Member(f"peer-{number}", model, peer.backbone, copy.deepcopy(model)))
     return members
@@ -309,7 +309,7 @@ def _start_cross(member: _Member, settings: TransEncoderConfig, config: RunConfi
     """Return the initial cross-encoder of a cycle."""
     length = settings.cross_length
     if settings.mode == "refreshing" and member.backbone is not None:
-        return PairEncoder.start(config.resolve(member.backbone), max_length=length, seed=config.seed)
+        return PairEncoder.start(config.resolve_model(member.backbone), max_length=length, seed=config.seed)
     latest = member.latest if settings.mode == "sequential" else member.original
     encoder = latest if isinstance(latest, SentenceEncoder) else member.original
     return PairEncoder.from_encoder(encoder, max_length=length, seed=config.seed)

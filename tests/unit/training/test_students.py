@@ -247,7 +247,7 @@ def test_settings_that_would_change_nothing_are_refused(settings):
         ({}, "tiny, started from its teacher's words"),
         ({"start": "layers", "memory": 8}, "memory 8, started from its teacher's layers"),
         ({"start": "layers", "tokenizer": "runs/mini/model"}, "tiny, started from mini's layers"),
-        ({"start": "layers", "tokenizer": "models/mini.onnx"}, "tiny, started from mini's layers"),
+        ({"start": "layers", "tokenizer": "models/mini-minilm.onnx"}, "tiny, started from mini-minilm's layers"),
         ({"tokenizer": "org/bert"}, "tiny, started from bert's words"),
         ({"layers": 1, "layer_repeats": 2}, "layers 1, layer repeats 2, started from its teacher's words"),
         ({"source": "org/bert"}, "org/bert"),
@@ -255,3 +255,16 @@ def test_settings_that_would_change_nothing_are_refused(settings):
 )
 def test_cards_record_the_start(student, base):
     assert StudentConfig(**student).base == base
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny.onnx"])
+def test_a_student_starts_from_a_model_of_embedkit_by_name(name):
+    student = build_student(config(source=name, max_length=None))
+    assert student.dimension == 384
+
+
+def test_names_of_models_give_way_to_files_in_the_data_folder(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    named = config(data=tmp_path)
+    assert named.resolve_model("tiny") == str(tmp_path / "tiny")
+    assert named.resolve_model("someone/else") == "someone/else"
