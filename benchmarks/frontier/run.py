@@ -151,7 +151,9 @@ def panel(
     axes.plot(*zip(*best, strict=True), color=BLUE, linewidth=1, alpha=0.5)
     for label, point in points.items():
         axes.plot(*point, "o", color=ORANGE if label.startswith("model2vec") else BLUE)
-        _annotate(axes, _short(label), point, above=point in best[::2])  # neighbours on different sides
+        name = _short(label)
+        above = point in best and len(name) < 10  # a long name would reach the neighbour's
+        _annotate(axes, name, point, above=above)
     for label, (size, figures) in PUBLISHED.items() if published else ():
         if y in figures:
             axes.plot(size, figures[y], "o", color=GREY, fillstyle="none")
