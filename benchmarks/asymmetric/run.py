@@ -72,8 +72,8 @@ def pairs(
         encode_ms, search_ms = times(opened, texts)
         rows.append(
             {
-                "documents": encoder.name,
-                "queries": encoders[name].name,
+                "documents": Path(source).stem,
+                "queries": Path(name).stem,
                 "build_s": build_s,
                 "ndcg_at_10": float(np.mean([ndcg(ranking) for ranking in rankings])),
                 "recall_at_100": float(np.mean([recall(ranking) for ranking in rankings])),

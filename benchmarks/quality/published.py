@@ -26,7 +26,9 @@ ABOUT = {
     "static": "no layers: where nothing else is fast enough",
     "mini": "two layers of 384: between tiny and small",
     "small": "three layers of 384: nearly all-MiniLM-L6-v2, at half of its time",
-    "tiny-minilm": "an earlier tiny, in the space of all-MiniLM-L6-v2, mini, small and static",
+    "tiny-minilm": "an earlier tiny, in the space of all-MiniLM-L6-v2 and small",
+    "mini-minilm": "an earlier mini, in the space of all-MiniLM-L6-v2 and small",
+    "static-minilm": "an earlier static, in the space of all-MiniLM-L6-v2 and small",
     "reranker-tiny": "three layers of 192, a cross-encoder: re-ranks what another model found",
     "reranker-small": "four layers of 384, a cross-encoder",
 }

@@ -1,9 +1,9 @@
 """Ablation of a small student: one change at a time from a common base, with a fixed small budget.
 
-    python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL --mini runs/mini-5000
+    python benchmarks/students/ablation.py --data DIR --teacher MODEL --tokenizer MODEL --mini RUN
 
 The base is base.toml on the text of recipes/english.toml. Each row is one run of `--steps` steps. Where a student
-starts from mini, that is a run of recipes/mini.toml with optim.steps=5000 and settings.regression=3.
+starts from mini, that is a run of recipes/mini-minilm.toml with optim.steps=5000 and settings.regression=3.
 Scores are on held-out text and development sets; no test set is read. Results are saved after every run, and a
 later call continues with the missing ones. Writes ablation.json and ablation.md next to this file.
 """
@@ -63,7 +63,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "started from mini": FROM_MINI,
     "started from mini, half the rate": {**FROM_MINI, "optim.lr": 1e-3},
     "started from mini, inner 384": {**FROM_MINI, "student.inner": 384},
-    "taught by mini": {"teacher.source": str(REPOSITORY / "models" / "mini.onnx")},
+    "taught by mini": {"teacher.source": str(REPOSITORY / "models" / "mini-minilm.onnx")},
     "queue of 16,384": {"settings.queue_size": 16384},
     "batches of 64": {"optim.batch_size": 64},
 }
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument(
         "--tokenizer", required=True, help="folder or hub id of the model that the student starts from"
     )
-    parser.add_argument("--mini", required=True, help="run of recipes/mini.toml, for the rows that start from it")
+    parser.add_argument("--mini", required=True, help="run of recipes/mini-minilm.toml, where rows start")
     parser.add_argument("--steps", type=int, default=600, help="optimizer steps per run")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS, metavar="ROW", help="default: all")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")

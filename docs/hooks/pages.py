@@ -37,6 +37,8 @@ COPIES = {
     "cards/static.md": "models/static.md",
     "cards/tiny-minilm.md": "models/tiny-minilm.md",
     "cards/reranker-tiny.md": "embedkit/bundled/reranker-tiny.md",
+    "cards/mini-minilm.md": "models/mini-minilm.md",
+    "cards/static-minilm.md": "models/static-minilm.md",
     "assets/frontier.svg": "benchmarks/frontier/frontier.svg",
     "assets/methods.svg": "benchmarks/methods/results.svg",
 }

@@ -1,7 +1,7 @@
 """Assemble English training text from public data sets on the Hugging Face hub, similar to the bundled models'.
 
     python examples/corpus/english.py DIR --exclude sts/*.csv scifact/*.jsonl
-    embedkit train DIR/english.toml recipes/mini.toml --data DIR --teacher sentence-transformers/all-MiniLM-L6-v2
+    embedkit train DIR/english.toml recipes/mini-minilm.toml --data DIR --teacher MODEL
 
 Writes one file DIR/train/NAME.txt.xz for each source, one text per line, and DIR/english.toml, which lists them
 with their licences. Existing files are kept, so an interrupted call continues with the next source. Texts that
