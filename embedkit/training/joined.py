@@ -89,7 +89,7 @@ class JoinedVectors:
         self._means = [_mean(part, chunks) for part in parts]
         moment = second_moment(lambda chunk: self._join(chunk, 0), chunks)
         axes = principal_axes(moment)[:, : self.dimension]
-        deviations = np.sqrt(np.einsum("ij,ij->j", axes, moment @ axes)).clip(min=1e-12)
+        deviations = np.sqrt(np.einsum("ij,ij->j", axes, moment @ axes).clip(min=1e-24))  # rounding can give < 0
         self._axes: FloatArray = (axes / deviations**config.spread).astype(np.float32)
         self.fingerprint = self._fingerprint()
 

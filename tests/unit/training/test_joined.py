@@ -93,6 +93,14 @@ def test_spread_evens_out_the_variances():
     assert ratio(0.0) > ratio(0.3) > ratio(1.0)
 
 
+@pytest.mark.parametrize("rows", [3, 8])
+def test_fewer_rows_than_dimensions_give_finite_vectors(rows):
+    generator = np.random.default_rng(2)
+    several = [Teacher(name, units(generator.standard_normal((rows, 48)))) for name in ("one", "two")]
+    joined = JoinedVectors(several, JoinConfig(dimension=96, spread=0.2), rows)
+    assert np.allclose(np.linalg.norm(joined.read(np.arange(rows), 0), axis=1), 1, atol=1e-5)
+
+
 def test_the_fingerprint_follows_teachers_and_settings(teachers):
     def fingerprint(parts, **settings):
         return JoinedVectors(parts, JoinConfig(**settings), ROWS).fingerprint
