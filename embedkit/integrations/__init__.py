@@ -1,5 +1,39 @@
-"""Adapters of encoders to other packages, one module for each package."""
+"""Adapters of encoders to other packages, one module for each package, and what several of them have in common."""
 
 from __future__ import annotations
 
+from embedkit.runtime.encoder import Encoder
+
 __all__: list[str] = []
+
+
+class Adapter:
+    """An encoder with the settings of an adapter, which stay what they were when it was loaded.
+
+    Args:
+        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
+        truncate_dim: number of leading dimensions to keep; all if None.
+        threads: number of threads; if None, all available.
+
+    Raises:
+        ModelNotFoundError, ModelError: the model cannot be loaded.
+        InputError: ``truncate_dim`` or ``threads`` does not fit.
+    """
+
+    def __init__(
+        self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None
+    ) -> None:
+        super().__init__()
+        self._model, self._truncate_dim, self._threads = model, truncate_dim, threads
+        self._encoder = Encoder.load(model, threads=threads)
+        self._encoder.encode([], truncate_dim=truncate_dim)  # an argument that does not fit is an error here
+
+    @property
+    def model(self) -> str:
+        """The model, as it was given."""
+        return self._model
+
+    @property
+    def dimension(self) -> int:
+        """D, the length of an embedding."""
+        return self._truncate_dim or self._encoder.dimension

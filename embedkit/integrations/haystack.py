@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from embedkit.errors import InputError, MissingExtraError
+from embedkit.integrations import Adapter
 from embedkit.runtime.arguments import check_iterable, check_text, shown
-from embedkit.runtime.encoder import Encoder
 
 try:
     from haystack import Document, component
@@ -26,20 +26,18 @@ except ImportError as error:
 __all__ = ["EmbedkitDocumentEmbedder", "EmbedkitTextEmbedder"]
 
 
-class _Embedder:
-    """The model of a component, by its settings, which Haystack writes to a pipeline's file."""
-
-    def __init__(
-        self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None
-    ) -> None:
-        self.model, self.truncate_dim, self.threads = model, truncate_dim, threads
-        self._encoder = Encoder.load(model, threads=threads)
-        self._encoder.encode([], truncate_dim=truncate_dim)  # an argument that does not fit is an error here
+class _Embedder(Adapter):
+    """Shows all settings, which Haystack reads to write a pipeline's file."""
 
     @property
-    def dimension(self) -> int:
-        """D, the length of an embedding."""
-        return self.truncate_dim or self._encoder.dimension
+    def truncate_dim(self) -> int | None:
+        """Number of leading dimensions that are kept; all if None."""
+        return self._truncate_dim
+
+    @property
+    def threads(self) -> int | None:
+        """Number of threads, as it was given."""
+        return self._threads
 
 
 @component
@@ -64,7 +62,7 @@ class EmbedkitTextEmbedder(_Embedder):
             InputError: ``text`` is not a string.
         """
         check_text(text, "text")
-        row = self._encoder.encode_query([text], truncate_dim=self.truncate_dim, show_progress_bar=False)[0]
+        row = self._encoder.encode_query([text], truncate_dim=self._truncate_dim, show_progress_bar=False)[0]
         return {"embedding": row.tolist()}
 
 
@@ -91,7 +89,7 @@ class EmbedkitDocumentEmbedder(_Embedder):
         """
         listed = list(_documents(documents))
         texts = [document.content or "" for document in listed]
-        rows = self._encoder.encode_document(texts, truncate_dim=self.truncate_dim, show_progress_bar=False)
+        rows = self._encoder.encode_document(texts, truncate_dim=self._truncate_dim, show_progress_bar=False)
         pairs = zip(listed, rows, strict=True)
         return {"documents": [replace(document, embedding=row.tolist()) for document, row in pairs]}
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from embedkit.errors import MissingExtraError
+from embedkit.integrations import Adapter
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_flag, check_texts
-from embedkit.runtime.encoder import Encoder
 
 try:
     from keybert.backend import BaseEmbedder
@@ -26,7 +26,7 @@ except ImportError as error:
 __all__ = ["EmbedkitBackend"]
 
 
-class EmbedkitBackend(BaseEmbedder):  # type: ignore[misc]  # KeyBERT has no types
+class EmbedkitBackend(Adapter, BaseEmbedder):  # type: ignore[misc]  # KeyBERT has no types
     """Embeds documents, and their words as the short texts that they are.
 
     Args:
@@ -38,24 +38,6 @@ class EmbedkitBackend(BaseEmbedder):  # type: ignore[misc]  # KeyBERT has no typ
         ModelNotFoundError, ModelError: the model cannot be loaded.
         InputError: ``truncate_dim`` or ``threads`` does not fit.
     """
-
-    def __init__(
-        self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None
-    ) -> None:
-        super().__init__()
-        self._encoder = Encoder.load(model, threads=threads)
-        self._model, self._truncate_dim = model, truncate_dim
-        self._encoder.encode([], truncate_dim=truncate_dim)  # an argument that does not fit is an error here
-
-    @property
-    def model(self) -> str:
-        """The model, as it was given."""
-        return self._model
-
-    @property
-    def dimension(self) -> int:
-        """D, the length of an embedding."""
-        return self._truncate_dim or self._encoder.dimension
 
     def embed(self, documents: Iterable[str], verbose: bool = False) -> FloatArray:  # noqa: FBT001, FBT002 - KeyBERT's
         """Embed N texts: ``(N, D) float32, unit rows``; ``verbose`` shows progress.

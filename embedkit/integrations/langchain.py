@@ -11,8 +11,8 @@ Needs ``pip install langchain-core``.
 from __future__ import annotations
 
 from embedkit.errors import MissingExtraError
+from embedkit.integrations import Adapter
 from embedkit.runtime.arguments import check_iterable, check_text
-from embedkit.runtime.encoder import Encoder
 
 try:
     from langchain_core.embeddings import Embeddings
@@ -22,7 +22,7 @@ except ImportError as error:
 __all__ = ["EmbedkitEmbeddings"]
 
 
-class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types are not available
+class EmbedkitEmbeddings(Adapter, Embeddings):  # type: ignore[misc]  # LangChain's types are not available
     """Embeds queries and documents with the model's respective prompts, if any.
 
     Args:
@@ -34,23 +34,6 @@ class EmbedkitEmbeddings(Embeddings):  # type: ignore[misc]  # LangChain's types
         ModelNotFoundError, ModelError: the model cannot be loaded.
         InputError: ``truncate_dim`` or ``threads`` does not fit.
     """
-
-    def __init__(
-        self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None
-    ) -> None:
-        self._encoder = Encoder.load(model, threads=threads)
-        self._model, self._truncate_dim = model, truncate_dim
-        self._encoder.encode([], truncate_dim=truncate_dim)  # an argument that does not fit is an error here
-
-    @property
-    def model(self) -> str:
-        """The model, as it was given."""
-        return self._model
-
-    @property
-    def dimension(self) -> int:
-        """D, the length of an embedding."""
-        return self._truncate_dim or self._encoder.dimension
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed documents: N lists of D numbers, unit vectors.

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from embedkit.errors import InputError, MissingExtraError
+from embedkit.integrations import Adapter
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_iterable, check_whole, shown
-from embedkit.runtime.encoder import Encoder
 
 try:
     from spacy.language import Language
@@ -32,7 +32,7 @@ __all__ = ["SpacyEmbedder"]
 _MOST_DOCUMENTS = 2**31 - 1
 
 
-class SpacyEmbedder:
+class SpacyEmbedder(Adapter):
     """Sets ``vector`` and ``similarity`` of documents; spans and tokens are embedded, by their text, when asked.
 
     The vectors are not stored with a document: process its text again after reading it from a file.
@@ -46,23 +46,6 @@ class SpacyEmbedder:
         ModelNotFoundError, ModelError: the model cannot be loaded.
         InputError: ``truncate_dim`` or ``threads`` does not fit.
     """
-
-    def __init__(
-        self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None
-    ) -> None:
-        self._encoder = Encoder.load(model, threads=threads)
-        self._model, self._truncate_dim = model, truncate_dim
-        self._encoder.encode([], truncate_dim=truncate_dim)  # an argument that does not fit is an error here
-
-    @property
-    def model(self) -> str:
-        """The model, as it was given."""
-        return self._model
-
-    @property
-    def dimension(self) -> int:
-        """D, the length of an embedding."""
-        return self._truncate_dim or self._encoder.dimension
 
     def __call__(self, doc: Doc) -> Doc:
         """Embed one document."""
