@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from embedkit.runtime.pool import EncoderPool
     from embedkit.serving.retrieval.collection import Collection
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 logger = logging.getLogger("embedkit")
 
 HELP = "build, change or verify a collection of documents"

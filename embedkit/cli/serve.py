@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedkit.serving.http.settings import ServerSettings
 
-__all__ = ["EXAMPLES", "HELP", "configure", "run"]
-
 logger = logging.getLogger("embedkit")
 
 HELP = "serve embeddings, re-ranking and search over HTTP"

@@ -221,12 +221,8 @@ class _Table:
     def __init__(self, file: BinaryIO) -> None:
         self.read = self.empty = 0
         self.views = 0
-        self.hashes, self.spans, self.source_rows, self.target_rows = (
-            array("Q"),
-            array("q"),
-            array("q"),
-            array("q"),
-        )
+        self.hashes = array("Q")
+        self.spans, self.source_rows, self.target_rows = (array("q") for _ in range(3))
         self._file, self._position = file, 0
 
     def __len__(self) -> int:

@@ -29,8 +29,6 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.training.corpus import Corpus
 
-__all__ = ["MiningConfig", "PairTeacher", "Pairs", "Rows", "mine", "score"]
-
 Rows = npt.NDArray[np.int64]
 
 _WORD = re.compile(r"\w+")

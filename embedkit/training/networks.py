@@ -27,16 +27,6 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.int4 import quantize_blocks, restore_blocks
 
-__all__ = [
-    "ActivationPenalty",
-    "DenseGradients",
-    "by_rows",
-    "compile_encoders",
-    "round_tables",
-    "rounded_words",
-    "word_tables",
-]
-
 
 @contextlib.contextmanager
 def by_rows(module: nn.Module) -> Iterator[None]:

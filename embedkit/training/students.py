@@ -31,8 +31,6 @@ from embedkit.training.corpus import Corpus
 from embedkit.training.networks import word_tables
 from embedkit.training.run_folder import RunFolder
 
-__all__ = ["adjust", "build_student", "load_cross_encoder", "recorded_teacher"]
-
 logger = logging.getLogger(__name__)
 
 _SAMPLE = 1000

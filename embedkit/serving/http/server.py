@@ -28,8 +28,6 @@ from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import TRACING
 
-__all__ = ["Parent", "Server", "all_routes"]
-
 logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.1

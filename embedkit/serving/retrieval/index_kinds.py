@@ -10,17 +10,6 @@ from embedkit.extras import require
 from embedkit.protocols import FloatArray, VectorIndex
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 
-__all__ = [
-    "AUTO",
-    "INDEX_KINDS",
-    "SMALL",
-    "StoredIndex",
-    "checked_kind",
-    "describe_cost",
-    "index_class",
-    "kind_for",
-]
-
 _PACKAGE = "embedkit.serving.retrieval"
 
 INDEX_KINDS: Final = {

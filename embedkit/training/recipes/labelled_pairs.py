@@ -38,17 +38,6 @@ from embedkit.training.recipes.stage import Stage
 from embedkit.training.recipes.trans_encoder import EncoderToCross
 from embedkit.training.students import load_cross_encoder
 
-__all__ = [
-    "LABEL_PRESETS",
-    "LabelledPairsConfig",
-    "ListwiseRanking",
-    "QueryGroups",
-    "check_labelled_pairs",
-    "labelled_pairs",
-    "listwise_loss",
-    "read_labels",
-]
-
 _PRESET: Mapping[str, Mapping[str, Any]] = {
     "optim": {"lr": 2e-5, "batch_size": 32, "epochs": 2, "warmup": 0.1},
     "dev": {"every": 200},

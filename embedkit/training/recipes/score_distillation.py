@@ -43,15 +43,6 @@ from embedkit.training.recipes.materials import Control, corpus_inputs
 from embedkit.training.recipes.stage import Stage
 from embedkit.training.students import adjust, load_cross_encoder
 
-__all__ = [
-    "SCORE_PRESETS",
-    "PairGroups",
-    "ScoreDistillationConfig",
-    "load_pair_teachers",
-    "ranking_evaluation",
-    "score_distillation",
-]
-
 logger = logging.getLogger(__name__)
 
 _PRESET = {"optim": {"lr": 2e-4, "batch_size": 64, "epochs": 2, "warmup": 0.1}}
