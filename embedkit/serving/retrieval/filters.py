@@ -102,7 +102,7 @@ def read_filter(text: str) -> dict[str, Any]:
     A value is a number, ``true``, ``false``, ``null``, a text in quotation marks, or else the text itself.
 
     Raises:
-        InputError: a part is not a condition.
+        InputError: a part is not a condition, or two are alike but for their values.
     """
     if text.lstrip().startswith("{"):
         try:
@@ -117,7 +117,10 @@ def read_filter(text: str) -> dict[str, Any]:
                 f"filter: {part.strip()!r:.80} is not a condition; expected for example lang = en or year >= 2020"
             )
         field, sign, value = condition.groups()
-        found.setdefault(field, {})[_SIGNS[sign]] = _read_value(value)
+        conditions = found.setdefault(field, {})
+        if _SIGNS[sign] in conditions:
+            raise InputError(f"filter: {field} {sign} stands twice, and all conditions must hold; keep one")
+        conditions[_SIGNS[sign]] = _read_value(value)
     return found
 
 

@@ -266,3 +266,9 @@ def test_filters_are_read_as_people_write_them(text, wanted):
 def test_what_is_not_a_condition_is_named(text):
     with pytest.raises(InputError, match=r"is not a condition|not JSON"):
         read_filter(text)
+
+
+@pytest.mark.parametrize("text", ["year > 2019, year > 2020", "lang = en, lang = de"])
+def test_a_condition_given_twice_is_an_error(text):
+    with pytest.raises(InputError, match="stands twice"):
+        read_filter(text)
