@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from embedkit.errors import InputError
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
-from embedkit.runtime.arguments import check_iterable, shown
+from embedkit.runtime.arguments import check_choice, check_iterable, shown
 
 __all__ = ["Batch", "MtebCrossEncoder", "MtebEncoder"]
 
@@ -67,12 +67,12 @@ class MtebEncoder:
             precision: only ``"float32"`` is supported.
 
         Raises:
-            InputError: the inputs are not texts, or another precision is requested.
+            InputError: the inputs are not texts, or another prompt type or precision is requested.
         """
         if not isinstance(precision, str) or precision != "float32":
             raise InputError(f"expected the precision float32 from MTEB, got {shown(precision)}")
-        if prompt_type is not None and not isinstance(prompt_type, str):
-            raise InputError(f"expected the prompt type query or document from MTEB, got {shown(prompt_type)}")
+        if prompt_type is not None:
+            check_choice(prompt_type, ("query", "document"), "prompt_type")
         texts = _texts(inputs)
         if prompt_type is None or not isinstance(self._encoder, _Prompting):
             return self._encoder.encode(texts)
