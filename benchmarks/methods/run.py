@@ -35,8 +35,7 @@ from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import PairScorer, TextEncoder
 from embedkit.training.recipes.run import resolve, run

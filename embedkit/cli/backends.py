@@ -48,8 +48,7 @@ def load_model(source: str, backend: str = "auto") -> TextEncoder | PairScorer:
         return CrossEncoder.load(location) if pairs else Encoder.load(location)
     from embedkit.modeling.cross_encoder import PairEncoder
     from embedkit.modeling.encoder import SentenceEncoder
-    from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-    from embedkit.modeling.torch_encoder import TorchEncoder
+    from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 
     if pairs:
         return TorchCrossEncoder(PairEncoder.load(location))

@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from embedkit.runtime.published import PublishedModel
+    from embedkit.runtime.location import PublishedModel
 
 HELP = "list embedkit's own models with size, time, quality and licence"
 EXAMPLES = """
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Fetch models if asked to, and print the table."""
     from embedkit.errors import ModelNotFoundError
-    from embedkit.runtime.published import published_models
+    from embedkit.runtime.location import published_models
 
     models = published_models()
     for name in arguments.fetch:

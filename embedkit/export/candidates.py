@@ -9,8 +9,7 @@ import numpy as np
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import token_batches
 from embedkit.runtime.initializers import expose_logits

@@ -25,9 +25,9 @@ from embedkit.errors import ExportError
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.gate_figures import describe_figures
-from embedkit.runtime.loading import BUNDLE_FOLDER_KEY
 from embedkit.runtime.location import find_model, is_hub_id
 from embedkit.runtime.manifest import Manifest
+from embedkit.runtime.model import BUNDLE_FOLDER_KEY
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _REQUIRED = ("README.md", "onnx/model.onnx")

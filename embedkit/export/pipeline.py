@@ -16,7 +16,7 @@ from embedkit import __version__
 from embedkit.atomic import atomic_file
 from embedkit.errors import ExportError, GateError, ModelError
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.biases import add_to_biases, measure_shifts
+from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
 from embedkit.export.candidates import Candidate, run_torch
 from embedkit.export.card import Card, find_model_folder, read_card
 from embedkit.export.gates import Gate
@@ -26,11 +26,9 @@ from embedkit.export.half import halve
 from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.export.prune import prune_vocabulary
-from embedkit.export.quantize import Int8Arithmetic, largest_weight
+from embedkit.export.quantize import Int8Arithmetic, StaticInt8Products, largest_weight
 from embedkit.export.reading import check_reading
 from embedkit.export.shared_constants import find_twins, merge_twins
-from embedkit.export.static import StaticInt8Products
-from embedkit.export.stored_weights import check_weights
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
 from embedkit.export.word_table import MixedArithmetic, choose_word_table
 from embedkit.export.writer import Arithmetic, FloatArithmetic, Products
@@ -45,7 +43,7 @@ from embedkit.runtime.gate_figures import describe_figures
 from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
-from embedkit.runtime.ranges import Ranges
+from embedkit.runtime.packing import Ranges
 from embedkit.runtime.tokenization import Tokens
 
 logger = logging.getLogger("embedkit")

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import DenseHead, SentenceEncoder
-from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.pooling import WordMemory
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product

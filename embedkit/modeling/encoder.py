@@ -24,8 +24,7 @@ from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
 from embedkit.modeling.layout import Activation, read_activation, write_layout
 from embedkit.modeling.location import find_folder
-from embedkit.modeling.memory import WordMemory
-from embedkit.modeling.pooling import pool_states
+from embedkit.modeling.pooling import WordMemory, pool_states
 from embedkit.modeling.pretrained import (
     UNLIMITED,
     check_fit,

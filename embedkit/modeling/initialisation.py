@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 
 from embedkit.errors import ConfigError, ModelError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.static import StaticConfig, StaticTable

@@ -13,7 +13,7 @@ Activation = Literal["tanh", "linear", "relu", "gelu", "sigmoid", "silu"]
 """The function after the product of a dense head; ``"linear"`` is none."""
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # the first format found is loaded
-_MODULES = {"WordMemory": "embedkit.modeling.memory.WordMemory"}
+_MODULES = {"WordMemory": "embedkit.modeling.pooling.WordMemory"}
 _ACTIVATIONS: dict[str, Activation] = {
     "Tanh": "tanh",
     "Identity": "linear",

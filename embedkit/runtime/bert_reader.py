@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product, WordTable
-from embedkit.runtime.graph_cursor import GraphCursor
-from embedkit.runtime.onnx_graph import OnnxGraph, OtherGraphError, Value, read_graph, require
+from embedkit.runtime.onnx_graph import GraphCursor, OnnxGraph, OtherGraphError, Value, read_graph, require
 
 _VERSIONS = (9, 20)  # of the file format and of the operators
 _FLOAT32, _INT64 = 1, 7
@@ -49,7 +48,7 @@ def read_bert(model: bytes, *, pairs: bool = False) -> BertWeights | None:
 
 
 class _Reader:
-    """Follows ``bert.py``, ``writer.py``, ``quantize.py``, ``static.py`` and ``word_table.py`` of export."""
+    """Follows ``bert.py``, ``writer.py``, ``quantize.py`` and ``word_table.py`` of export."""
 
     def __init__(self, graph: OnnxGraph, *, pairs: bool) -> None:
         self.inputs = _INPUTS if pairs else _INPUTS[:2]

@@ -1,4 +1,4 @@
-"""A child process that runs a module of embedkit, and the frames exchanged with it (see `frames`)."""
+"""A child process that runs a module of embedkit, and the frames exchanged with it: a JSON header and bytes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,6 @@ from typing import Any, BinaryIO
 
 from embedkit import errors
 from embedkit.errors import EmbedkitError, WorkerError
-from embedkit.runtime.frames import read_frame, write_frame
 
 # multiprocessing would import the caller's script again, and `-m` would search the current folder first. This
 # finds embedkit where the caller found it.
@@ -115,3 +115,36 @@ def describe_error(error: EmbedkitError) -> dict[str, Any]:
 def _as_error(header: Mapping[str, Any]) -> EmbedkitError:
     error: EmbedkitError = getattr(errors, header["error"])(*header["arguments"])
     return error
+
+
+_SIZES = struct.Struct("<QQ")
+
+
+def write_frame(stream: BinaryIO, header: Mapping[str, Any], payload: bytes = b"") -> None:
+    """Send a header that JSON can represent, and bytes.
+
+    Raises:
+        OSError: the reader has closed the pipe.
+    """
+    text = json.dumps(header).encode("ascii")  # a lone surrogate is sent as its escape
+    stream.write(_SIZES.pack(len(text), len(payload)) + text)
+    stream.write(payload)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes]:
+    """Wait for a header and its bytes.
+
+    Raises:
+        EOFError: the other process has ended.
+    """
+    text_bytes, payload_bytes = _SIZES.unpack(_read(stream, _SIZES.size))
+    header: dict[str, Any] = json.loads(_read(stream, text_bytes))
+    return header, _read(stream, payload_bytes)
+
+
+def _read(stream: BinaryIO, count: int) -> bytes:
+    content = stream.read(count)
+    if len(content) < count:
+        raise EOFError("the other process has ended")
+    return content

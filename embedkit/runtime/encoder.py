@@ -29,12 +29,10 @@ from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
 from embedkit.runtime.engine import OnLong, Plan, Verification, tell_truncated
 from embedkit.runtime.manifest import Golden
 from embedkit.runtime.model import Model
-from embedkit.runtime.packing import Packing, Precision, unit_rows
+from embedkit.runtime.packing import Packing, Precision, Ranges, unit_rows
 from embedkit.runtime.pool import EncoderPool
-from embedkit.runtime.ranges import Ranges
 from embedkit.runtime.sentence_transformers import FolderModel, pool
-from embedkit.runtime.token_ids import TokenIds
-from embedkit.runtime.token_spans import TokenSpan, TokenSpans
+from embedkit.runtime.token_ids import TokenIds, TokenSpan, TokenSpans
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
 from embedkit.runtime.windows import Span, find_windows
 

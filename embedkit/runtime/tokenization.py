@@ -16,12 +16,11 @@ import tokenizers
 from embedkit.errors import EmbedkitError, InputError, ModelError, ModelNotFoundError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.kernel_pieces import KernelPieces
-from embedkit.runtime.pair_pieces import PairPieces
 from embedkit.runtime.plain_texts import PlainTexts
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenizer_rules import check_rules
 from embedkit.runtime.unigram_pieces import UnigramPieces
-from embedkit.runtime.word_pieces import WordPieces
+from embedkit.runtime.word_pieces import PairPieces, WordPieces
 
 _PROBE = "a \ua66e"  # a letter of a single manuscript: no vocabulary has it, so it takes the unknown token
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")

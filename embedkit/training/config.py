@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
-from embedkit.runtime.location import find_model
-from embedkit.runtime.published import published_models
+from embedkit.runtime.location import find_model, published_models
 from embedkit.training.corpus import SourceConfig
 from embedkit.training.joined import JoinConfig
 from embedkit.training.matryoshka import MatryoshkaConfig

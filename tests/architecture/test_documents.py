@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from embedkit.cli.main import COMMANDS, command_parser, main
-from embedkit.runtime.published import published_models
+from embedkit.runtime.location import published_models
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -128,7 +128,7 @@ assert -1.0 <= evaluate_pairs(Encoder.load({str(toy_bundle)!r}), pairs) <= 1.0
 # parser and suggestions for misspelled names, which readers of manifests do not need.
 LOAD_MODELS = [
     PACKAGE / "config.py",
-    PACKAGE / "runtime" / "published.py",
+    PACKAGE / "runtime" / "location.py",
     PACKAGE / "serving" / "retrieval" / "collection.py",
     PACKAGE / "serving" / "retrieval" / "models.py",
 ]

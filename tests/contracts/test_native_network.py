@@ -24,12 +24,11 @@ from embedkit.errors import InputError, ModelError, ProviderError
 from embedkit.export.graph import build_graph
 from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export
-from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.static import StaticInt8Products
+from embedkit.export.quantize import Int8Arithmetic, StaticInt8Products
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime import native_network
 from embedkit.runtime.bert_reader import read_bert
@@ -37,10 +36,9 @@ from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.kernels import bert
-from embedkit.runtime.location import bundled_names, find_model
+from embedkit.runtime.location import bundled_names, find_model, published_models
 from embedkit.runtime.native_network import NATIVE, NATIVE_NUMERICS, NativeNetwork, native_instructions
 from embedkit.runtime.numerics import digest_of
-from embedkit.runtime.published import published_models
 from embedkit.runtime.session import CPU, Session
 from embedkit.runtime.shared_arrays import SharedArrays
 from embedkit.runtime.tokenization import Tokenizer, Tokens

@@ -41,7 +41,7 @@ def torch_scorer(toy_tokenizer_json: str) -> PairScorer:
     from embedkit.modeling.cross_encoder import PairEncoder
     from embedkit.modeling.initialisation import random
     from embedkit.modeling.sizes import Size
-    from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+    from embedkit.modeling.torch_encoder import TorchCrossEncoder
     from embedkit.runtime.tokenization import Tokenizer
 
     encoder = random(Tokenizer(toy_tokenizer_json, 12), Size(layers=1, hidden=16, heads=2), max_length=12, seed=1)

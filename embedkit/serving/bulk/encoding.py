@@ -1,17 +1,18 @@
-"""Bulk encoding: preparation, cost and execution."""
+"""Bulk encoding: preparation, cost, engines and execution."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol, cast
 
 import pyarrow as pa
 
 from embedkit.errors import DataError, InputError
+from embedkit.extras import require
 from embedkit.object_store import is_url
 from embedkit.parquet_files import join_schemas
 from embedkit.progress import Progress
@@ -22,12 +23,12 @@ from embedkit.runtime.arguments import (
     check_progress,
     check_text,
     check_whole,
+    shown,
 )
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.engine import OnLong
 from embedkit.runtime.packing import Precision
 from embedkit.runtime.threads import most_processes
-from embedkit.serving.bulk.engines import find_engine
 from embedkit.serving.bulk.job import EMBEDDING, Job
 from embedkit.serving.bulk.output_folder import begin_or_resume, check_output, unfinished
 from embedkit.serving.bulk.parquet_input import ParquetInput, Shard, cut_into_shards, find_inputs, read_shard
@@ -275,3 +276,50 @@ def _everywhere(model: str | os.PathLike[str]) -> str:
     """Return a model's path so that workers in other folders find it; names and hub ids are unchanged."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else os.fspath(model)
+
+
+# name -> module, whose `encode_shards` is the engine, and the extra that installs its dependencies
+ENGINES: Final = {
+    "local": ("embedkit.serving.bulk.shard_encoder", "bulk"),
+    "ray": ("embedkit.serving.bulk.ray_engine", "ray"),
+}
+
+
+class Engine(Protocol):
+    """Creates every shard of a list, in any order."""
+
+    def __call__(
+        self,
+        job: Job,
+        shards: Sequence[Shard],
+        /,
+        *,
+        encoder: Encoder,
+        workers: int | None,
+        advance: Callable[[int], None],
+    ) -> None:
+        """Create all shards.
+
+        Args:
+            job: the settings.
+            shards: the shards to create.
+            encoder: the job's model, loaded in this process.
+            workers: number of parallel processes; None lets the engine choose.
+            advance: called with the number of newly embedded rows.
+
+        Raises:
+            EmbedkitError: as raised by `ShardEncoder`. Finished shards are kept.
+        """
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine with this name.
+
+    Raises:
+        InputError: the engine does not exist.
+        MissingExtraError: it requires a package that is not installed.
+    """
+    if not isinstance(name, str) or name not in ENGINES:
+        raise InputError(f"there is no engine {shown(name)}; the engines are {', '.join(ENGINES)}")
+    module, extra = ENGINES[name]
+    return cast(Engine, require(module, extra=extra).encode_shards)

@@ -1,9 +1,10 @@
-"""A worker: an encoder that turns shards of texts into shards of embeddings."""
+"""A worker: an encoder that turns shards of texts into shards of embeddings, and the engine for this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -97,3 +98,25 @@ def _texts(table: pa.Table, shard: Shard, column: str) -> list[str]:
         row = shard.first + texts.index(None) + 1  # type: ignore[arg-type]  # it is the null that is looked for
         raise DataError(f"{shard.path}:{row}: {column!r} is null; drop or fill such rows")
     return texts
+
+
+def encode_shards(
+    job: Job,
+    shards: Sequence[Shard],
+    *,
+    encoder: Encoder,
+    workers: int | None,
+    advance: Callable[[int], None],
+) -> None:
+    """Run the engine ``local``, whose workers are the processes of an `EncoderPool`.
+
+    Raises:
+        InputError: ``workers`` is not a positive integer.
+        EmbedkitError: as raised by `ShardEncoder.encode`.
+    """
+    with (
+        contextlib.nullcontext(encoder) if workers is None else encoder.pool(workers, threads=job.threads) as model
+    ):
+        worker = ShardEncoder(job, model)
+        for shard in shards:
+            worker.encode(shard, advance)

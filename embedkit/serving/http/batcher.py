@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +17,6 @@ import numpy as np
 from embedkit.protocols import FloatArray
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
-from embedkit.serving.http.background import background_threads
 
 _SHARE = 4  # a request fills at most 1 / 4 of a batch while others wait
 
@@ -217,3 +219,19 @@ def _fail(parts: list[_Part], error: BaseException) -> None:
     for part in parts:
         if not part.job.answer.done():
             part.job.answer.set_exception(error)
+
+
+_LOWER_PRIORITY = 5  # in the steps of nice
+
+
+def background_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """Return threads that, with the threads they start, have a lower priority than the event loop if supported.
+
+    On machines with few processors, requests can then be rejected immediately during computation.
+    """
+    return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_give_way)
+
+
+def _give_way() -> None:
+    if sys.platform == "linux":  # threads have their own priority, inherited by threads they start
+        os.nice(_LOWER_PRIORITY)

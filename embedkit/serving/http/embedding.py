@@ -15,11 +15,10 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
-from embedkit.runtime.token_spans import TokenSpan
+from embedkit.runtime.token_ids import TokenSpan
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.admission import Admission, Held, Rate
-from embedkit.serving.http.background import background_threads
-from embedkit.serving.http.batcher import Batcher
+from embedkit.serving.http.batcher import Batcher, background_threads
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import span

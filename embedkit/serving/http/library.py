@@ -1,4 +1,4 @@
-"""The collection of a server, searched and changed in its own threads."""
+"""The collection of a server, searched and changed in its own threads, and projected to a plane for a map."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from embedkit.errors import CollectionBusyError, EmbedkitError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.admission import Admission, Rate
-from embedkit.serving.http.background import background_threads
+from embedkit.serving.http.batcher import background_threads
 from embedkit.serving.http.embedding import Embedder, Gate
-from embedkit.serving.http.plane import to_plane
 from embedkit.serving.http.ranking import CrossRanker
 from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.collection import Collection
@@ -277,3 +276,26 @@ def _patiently(write: Callable[[], Result]) -> Result:
 
 async def _beside(threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any) -> Result:
     return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
+
+
+def to_plane(embeddings: FloatArray) -> tuple[FloatArray, float]:
+    """Project embeddings to their two principal axes, each from -1 to 1.
+
+    Args:
+        embeddings: ``(N, D) float32``.
+
+    Returns:
+        ``(N, 2) float32``, and the share of the variance along the two axes. The sign of an axis is chosen so that
+        the most distant point is positive, so that equal embeddings give an equal map.
+    """
+    points = np.zeros((len(embeddings), 2), dtype=np.float32)
+    if not len(embeddings):
+        return points, 0.0
+    centred = embeddings.astype(np.float64) - embeddings.mean(axis=0, dtype=np.float64)
+    variances, axes = np.linalg.eigh(centred.T @ centred)
+    found = centred @ axes[:, ::-1][:, :2]
+    points[:, : found.shape[1]] = found
+    farthest = points[np.abs(points).argmax(axis=0), np.arange(2)]
+    points /= np.where(farthest == 0, 1, farthest)
+    total = float(variances.sum())
+    return points, float(variances[::-1][:2].sum()) / total if total > 0 else 0.0

@@ -11,8 +11,7 @@ from typing import Self
 from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.serving.http.admission import Admission
 from embedkit.serving.http.catalogue import Assets, Catalogue
-from embedkit.serving.http.metric_sums import Snapshot
-from embedkit.serving.http.metrics import Metrics
+from embedkit.serving.http.metrics import Metrics, Snapshot
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.siblings import Siblings
 

@@ -1,4 +1,4 @@
-"""Several processes that serve the same socket, started, supervised and stopped by a parent process."""
+"""Several processes that serve the same socket and share a folder, supervised by a parent process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from embedkit.config import to_mapping
@@ -20,7 +23,7 @@ from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.listener import BACKLOG, bind, explain_refusal, url_of
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.worker import GO, READY, SERVING, STOPPING, Order
-from embedkit.serving.http.workers_folder import workers_folder
+from embedkit.write_lock import write_lock
 
 logger = logging.getLogger(__name__)
 
@@ -173,3 +176,42 @@ def _tell(process: Process, line: bytes) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.write(line)
+
+
+_PREFIX = "embedkit-workers-"
+
+
+@contextlib.contextmanager
+def workers_folder() -> Iterator[Path]:
+    """Yield a new folder, locked until its end; remove those of servers that were killed with all their workers.
+
+    Raises:
+        WorkerError: there is no folder for temporary files, or its disk is full.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            _remove_abandoned()
+            folder = _create(held)
+        except OSError as error:
+            reason = error.strerror or error
+            raise WorkerError(f"workers need a folder for temporary files (TMPDIR): {reason}") from None
+        yield folder
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of this user that no process has locked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, WorkerError):
+            if folder.stat().st_uid == os.geteuid():
+                with write_lock(folder, refusal=WorkerError, needed=True):
+                    shutil.rmtree(folder)
+
+
+def _create(held: contextlib.ExitStack) -> Path:
+    """Create a folder that is locked before it has the name by which other servers find it."""
+    new = Path(tempfile.mkdtemp(prefix="embedkit-"))
+    held.callback(shutil.rmtree, new, ignore_errors=True)
+    held.enter_context(write_lock(new, refusal=WorkerError))
+    folder = new.rename(new.with_name(_PREFIX + new.name.removeprefix("embedkit-")))
+    held.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -33,8 +33,7 @@ from embedkit.config import from_mapping
 from embedkit.errors import CollectionBusyError, CollectionError, EmbedkitError, WorkerError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.runtime.child import Child, describe_error, parent
-from embedkit.runtime.frames import read_frame, write_frame
+from embedkit.runtime.child import Child, describe_error, parent, read_frame, write_frame
 from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document

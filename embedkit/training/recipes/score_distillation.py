@@ -23,7 +23,7 @@ from embedkit.evaluation.reranking import average_precisions, load_lists, merged
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import cross_from_layers
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import read_bundle

@@ -35,8 +35,7 @@ from embedkit.evaluation.pool import cosines
 from embedkit.evaluation.sts import evaluate_cross_encoder, evaluate_pairs
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.training import processes

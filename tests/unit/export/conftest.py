@@ -19,7 +19,7 @@ from transformers import (
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.pooling import WordMemory
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 HIDDEN, LAYERS, MAX_LENGTH = 32, 2, 20

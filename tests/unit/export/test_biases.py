@@ -6,14 +6,13 @@ import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 
-from embedkit.export.biases import add_to_biases, measure_shifts
+from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
 from embedkit.export.candidates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.stored_weights import check_weights
 from embedkit.export.verify import PAIR_THRESHOLDS
 from embedkit.export.writer import FloatArithmetic, GraphWriter
 from embedkit.modeling.torch_encoder import TorchEncoder

@@ -11,15 +11,14 @@ import torch
 from embedkit.errors import ExportError, GateError
 from embedkit.export import folder as folder_module
 from embedkit.export import graph_parts
+from embedkit.export.biases import read_arrays
 from embedkit.export.folder import export_folder
 from embedkit.export.graph_parts import read_head
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
-from embedkit.export.stored_weights import read_arrays
 from embedkit.export.verify import THRESHOLDS
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder

@@ -15,8 +15,7 @@ from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.verify import PAIR_THRESHOLDS
 from embedkit.export.writer import FloatArithmetic
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 

@@ -15,12 +15,11 @@ from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS
 from embedkit.modeling.shared_layers import repeat_layers
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.ranges import Ranges
+from embedkit.runtime.packing import Ranges
 
 
 @pytest.fixture

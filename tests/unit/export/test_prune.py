@@ -11,8 +11,7 @@ from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.pipeline import export
 from embedkit.export.prune import prune_vocabulary
 from embedkit.modeling import pruning
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
 

@@ -5,14 +5,13 @@ import onnx
 import pytest
 
 from embedkit.errors import ExportError, GateError
-from embedkit.export import static
+from embedkit.export import quantize as quantizing
 from embedkit.export.candidates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
-from embedkit.export.quantize import Int8Arithmetic, quantize
-from embedkit.export.static import StaticInt8Products
+from embedkit.export.quantize import Int8Arithmetic, StaticInt8Products, quantize
 from embedkit.export.verify import PAIR_THRESHOLDS
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import GraphWriter
@@ -88,7 +87,7 @@ def random_rows(seed=0, width=32):
 def test_every_calibration_value_has_an_integer():
     rows, weight = random_rows()
     for inputs in (rows, np.abs(rows), -np.abs(rows), rows * 0):
-        rounding = static._choose_rounding(seen_in(inputs), weight, 64)
+        rounding = quantizing._choose_rounding(seen_in(inputs), weight, 64)
         factors = 1 if rounding.factors is None else rounding.factors
         integers = inputs * factors / rounding.step + rounding.zero
         assert integers.min() >= -0.51
@@ -98,7 +97,7 @@ def test_every_calibration_value_has_an_integer():
 
 def test_one_sided_inputs_use_all_integers():
     rows, weight = random_rows()
-    rounding = static._choose_rounding(seen_in(np.abs(rows)), weight, 64)
+    rounding = quantizing._choose_rounding(seen_in(np.abs(rows)), weight, 64)
     assert rounding.zero == 0
     assert rounding.step == pytest.approx(np.abs(rows).max() / 255)
 
@@ -106,9 +105,9 @@ def test_one_sided_inputs_use_all_integers():
 def test_outliers_are_smoothed_and_uniform_inputs_unchanged():
     rows, weight = random_rows()
     outlying = rows * np.where(np.arange(32) == 3, 40.0, 1.0)
-    assert static._choose_rounding(seen_in(rows), weight, 64).factors is None
+    assert quantizing._choose_rounding(seen_in(rows), weight, 64).factors is None
 
-    rounding = static._choose_rounding(seen_in(outlying), weight, 64)
+    rounding = quantizing._choose_rounding(seen_in(outlying), weight, 64)
 
     met, reach = np.abs(weight).max(axis=1), np.abs(outlying).max(axis=0)
     np.testing.assert_allclose(rounding.factors, np.sqrt(met / reach), rtol=1e-5)
@@ -119,10 +118,10 @@ def test_the_expected_error_is_the_actual_error(outlier):
     rows, weight = random_rows()
     rows = rows * np.where(np.arange(32) == 3, outlier, 1.0)
     seen = seen_in(rows)
-    rounding = static._choose_rounding(seen, weight, 64)
+    rounding = quantizing._choose_rounding(seen, weight, 64)
     factors = np.ones(32, dtype=np.float32) if rounding.factors is None else rounding.factors
 
-    expected = static._expect_error(factors, seen, weight, 64) / 12
+    expected = quantizing._expect_error(factors, seen, weight, 64) / 12
 
     error = round_off(rounding, rows, weight) - rows @ weight
     assert expected == pytest.approx((error**2).mean(axis=0).sum(), rel=0.2)

@@ -16,8 +16,7 @@ from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, verify
 from embedkit.export.writer import OPSET, FloatArithmetic
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.native_network import NATIVE, native_instructions

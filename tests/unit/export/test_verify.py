@@ -15,8 +15,7 @@ from embedkit.export.quantize import Int8Arithmetic
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, _grid, verify
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 
 ARITHMETIC = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(64)}

@@ -11,7 +11,7 @@ from embedkit.errors import ModelError
 from embedkit.export.pipeline import export
 from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 

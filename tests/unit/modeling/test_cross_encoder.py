@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from embedkit.errors import ModelError, ModelNotFoundError
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import PairScorer
 

@@ -10,7 +10,7 @@ from embedkit.errors import ModelError
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.matching import matching_encoder
 from embedkit.modeling.sizes import Size
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder
 
 QUERY, PASSAGE = "where is the blue train", "my sister and a train to the blue sea"
 PAIRS = [(QUERY, PASSAGE), ("the cat is asleep", "a good dog"), ("music", "the sea")]

@@ -4,7 +4,7 @@ import torch
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import remember_words
-from embedkit.modeling.memory import WordMemory, masked_mean
+from embedkit.modeling.pooling import WordMemory, masked_mean
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 

@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from embedkit.reporting.drawing import HUES
-from embedkit.reporting.speed_charts import draw_latency, draw_throughput, legend
+from embedkit.reporting.speed_page import draw_latency, draw_throughput, legend
 
 
 def texts_of(svg):

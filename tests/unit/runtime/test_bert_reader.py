@@ -23,13 +23,12 @@ from embedkit.export import bert
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
 from embedkit.export.inputs import measure_inputs
-from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.static import StaticInt8Products
+from embedkit.export.quantize import Int8Arithmetic, StaticInt8Products
 from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
 from embedkit.export.writer import OPSET, FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.pooling import WordMemory
 from embedkit.runtime import bert_reader
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Norm, Product, WordTable

@@ -18,7 +18,7 @@ import pytest
 
 from embedkit import Encoder
 from embedkit.errors import ModelNotFoundError
-from embedkit.runtime.published import PLACE, PublishedModel, published_models
+from embedkit.runtime.location import PLACE, PublishedModel, published_models
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -170,9 +170,9 @@ def test_a_name_like_a_file_is_never_fetched(
 
 SCRIPT = """
 import sys
-from embedkit.runtime import location, published
-published._CHECKOUT = published._CHECKOUT / "none"
-model = published.PublishedModel(
+from embedkit.runtime import location
+location._CHECKOUT = location._CHECKOUT / "none"
+model = location.PublishedModel(
     name="toy", kind="encoder", about="", languages="", licence="", dimension=16, max_length=64,
     size_bytes=int(sys.argv[1]), sha256=sys.argv[2], figures={},
 )

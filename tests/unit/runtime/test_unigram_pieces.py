@@ -18,9 +18,9 @@ from tokenizers.models import Unigram
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import UnigramTrainer
 
-from embedkit.runtime.graphemes import character_kinds
 from embedkit.runtime.kernels import unigram
 from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.unigram_pieces import character_kinds
 
 pytestmark = pytest.mark.skipif(unigram is None, reason="the kernel was not built")
 

@@ -21,7 +21,8 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 from embedkit.runtime.threads import most_processes  # noqa: E402
-from embedkit.serving.bulk import BulkEncoding, engines, parquet_input  # noqa: E402
+from embedkit.serving.bulk import BulkEncoding, parquet_input  # noqa: E402
+from embedkit.serving.bulk.encoding import ENGINES  # noqa: E402
 from embedkit.serving.bulk.parquet_input import cut_into_shards, find_inputs, read_shard  # noqa: E402
 from embedkit.serving.bulk.shard_encoder import ShardEncoder  # noqa: E402
 
@@ -443,7 +444,7 @@ def test_engines_are_selected_by_name(toy_bundle: Path, pages: Path, tmp_path: P
     for workers in (0, most_processes() + 1):
         with pytest.raises(InputError, match="workers must be"):
             encoding.run(workers=workers)
-    monkeypatch.setitem(engines.ENGINES, "ray", ("no_such_package", "ray"))
+    monkeypatch.setitem(ENGINES, "ray", ("no_such_package", "ray"))
     with pytest.raises(MissingExtraError, match=r"no_such_package is not installed.*embedkit-onnx\[ray\]"):
         encoding.run(engine="ray")
     assert not list((tmp_path / "out").glob("shard-*"))

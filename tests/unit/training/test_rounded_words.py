@@ -11,7 +11,7 @@ import torch
 from embedkit.errors import ConfigError
 from embedkit.export.pipeline import export
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.memory import WordMemory
+from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.training.batches import BatchSource

@@ -19,10 +19,9 @@ import pytest
 from embedkit import Collection
 from embedkit.errors import WorkerError
 from embedkit.runtime.location import find_model
-from embedkit.serving.http.metric_sums import sum_up
+from embedkit.serving.http.metrics import sum_up
 from embedkit.serving.http.settings import ServerSettings
-from embedkit.serving.http.workers import Workers
-from embedkit.serving.http.workers_folder import workers_folder
+from embedkit.serving.http.workers import Workers, workers_folder
 
 from .conftest import wait_for
 

@@ -14,7 +14,7 @@ from embedkit.errors import ConfigError, DataError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.recipes.labelled_pairs import QueryGroups, listwise_loss, read_labels

@@ -16,7 +16,7 @@ from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import mining

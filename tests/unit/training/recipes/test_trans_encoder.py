@@ -11,8 +11,7 @@ import torch
 from embedkit.errors import CheckpointError, ConfigError, TrainingError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_cross_encoder import TorchCrossEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import BatchSource, PairBatchSource
 from embedkit.training.method import BatchSpec
