@@ -1,7 +1,8 @@
 """The gates: properties of an exported graph, measured on the very bytes that are shipped.
 
 parity            embeddings or scores compared with the torch model, over batch sizes, lengths and the
-                  whole vocabulary; of a rounded cross-encoder, its logits, relative to their spread
+                  vocabulary, or 50,000 words of a larger one; of a rounded cross-encoder, its logits, relative
+                  to their spread
 operators         every LayerNormalization, Gelu and quantized product is one operator, in the graph as written
                   and as optimized by ONNX Runtime
 retention         with scored pairs: Spearman of the file divided by Spearman of the torch model, the one with the
@@ -66,6 +67,7 @@ from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
 _BATCHES = (1, 2, 7, 32)
 _LENGTHS = (2, 3, 5, 8, 17, 64, 512)  # up to max_length; a single text is longer
 _SETS = ("random_words", "probe_pairs")  # of which errors of logits are measured
+_MOST_WORDS = 50_000  # spread over a larger vocabulary; the rounded weights of every word are compared anyway
 _MOST_SCORES = 2**28  # of attention, of one text in all heads of a layer: 1 GiB in float32, several times in use
 
 
@@ -256,8 +258,8 @@ class _Measure:
         return check_batch_invariance(alone, candidate.run_batch(tokens), limit)
 
 
-def _grid(tokenizer: Tokenizer | PairTokenizer, heads: int) -> Iterator[Tokens]:
-    """Batches of every size and length, of words in random order; then on until every word was used.
+def _grid(tokenizer: Tokenizer | PairTokenizer, heads: int, most_words: int = _MOST_WORDS) -> Iterator[Tokens]:
+    """Batches of every size and length, of words in random order; then on until each was used.
 
     The first text or pair of a batch has its full length, the others are shorter and get padding. The longest text
     stands alone, because the time and memory of attention grow with the square of its length; it is as long as the
@@ -267,9 +269,9 @@ def _grid(tokenizer: Tokenizer | PairTokenizer, heads: int) -> Iterator[Tokens]:
     empty = tokenizer.tokenize(nothing)
     frame = len(empty.ids[0])
     shortest = max(1, frame)
-    words = real_words(tokenizer)
     generator = np.random.default_rng(0)
-    supply = itertools.cycle(generator.permutation(words).tolist())
+    words = generator.permutation(real_words(tokenizer))[:most_words].tolist()
+    supply = itertools.cycle(words)
     lengths_of_batches = sorted({max(shortest, min(each, tokenizer.max_length)) for each in _LENGTHS})
     shapes = [(size, longest) for longest in lengths_of_batches for size in _BATCHES]
     alone = min(tokenizer.max_length, math.isqrt(_MOST_SCORES // heads))

@@ -226,6 +226,18 @@ def test_the_grid_uses_every_word(tokenizer):
     assert used == set(real_words(tokenizer))
 
 
+def test_the_grid_of_a_large_vocabulary_uses_some_words_from_all_over_it(tokenizer):
+    words = real_words(tokenizer)
+    some = len(words) // 2
+
+    batches = list(_grid(tokenizer.with_max_length(3), 4, some))
+
+    used = {word for tokens in batches for text in tokens.ids for word in text[1:-1]}
+    assert len(used) == some
+    assert min(used) < words[some // 4] < words[-some // 4] < max(used)
+    assert len(batches) < len(list(_grid(tokenizer.with_max_length(3), 4)))
+
+
 def test_a_candidate_keeps_the_order(encoder):
     content = build_graph(encoder, FloatArithmetic()).SerializeToString()
     texts = [*PROBE_TEXTS[:5], "", *PROBE_TEXTS[5:9]]
