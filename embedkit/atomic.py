@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders."""
+"""Atomic writes of files and folders, and the folder for files that can be downloaded again."""
 
 from __future__ import annotations
 
@@ -107,3 +107,8 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def cache_folder(name: str) -> Path:
+    """Return ``~/.cache/embedkit/NAME``, or ``$XDG_CACHE_HOME/embedkit/NAME`` if that variable is set."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embedkit" / name

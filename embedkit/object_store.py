@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from embedkit.atomic import atomic_file
-from embedkit.cache import cache_folder
+from embedkit.atomic import atomic_file, cache_folder
 from embedkit.errors import DataError, EmbedkitError, StorageError
 from embedkit.extras import require
 

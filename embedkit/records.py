@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
-from embedkit.atomic import atomic_file
-from embedkit.cache import cache_folder
+from embedkit.atomic import atomic_file, cache_folder
 from embedkit.errors import DataError
 from embedkit.extras import require
 

@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.benchmarking.untrained import bert_tokenizer, write_untrained
+from embedkit.benchmarking.variants import bert_tokenizer, write_untrained
 from embedkit.evaluation.machine import processor_name
 from embedkit.modeling.sizes import ARCHITECTURES
 from embedkit.runtime.native_network import NATIVE, NativeNetwork
-from embedkit.runtime.padded_network import PaddedNetwork
-from embedkit.runtime.session import Session
+from embedkit.runtime.session import PaddedNetwork, Session
 from embedkit.runtime.tokenization import Tokens
 
 HERE = Path(__file__).parent

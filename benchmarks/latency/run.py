@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embedkit import Encoder
-from embedkit.benchmarking.untrained import bert_tokenizer, write_untrained
+from embedkit.benchmarking.variants import bert_tokenizer, write_untrained
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.speed.plan import Plan
 from embedkit.evaluation.speed.process import Candidate

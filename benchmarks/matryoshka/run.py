@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from embedkit.config import apply_overrides, load_toml
-from embedkit.evaluation.pool import cosines
 from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs, spearman
+from embedkit.evaluation.tasks import cosines
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.recipes.run import resolve, run

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
-from embedkit.evaluation.pool import EmbeddingPool, PairPool
 from embedkit.evaluation.reranking import RerankingSet, average_precisions, load_lists, merged
 from embedkit.evaluation.retrieval import Judged, Ranking, RetrievalSet, load_retrieval, ndcg
+from embedkit.evaluation.tasks import EmbeddingPool, PairPool
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.search import Fusion

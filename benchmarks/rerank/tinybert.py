@@ -27,7 +27,7 @@ from onnx import helper
 from transformers import BertConfig, BertForSequenceClassification
 
 from embedkit import CrossEncoder
-from embedkit.benchmarking.untrained import bert_tokenizer
+from embedkit.benchmarking.variants import bert_tokenizer
 from embedkit.export.graph import build_graph
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
 from embedkit.export.writer import FloatArithmetic

@@ -1,11 +1,16 @@
 """All variants of one model, each with its gates and timed in turns: the trade-off between size, speed and score.
 
 A variant is on the frontier if no other is at least as small, as fast and as accurate, and better in one of these.
+
+Architectures whose models are not available are timed as graphs with random weights: the cost of a network depends
+on its shape. Such a graph is deliberately no bundle that could be mistaken for a model, but a folder with a graph,
+a tokenizer and two lengths.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import re
 import statistics
@@ -16,16 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.atomic import storage_errors
-from embedkit.errors import GateError, ProviderError
+from embedkit.errors import ExportError, GateError, ProviderError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.card import read_card
+from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import ExportOptions, ExportReport, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
+from embedkit.export.quantize import Int8Arithmetic, largest_weight
+from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.location import find_model
 from embedkit.runtime.session import available_providers
+from embedkit.runtime.tokenization import Tokenizer
 
 logger = logging.getLogger("embedkit")
 
@@ -255,3 +267,36 @@ def _merits(variant: Variant) -> tuple[float, float, float] | None:
     if variant.size_bytes is None or variant.speed is None or variant.score is None:
         return None
     return -variant.size_bytes, round(variant.speed, 1), round(variant.score, 3)
+
+
+MAX_LENGTH = 512
+"""Tokens, as in every published BERT."""
+
+
+def bert_tokenizer() -> Tokenizer:
+    """Return the English BERT vocabulary's 26,000 most frequent pieces, taken from the bundled encoder."""
+    return Tokenizer(read_bundle(find_model("tiny")).tokenizer_json, MAX_LENGTH)
+
+
+def write_untrained(size: Size, tokenizer: Tokenizer, folder: Path, *, precision: str, target: str) -> None:
+    """Write an encoder of a given shape, exported like a trained one.
+
+    Args:
+        size: shape of the network.
+        tokenizer: defines the vocabulary.
+        folder: created and filled with ``model.onnx``, ``tokenizer.json`` and ``config.json``.
+        precision: ``"fp32"`` or ``"int8"``.
+        target: the processor that int8 is for, see :data:`~embedkit.export.quantize.TARGETS`.
+
+    Raises:
+        ExportError: the precision or the target is unknown.
+    """
+    if precision not in ("fp32", "int8"):
+        raise ExportError(f"precision of an untrained encoder must be fp32 or int8, not {precision!r}")
+    arithmetic = FloatArithmetic() if precision == "fp32" else Int8Arithmetic(largest_weight(target))
+    model = random(tokenizer, size, max_length=MAX_LENGTH, seed=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.onnx").write_bytes(build_graph(model, arithmetic).SerializeToString())
+    (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+    lengths = {"hidden_size": size.hidden, "max_position_embeddings": MAX_LENGTH}
+    (folder / "config.json").write_text(json.dumps(lengths), encoding="utf-8")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.stopping import stop_flag
 from embedkit.cli.texts import corpus_file
+from embedkit.cli.train import stop_flag
 
 if TYPE_CHECKING:
     from embedkit.adaptation import Adaptation

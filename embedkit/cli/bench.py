@@ -105,7 +105,7 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Time all models, and print the results."""
     from embedkit.errors import InputError
-    from embedkit.evaluation.speed.report import to_text
+    from embedkit.evaluation.speed.figures import to_text
 
     if not arguments.models and not arguments.architectures:
         raise InputError("no model to time; name a model or an --architecture")
@@ -194,7 +194,7 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
     """Export architectures with random weights, in both precisions."""
     if not names:  # what follows needs torch
         return
-    from embedkit.benchmarking.untrained import bert_tokenizer, write_untrained
+    from embedkit.benchmarking.variants import bert_tokenizer, write_untrained
     from embedkit.errors import InputError
     from embedkit.evaluation.speed.process import Candidate
     from embedkit.modeling.sizes import ARCHITECTURES

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from embedkit.atomic import atomic_file
-from embedkit.cache import cache_folder
+from embedkit.atomic import atomic_file, cache_folder
 from embedkit.errors import DataError
 from embedkit.records import read_records
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import logging
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.stopping import stop_flag
 from embedkit.cli.texts import corpus_file
 
 if TYPE_CHECKING:
@@ -240,3 +242,35 @@ def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> N
         if state.best_score is not None:
             print(f"best {_MEASURES[measure]} {100 * state.best_score:.2f} at step {state.best_step:,}")
         print(f"next: embedkit export {folder} -o {folder.name}.onnx --precision int8")
+
+
+@contextlib.contextmanager
+def stop_flag(*, insist: bool = True) -> Iterator[Callable[[], bool]]:
+    """End training after the current step on the first Ctrl-C or SIGTERM, and immediately on the next one.
+
+    Without ``insist``, further signals are ignored: torchrun sends each process a SIGTERM after the Ctrl-C that
+    all of them have received, and kills the remaining processes after half a minute.
+
+    Before the first step, while text is read and the teacher encodes it, the first signal ends training
+    immediately, and the teacher's cache is kept.
+    """
+    asked = training = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        if (asked and insist) or not training:
+            raise KeyboardInterrupt
+        asked = True
+
+    def should_stop() -> bool:
+        nonlocal training
+        training = True
+        return asked
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, ask) for number in signals]
+    try:
+        yield should_stop
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Evidence, Result, build_result
 from embedkit.evaluation.sources import Shelf, read_rows
-from embedkit.evaluation.tasks import Conventions, Entry, Task
+from embedkit.evaluation.tasks import Conventions, Entry, Pool, Task
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 

@@ -25,10 +25,9 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.pairs import BoolArray, Thresholds
-from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Evidence, Result, build_result
 from embedkit.evaluation.sources import Source, Tables, folder_rows, has_tables, read_rows
-from embedkit.evaluation.tasks import Conventions, Task
+from embedkit.evaluation.tasks import Conventions, Pool, Task
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
 

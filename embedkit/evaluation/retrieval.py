@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.pool import Pool, cosines
 from embedkit.evaluation.results import Evidence, Result, build_result
 from embedkit.evaluation.sources import Shelf, Source, Tables, by_query, plain_stem, unique
-from embedkit.evaluation.tasks import Conventions, Entry, Task
+from embedkit.evaluation.tasks import Conventions, Entry, Pool, Task, cosines
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
 
@@ -144,7 +143,7 @@ def rank_documents(
     """Rank the corpus for each query, exactly, by cosine.
 
     Scores are first computed for blocks of queries in float32; candidates for the top ranks are then scored
-    again as in :func:`embedkit.evaluation.pool.cosines`, so that equal texts tie wherever they are.
+    again as in :func:`embedkit.evaluation.tasks.cosines`, so that equal texts tie wherever they are.
 
     Args:
         queries: ``(Q, D) float32``, in the order of ``retrieval.queries``.

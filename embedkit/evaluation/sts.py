@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.pool import EmbeddingPool, Pool
 from embedkit.evaluation.results import Evidence, Result, average, build_result
 from embedkit.evaluation.sources import Shelf, Source, locate, plain_stem, read_rows
-from embedkit.evaluation.tasks import Conventions, Entry, Task, load_several
+from embedkit.evaluation.tasks import Conventions, EmbeddingPool, Entry, Pool, Task, load_several
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset, Row, read_lines

@@ -26,10 +26,9 @@ from embedkit.evaluation.classifiers import (
     validated_test,
 )
 from embedkit.evaluation.pairs import FIRST, LABEL, SECOND
-from embedkit.evaluation.pool import Pool
 from embedkit.evaluation.results import Evidence, Result, average, build_result
 from embedkit.evaluation.sources import Shelf, read_rows
-from embedkit.evaluation.tasks import Conventions, Entry, Task, load_several
+from embedkit.evaluation.tasks import Conventions, Entry, Pool, Task, load_several
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 

@@ -17,20 +17,24 @@ from embedkit.atomic import atomic_file
 from embedkit.errors import ExportError, GateError, ModelError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
-from embedkit.export.candidates import Candidate, run_torch
 from embedkit.export.card import Card, find_model_folder, read_card
-from embedkit.export.gates import Gate
+from embedkit.export.gates import Candidate, Gate, run_torch
 from embedkit.export.graph import build_graph
 from embedkit.export.graph_parts import STATE_POOLINGS
 from embedkit.export.half import halve
 from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.export.prune import prune_vocabulary
-from embedkit.export.quantize import Int8Arithmetic, StaticInt8Products, largest_weight
+from embedkit.export.quantize import (
+    Int8Arithmetic,
+    MixedArithmetic,
+    StaticInt8Products,
+    choose_word_table,
+    largest_weight,
+)
 from embedkit.export.reading import check_reading
 from embedkit.export.shared_constants import find_twins, merge_twins
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
-from embedkit.export.word_table import MixedArithmetic, choose_word_table
 from embedkit.export.writer import Arithmetic, FloatArithmetic, Products
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from embedkit.export.candidates import Candidate, run_torch
-from embedkit.export.gates import Gate, largest_difference, rounded, smallest_cosine
+from embedkit.export.gates import Candidate, Gate, largest_difference, rounded, run_torch, smallest_cosine
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pretrained import UNLIMITED, longest_text

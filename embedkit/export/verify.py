@@ -40,9 +40,10 @@ from torch.overrides import TorchFunctionMode
 from embedkit.errors import ExportError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.bert import is_bert
-from embedkit.export.candidates import Candidate, NativeCandidate, run_torch, torch_logits
 from embedkit.export.gates import (
+    Candidate,
     Gate,
+    NativeCandidate,
     check_agreement,
     check_batch_invariance,
     check_native,
@@ -51,7 +52,9 @@ from embedkit.export.gates import (
     largest_difference,
     relative_error,
     rounded,
+    run_torch,
     smallest_cosine,
+    torch_logits,
 )
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.traced import example_inputs

@@ -14,7 +14,7 @@ from embedkit.errors import ConfigError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
-from embedkit.runtime.batching import token_batches
+from embedkit.runtime.engine import token_batches
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 
 PRECISIONS = ("fp32", "bf16")

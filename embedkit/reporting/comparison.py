@@ -9,8 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from embedkit.atomic import atomic_file
-from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
-from embedkit.evaluation.speed.report import about_the_machine
+from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport, about_the_machine
 from embedkit.evaluation.tables import Table
 from embedkit.reporting.page import flat
 from embedkit.reporting.quality import Quality, judge

@@ -16,12 +16,17 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport
-from embedkit.evaluation.speed.report import about_the_machine, footnotes, speed_tables
+from embedkit.evaluation.speed.figures import (
+    CellFigures,
+    ModelFigures,
+    SpeedReport,
+    about_the_machine,
+    footnotes,
+    speed_tables,
+)
 from embedkit.evaluation.tables import Table
 from embedkit.records import read_json
-from embedkit.reporting.drawing import HUES, to_svg
-from embedkit.reporting.page import build_page, figures, notes, sheet, wide
+from embedkit.reporting.page import HUES, build_page, figures, notes, sheet, to_svg, wide
 from embedkit.reporting.quality import Quality, judge
 
 

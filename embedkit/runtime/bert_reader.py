@@ -48,7 +48,7 @@ def read_bert(model: bytes, *, pairs: bool = False) -> BertWeights | None:
 
 
 class _Reader:
-    """Follows ``bert.py``, ``writer.py``, ``quantize.py`` and ``word_table.py`` of export."""
+    """Follows ``bert.py``, ``writer.py`` and ``quantize.py`` of export."""
 
     def __init__(self, graph: OnnxGraph, *, pairs: bool) -> None:
         self.inputs = _INPUTS if pairs else _INPUTS[:2]

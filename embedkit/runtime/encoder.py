@@ -25,8 +25,7 @@ from embedkit.runtime.arguments import (
     check_whole,
 )
 from embedkit.runtime.bundle import Bundle
-from embedkit.runtime.encode_options import EncodeOptions, Role, with_prompt
-from embedkit.runtime.engine import OnLong, Plan, Verification, tell_truncated
+from embedkit.runtime.engine import EncodeOptions, OnLong, Plan, Role, Verification, tell_truncated, with_prompt
 from embedkit.runtime.manifest import Golden
 from embedkit.runtime.model import Model
 from embedkit.runtime.packing import Packing, Precision, Ranges, unit_rows

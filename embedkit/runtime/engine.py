@@ -1,11 +1,14 @@
-"""The engine shared by encoders and cross-encoders: runs token batches and reports truncation."""
+"""The engine shared by encoders and cross-encoders: runs token batches and reports truncation.
+
+Chunks bound the memory; token batches inside a chunk waste little padding.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -18,8 +21,8 @@ from embedkit.errors import InputError, TextOverflowError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_choice, check_count, check_progress, shown
-from embedkit.runtime.batching import read_chunks
 from embedkit.runtime.numerics import digest_of
+from embedkit.runtime.packing import Precision
 from embedkit.runtime.tokenization import Tokens
 
 logger = logging.getLogger("embedkit")
@@ -271,3 +274,71 @@ def tell_truncated(truncated: int, done: int, *, unit: str, max_length: int) -> 
     """Log one line if items were truncated."""
     if truncated:
         logger.warning("%d of %d %s were cut to %d tokens", truncated, done, unit, max_length)
+
+
+Role = Literal["query", "document"]
+
+_PROMPTS: dict[Role, Sequence[str]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+class EncodeOptions(TypedDict, total=False):
+    """Keyword arguments of :meth:`~embedkit.runtime.encoder.Encoder.encode`."""
+
+    batch_size: int | None
+    normalize_embeddings: bool
+    prompt_name: str | None
+    prompt: str | None
+    truncate_dim: int | None
+    precision: Precision
+    show_progress_bar: bool | None
+    on_overflow: OnLong
+
+
+def with_prompt(options: EncodeOptions, role: Role, prompts: Container[str]) -> EncodeOptions:
+    """Select the prompt for queries or documents, if ``prompts`` has one and the caller chose none."""
+    if options.get("prompt") is not None or options.get("prompt_name") is not None:
+        return options
+    found = next((name for name in _PROMPTS[role] if name in prompts), None)
+    return {**options, "prompt_name": found}
+
+
+def read_chunks(items: Iterable[Any], *, most_items: int, most_characters: int) -> Iterator[list[Any]]:
+    """Cut a stream of texts or pairs into lists, in order, each closed by the item that reaches a bound.
+
+    An item that is no text and no pair counts no characters; the tokenizer refuses it by its position.
+    """
+    chunk: list[Any] = []
+    characters = 0
+    for item in items:
+        chunk.append(item)
+        texts = item if isinstance(item, (tuple, list)) else (item,)
+        characters += sum(len(text) for text in texts if isinstance(text, str))
+        if len(chunk) >= most_items or characters >= most_characters:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def token_batches(
+    lengths: npt.NDArray[np.int64], *, most_tokens: int, most_texts: int | None = None
+) -> Iterator[npt.NDArray[np.intp]]:
+    """Group texts of similar length so that a batch, padding included, keeps within a budget.
+
+    Args:
+        lengths: ``(N,)`` tokens of each text.
+        most_tokens: largest ``B * L`` of a batch; a longer text is a batch of its own.
+        most_texts: largest B of a batch.
+
+    Yields:
+        ``(B,)`` positions of the texts of a batch, longest first; every position comes once. The
+        longest batch comes first, so that memory is allocated once.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        longest = int(lengths[order[start]])
+        size = max(1, most_tokens // max(1, longest))
+        size = size if most_texts is None else min(size, most_texts)
+        yield order[start : start + size]
+        start += size

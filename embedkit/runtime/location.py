@@ -20,8 +20,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
 
-from embedkit.atomic import atomic_file
-from embedkit.cache import cache_folder
+from embedkit.atomic import atomic_file, cache_folder
 from embedkit.errors import DataError, InputError, ModelNotFoundError
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store

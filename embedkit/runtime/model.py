@@ -30,7 +30,7 @@ from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer
 
 if TYPE_CHECKING:
-    from embedkit.runtime.padded_network import PaddedNetwork
+    from embedkit.runtime.session import PaddedNetwork
 
 AnyTokenizer = TypeVar("AnyTokenizer", Tokenizer, PairTokenizer)
 
@@ -255,8 +255,7 @@ class Model(ABC, Generic[AnyTokenizer]):
         self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
     ) -> PaddedNetwork:
         # Importing ONNX Runtime takes half of a cold start, and the kernel does not need it.
-        from embedkit.runtime.padded_network import PaddedNetwork
-        from embedkit.runtime.session import Session
+        from embedkit.runtime.session import PaddedNetwork, Session
 
         session = Session(self._graph(model), outputs=self._outputs(model), threads=threads, providers=providers)
         return PaddedNetwork(session, finish=self._finish, pad_id=self._tokenizer.pad_id)

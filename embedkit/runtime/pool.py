@@ -16,8 +16,7 @@ from embedkit.errors import InputError, ModelError
 from embedkit.progress import Progress
 from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.child import Child
-from embedkit.runtime.encode_options import EncodeOptions, with_prompt
-from embedkit.runtime.engine import read_parts, tell_truncated
+from embedkit.runtime.engine import EncodeOptions, read_parts, tell_truncated, with_prompt
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Origin
 from embedkit.runtime.threads import available_threads, most_processes

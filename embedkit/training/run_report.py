@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from embedkit.atomic import atomic_file
 from embedkit.config import load_toml
 from embedkit.errors import DataError
-from embedkit.reporting.drawing import to_svg, write_png
-from embedkit.reporting.page import build_page, facts, figures, flat
+from embedkit.reporting.page import build_page, facts, figures, flat, to_svg, write_png
 from embedkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:

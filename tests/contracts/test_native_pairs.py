@@ -17,8 +17,7 @@ from embedkit.errors import ModelError, ProviderError
 from embedkit.export.graph import build_graph
 from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export
-from embedkit.export.quantize import Int8Arithmetic, StaticInt8Products
-from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
+from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.runtime import native_network

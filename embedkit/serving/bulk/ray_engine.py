@@ -23,10 +23,9 @@ from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.object_store import location
 from embedkit.runtime.arguments import check_count
 from embedkit.runtime.encoder import Encoder
-from embedkit.serving.bulk.job import Job
+from embedkit.serving.bulk.output_folder import resolved
 from embedkit.serving.bulk.parquet_input import Shard
-from embedkit.serving.bulk.places import resolved
-from embedkit.serving.bulk.shard_encoder import ShardEncoder
+from embedkit.serving.bulk.shard_encoder import Job, ShardEncoder
 
 _GPU_PROVIDERS = frozenset({"CUDAExecutionProvider", "TensorrtExecutionProvider", "ROCMExecutionProvider"})
 _FIELDS = ("number", "path", "first", "rows", "values")

@@ -1,19 +1,24 @@
-"""The service: the current catalogue, and the state that survives its replacement by a reload."""
+"""The service: the current catalogue, and the state that survives its replacement by a reload.
+
+With several workers, each has a service; they ask each other over sockets in a private folder.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
 
 from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.serving.http.admission import Admission
 from embedkit.serving.http.catalogue import Assets, Catalogue
 from embedkit.serving.http.metrics import Metrics, Snapshot
 from embedkit.serving.http.settings import ServerSettings
-from embedkit.serving.http.siblings import Siblings
 
 logger = logging.getLogger(__name__)
 
@@ -152,3 +157,70 @@ class Service:
     def _close_if_unused(self, catalogue: Catalogue) -> None:
         if catalogue is not self._catalogue and not catalogue.users:
             catalogue.close()
+
+
+Answers = Mapping[str, Callable[[], Awaitable[Any]]]
+
+_LARGEST_BYTES = 2**24
+
+
+class Siblings:
+    """Answers questions of other workers, and asks them.
+
+    Args:
+        folder: contains a socket for each worker; None if there are no others.
+        own: number of this worker.
+
+    Attributes:
+        folder: as given.
+    """
+
+    def __init__(self, folder: Path | None = None, own: int = 0) -> None:
+        self.folder, self._own = folder, f"worker-{own}"
+        self._server: asyncio.Server | None = None
+
+    async def answer(self, answers: Answers) -> None:
+        """Answer questions from now on.
+
+        Args:
+            answers: question -> function that computes its answer, serialisable as JSON.
+        """
+        if self.folder is None:
+            return
+
+        async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError, EOFError):
+                question = (await reader.readuntil()).decode().strip()
+                writer.write(orjson.dumps(await answers[question]()))
+                await writer.drain()
+            writer.close()
+
+        path = self.folder / self._own
+        path.unlink(missing_ok=True)  # left by the worker that this one replaces
+        self._server = await asyncio.start_unix_server(respond, path)
+
+    async def ask(self, question: str) -> list[Any]:
+        """Return the answers of all other running workers."""
+        if self.folder is None:
+            return []
+        others = [path for path in sorted(self.folder.glob("worker-*")) if path.name != self._own]
+        found = await asyncio.gather(*(_ask(path, question) for path in others))
+        return [answer for answer in found if answer is not None]
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._server is not None and self.folder is not None:
+            self._server.close()
+            (self.folder / self._own).unlink(missing_ok=True)
+
+
+async def _ask(path: Path, question: str) -> Any:
+    """Return one worker's answer; None if it has exited."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(path, limit=_LARGEST_BYTES)
+        writer.write(f"{question}\n".encode())
+        content = await reader.read()
+        writer.close()
+    except OSError:
+        return None
+    return orjson.loads(content) if content else None

@@ -25,9 +25,8 @@ from embedkit.errors import EmbedkitError
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.log_lines import log_in_lines
 from embedkit.serving.http.server import Parent, Server
-from embedkit.serving.http.service import Service
+from embedkit.serving.http.service import Service, Siblings
 from embedkit.serving.http.settings import ServerSettings
-from embedkit.serving.http.siblings import Siblings
 from embedkit.serving.http.tracing import TRACING
 
 READY, GO, SERVING = b"ready\n", b"go\n", b"serving\n"

@@ -18,8 +18,8 @@ import numpy as np
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
-from embedkit.evaluation.pool import PairPool
 from embedkit.evaluation.reranking import average_precisions, load_lists, merged
+from embedkit.evaluation.tasks import PairPool
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import cross_from_layers

@@ -31,8 +31,8 @@ from torch.nn import functional
 from embedkit.atomic import atomic_file
 from embedkit.config import setting
 from embedkit.errors import CheckpointError, ConfigError, ModelError, TrainingError
-from embedkit.evaluation.pool import cosines
 from embedkit.evaluation.sts import evaluate_cross_encoder, evaluate_pairs
+from embedkit.evaluation.tasks import cosines
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.benchmarking.untrained import MAX_LENGTH, write_untrained
+from embedkit.benchmarking.variants import MAX_LENGTH, write_untrained
 from embedkit.errors import ExportError
 from embedkit.evaluation.speed.worker import read_encoder
 from embedkit.modeling.initialisation import random

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.cli.entries import is_run, read_entry
+from embedkit.cli.report import is_run, read_entry
 from embedkit.errors import ModelNotFoundError
 from embedkit.training.run_folder import RunFolder
 
@@ -68,7 +68,7 @@ def test_a_model_folder_is_identified_on_request(tmp_path, monkeypatch):
         fingerprint = "abc"
 
     loaded = []
-    monkeypatch.setattr("embedkit.cli.entries.load_model", lambda *arguments: loaded.append(arguments) or Model())
+    monkeypatch.setattr("embedkit.cli.report.load_model", lambda *arguments: loaded.append(arguments) or Model())
     source = str(tmp_path / "teacher")
     assert read_entry(source, page=Path("page.html"), identify=False).fingerprint == ""
     assert loaded == []

@@ -307,7 +307,7 @@ class TestTraining:
 
 class TestStopFlag:
     def test_a_second_signal_ends_at_once(self):
-        from embedkit.cli.stopping import stop_flag
+        from embedkit.cli.train import stop_flag
 
         with stop_flag() as should_stop:
             assert not should_stop()
@@ -317,7 +317,7 @@ class TestStopFlag:
                 signal.raise_signal(signal.SIGINT)
 
     def test_under_torchrun_a_second_signal_belongs_to_the_first(self):
-        from embedkit.cli.stopping import stop_flag
+        from embedkit.cli.train import stop_flag
 
         with stop_flag(insist=False) as should_stop:
             assert not should_stop()
@@ -326,13 +326,13 @@ class TestStopFlag:
             assert should_stop()
 
     def test_before_the_first_step_one_signal_is_enough(self):
-        from embedkit.cli.stopping import stop_flag
+        from embedkit.cli.train import stop_flag
 
         with stop_flag(), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
     def test_handlers_are_restored(self):
-        from embedkit.cli.stopping import stop_flag
+        from embedkit.cli.train import stop_flag
 
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         with stop_flag():

@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.evaluation import pool as pool_module
-from embedkit.evaluation.pool import EmbeddingPool, PairPool, cosines
+from embedkit.evaluation import tasks
+from embedkit.evaluation.tasks import EmbeddingPool, PairPool, cosines
 from embedkit.progress import Progress
 
 
 def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
-    monkeypatch.setattr(pool_module, "_TEXTS_PER_CALL", 2)
+    monkeypatch.setattr(tasks, "_TEXTS_PER_CALL", 2)
     texts = ["a", "b", "a", "c", "b", "d e"]
     pool = EmbeddingPool(words, texts, label="pool")
     assert words.seen == ["a", "b", "c", "d e"]
@@ -31,7 +31,7 @@ class Overlap:
 
 
 def test_pairs_are_scored_once_and_in_the_order_given(monkeypatch):
-    monkeypatch.setattr(pool_module, "_TEXTS_PER_CALL", 2)
+    monkeypatch.setattr(tasks, "_TEXTS_PER_CALL", 2)
     scorer, bar = Overlap(), Progress("pairs", unit="pairs", enabled=False)
     pool = PairPool(scorer, bar)
     np.testing.assert_array_equal(

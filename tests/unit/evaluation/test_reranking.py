@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from embedkit.errors import DataError
-from embedkit.evaluation.pool import EmbeddingPool
 from embedkit.evaluation.reranking import (
     Query,
     RerankingSet,
@@ -14,6 +13,7 @@ from embedkit.evaluation.reranking import (
     trec_eval,
     trec_eval_1000,
 )
+from embedkit.evaluation.tasks import EmbeddingPool
 
 
 def query(relevant, *, ids=None, missing=0):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from embedkit.errors import DataError
-from embedkit.evaluation.pool import EmbeddingPool
 from embedkit.evaluation.sts import ScoredPairs, StsSet, StsTask, evaluate_pairs, spearman
+from embedkit.evaluation.tasks import EmbeddingPool
 
 
 def pairs(name, rows):

@@ -7,7 +7,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 
 from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
-from embedkit.export.candidates import Candidate
+from embedkit.export.gates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.pipeline import export

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.errors import ExportError
-from embedkit.export.candidates import Candidate
+from embedkit.export.gates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.quantize import TARGETS, Int8Arithmetic, largest_weight, quantize
 from embedkit.export.writer import FloatArithmetic

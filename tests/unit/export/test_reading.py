@@ -7,7 +7,7 @@ import pytest
 from onnx import numpy_helper
 
 from embedkit.errors import ModelError
-from embedkit.export.candidates import Candidate
+from embedkit.export.gates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import load_source
 from embedkit.export.reading import check_reading

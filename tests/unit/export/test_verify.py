@@ -7,8 +7,7 @@ import torch
 from onnx import numpy_helper
 
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.candidates import Candidate, torch_logits
-from embedkit.export.gates import relative_error
+from embedkit.export.gates import Candidate, relative_error, torch_logits
 from embedkit.export.graph import build_graph
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic

@@ -3,11 +3,11 @@ import onnx
 import pytest
 
 from embedkit.errors import ExportError, GateError
-from embedkit.export import word_table
-from embedkit.export.candidates import Candidate
+from embedkit.export import quantize
+from embedkit.export.gates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export
-from embedkit.export.word_table import WORD_TABLES, Int4WordTable, MixedArithmetic, choose_word_table, pack
+from embedkit.export.quantize import WORD_TABLES, Int4WordTable, MixedArithmetic, choose_word_table, pack
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.int4 import quantize_blocks, restore_blocks
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -71,7 +71,7 @@ def test_a_cross_encoder_may_have_int4_words(make_pair_encoder, tmp_path):
 
 
 def test_words_packed_wrongly_are_found(make_encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(word_table, "pack", lambda integers: pack(integers[:, ::-1]))
+    monkeypatch.setattr(quantize, "pack", lambda integers: pack(integers[:, ::-1]))
 
     with pytest.raises(GateError, match="parity"):
         export(make_encoder(), tmp_path / "toy.onnx", precision="fp32", word_table="int4")

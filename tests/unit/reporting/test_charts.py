@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from embedkit.reporting.drawing import HUES
+from embedkit.reporting.page import HUES
 from embedkit.reporting.speed_page import draw_latency, draw_throughput, legend
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from embedkit.reporting.drawing import COLOURS, DARK_COLOURS, HUES
-from embedkit.reporting.page import build_page, facts, figures, flat
+from embedkit.reporting.page import COLOURS, DARK_COLOURS, HUES, build_page, facts, figures, flat
 
 
 def test_a_page_escapes_its_contents_and_needs_no_other_file():

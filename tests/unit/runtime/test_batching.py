@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.runtime.batching import read_chunks, token_batches
+from embedkit.runtime.engine import read_chunks, token_batches
 
 
 @given(

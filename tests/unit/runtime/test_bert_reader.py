@@ -23,8 +23,7 @@ from embedkit.export import bert
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
 from embedkit.export.inputs import measure_inputs
-from embedkit.export.quantize import Int8Arithmetic, StaticInt8Products
-from embedkit.export.word_table import WORD_TABLES, MixedArithmetic
+from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
 from embedkit.export.writer import OPSET, FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder

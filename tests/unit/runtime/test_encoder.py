@@ -24,10 +24,10 @@ from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, TextOverflowError
 from embedkit.protocols import FloatArray
 from embedkit.runtime import engine as engine_module
-from embedkit.runtime import padded_network
+from embedkit.runtime import session
 from embedkit.runtime import session as session_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
-from embedkit.runtime.encode_options import EncodeOptions
+from embedkit.runtime.engine import EncodeOptions
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch
 
@@ -166,7 +166,7 @@ def test_few_texts_are_enough_for_several_threads(
 
 
 def test_golden_texts_are_verified_in_one_batch(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(padded_network, "_LANE_TOKENS_PER_BATCH", range(1, 2))
+    monkeypatch.setattr(session, "_LANE_TOKENS_PER_BATCH", range(1, 2))
     run, sizes = Session.run, []
 
     def note(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:

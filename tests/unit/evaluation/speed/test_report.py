@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from embedkit.evaluation.speed.report import to_markdown, to_text
+from embedkit.evaluation.speed.figures import to_markdown, to_text
 
 FAST = {("8 words", 1): 0.0005, ("8 words", 32): 0.004, ("24 words", 1): 0.001}
 SLOW = {("8 words", 1): 0.025, ("24 words", 1): 4.0}
