@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-from pyarrow import parquet
+from pyarrow import compute, parquet
 
 from embedkit.errors import DataError
 
@@ -26,6 +26,7 @@ _LEAST_ROWS: Final = 256
 _BATCH_BYTES: Final = 2**28
 _BUFFER_BYTES: Final = 1 << 20  # without it, a whole column of a row group would be read
 _EXPANSION: Final = 50  # text rarely compresses to a tenth
+_LONGEST_TEXT: Final = 2**26
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _PARTITION = re.compile(r"([^=]+)=(.*)")
 
@@ -134,12 +135,23 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file in bounded memory.
 
     Raises:
-        DataError: the file cannot be read, two columns have the same name, or it expands beyond all measure.
+        DataError: the file cannot be read, two columns have the same name, or a text has 64 MiB or more.
     """
     with reading(path), parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES) as file:
         read_schema(file, path)
         for batch in file.iter_batches(batch_size=rows_per_batch(file.metadata)):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                _check_texts(path, name, column)
             yield from batch.to_pylist()
+
+
+def _check_texts(path: Path, name: str, column: pa.Array) -> None:
+    """Refuse a text that is too long, as in files of lines, before Python copies it."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return
+    longest = compute.max(compute.binary_length(column)).as_py() or 0
+    if longest >= _LONGEST_TEXT:
+        raise DataError(f"{path}: a text in the column {name!r} has {longest:,} bytes; split it")
 
 
 def rows_per_batch(metadata: parquet.FileMetaData) -> int:

@@ -31,7 +31,9 @@ Record = dict[str, Any]
 FORMS = ".txt, .tsv, .csv, .jsonl (each also .gz or .xz) and .parquet"
 
 _LONGEST_LINE: Final = 2**26  # characters; a small compressed file can hold lines that fit into no memory
-_STREAMS = ("-", "/dev/stdin")
+STREAMS: Final = ("-", "/dev/stdin")
+"""Names of standard input."""
+
 _COMMIT = re.compile("[0-9a-f]{40}")
 _WRITTEN = re.compile(
     r"(?:hf://(?P<id>[\w.-]+/[\w.-]+)(?:/(?P<configuration>[\w.-]+))?|(?P<short>[\w.-]+/[\w.-]+))"
@@ -131,7 +133,7 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
             characters or more (names file and line).
         MissingExtraError: a Parquet file without pyarrow.
     """
-    is_stream = str(path) in _STREAMS
+    is_stream = str(path) in STREAMS
     form = "" if is_stream else _form(path)
     if form == ".parquet":
         require("pyarrow.parquet", extra="bulk")
@@ -141,7 +143,7 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
     with _opened(path, newline="" if form == ".csv" else "\n") as lines:
         if is_stream:
             first = next(lines, "")
-            form = ".jsonl" if _is_object(first) else ".txt"
+            form = ".jsonl" if is_object(first) else ".txt"
             yield from _READERS[form](path, itertools.chain(filter(None, [first]), lines))
         else:
             yield from _READERS[form](path, lines)
@@ -207,7 +209,8 @@ def _form(path: Path) -> str:
     return form
 
 
-def _is_object(line: str) -> bool:
+def is_object(line: str) -> bool:
+    """Whether a line is a JSON object."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -219,7 +222,7 @@ def _opened(
     path: Path, *, newline: str = "\n", encoding: str = "utf-8-sig", errors: str = "strict"
 ) -> Iterator[Iterator[str]]:
     """Yield the lines of a file with their ends, or of standard input, as UTF-8 whatever the locale."""
-    is_stream = str(path) in _STREAMS
+    is_stream = str(path) in STREAMS
     opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
     try:
         form: Any = {"encoding": encoding, "errors": errors, "newline": newline}

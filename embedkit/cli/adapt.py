@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.texts import corpus_file
+from embedkit.cli.texts import kept_file
 from embedkit.cli.train import stop_flag
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
     column = {} if arguments.text_column is None else {"text_column": arguments.text_column}
     changes: dict[str, Any] = {
         "name": arguments.output.stem,
-        "corpus": [{"path": corpus_file(path), **column} for path in arguments.corpus],
+        "corpus": [{"path": kept_file(path, lines=".txt"), **column} for path in arguments.corpus],
     }
     if arguments.teacher is not None:
         changes["teacher"] = {"source": arguments.teacher}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedkit.cli.backends import is_cross_encoder, load_model, report_unknown
+from embedkit.cli.texts import kept_file
 
 if TYPE_CHECKING:
     from embedkit.evaluation.comparison import Comparison
@@ -26,7 +27,7 @@ embedkit evaluate runs/tiny all-mini.onnx --task askubuntu --task mine.jsonl --d
 
 _TASK_HELP = (
     "a name shown by --list, or a file, folder or hub id with your own data: scored or labelled pairs, triplets, "
-    "re-ranking or retrieval, recognised by their columns; may be repeated"
+    "re-ranking or retrieval, recognised by their columns; - for standard input; may be repeated"
 )
 
 
@@ -108,7 +109,7 @@ def run(arguments: argparse.Namespace) -> None:
         _check_seeds(arguments.models)
     names = dict.fromkeys(arguments.tasks)
     wishes = {"data": arguments.data, "convention": arguments.convention, "text": arguments.text}
-    tasks = [load_task(name, **wishes) for name in names]
+    tasks = [load_task(kept_file(name, lines=".tsv"), **wishes) for name in names]
     sources = list(dict.fromkeys(arguments.models))
     _check_kinds(sources, arguments.backend, tasks)
     found: dict[str, list[Evaluation]] = {}

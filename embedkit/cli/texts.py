@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from embedkit.atomic import atomic_file, cache_folder
 from embedkit.errors import DataError
-from embedkit.records import read_records
+from embedkit.records import STREAMS, is_object, read_records
 
 
 def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> Iterator[str]:
@@ -35,17 +35,22 @@ def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> It
         yield text
 
 
-def corpus_file(path: str) -> str:
-    """Return the path of a training corpus; standard input (``-``) is kept as a file, so a run can be resumed.
+def kept_file(path: str, *, lines: str) -> str:
+    """Return the path of an input; standard input (``-``) is kept as a file, which can be read again.
+
+    Args:
+        path: as given.
+        lines: suffix of the kept file, such as ``.txt``, if standard input does not begin with a JSON object.
 
     Raises:
-        DataError: standard input cannot be read to its end.
         StorageError: the cache cannot be written.
     """
-    if path != "-":
+    if path not in STREAMS:
         return path
-    content = "".join(json.dumps(record) + "\n" for _, record in read_records(Path(path))).encode()
-    kept = cache_folder("stdin") / f"stdin-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+    with open(sys.stdin.fileno(), "rb", closefd=False) as file:
+        content = file.read()
+    form = ".jsonl" if is_object(content.partition(b"\n")[0].decode("utf-8-sig", "replace")) else lines
+    kept = cache_folder("stdin") / hashlib.sha256(content).hexdigest()[:16] / f"stdin{form}"
     with atomic_file(kept) as temporary:
         temporary.write_bytes(content)
     return str(kept)

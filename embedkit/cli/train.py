@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.texts import corpus_file
+from embedkit.cli.texts import kept_file
 
 if TYPE_CHECKING:
     from embedkit.training.checkpoint import TrainState
@@ -190,7 +190,7 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     given = {key: value for key, value in columns.items() if value is not None}
     if given and not arguments.corpus:
         raise ConfigError("--text-column and --view-columns need --corpus")
-    return [{"path": corpus_file(path), **given} for path in arguments.corpus or ()]
+    return [{"path": kept_file(path, lines=".txt"), **given} for path in arguments.corpus or ()]
 
 
 def _log_plan(config: RunConfig) -> None:

@@ -13,12 +13,15 @@ import difflib
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
+import time
+from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 from embedkit.atomic import atomic_file, cache_folder
 from embedkit.errors import DataError, InputError, ModelNotFoundError
@@ -26,6 +29,10 @@ from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
 from embedkit.progress import Progress
 from embedkit.runtime.arguments import shown
+
+logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
 
 # Names of models that were replaced by a better one.
 _REPLACED = {"tiny-sct": "tiny"}
@@ -156,7 +163,7 @@ def _download(hub_id: str, file: str | None) -> Path:
         if any((folder / graph).is_file() for graph in graphs):
             return folder
     try:
-        return Path(hub.snapshot_download(hub_id, allow_patterns=patterns))
+        return Path(_try_again(lambda: str(hub.snapshot_download(hub_id, allow_patterns=patterns))))
     except (OSError, ValueError) as error:  # the hub's own errors derive from these two
         reason = str(error).strip().partition("\n")[0]
         raise ModelNotFoundError(
@@ -176,6 +183,9 @@ _ORGANISATION = "embedkit-onnx"
 _FILE = "onnx/model.onnx"
 _PIECE = 2**18
 _TIMEOUT_S = 30
+_PAUSES_S = (1.0, 2.0, 4.0)  # before another attempt
+_BUSY = (408, 429, 500, 502, 503, 504)
+_PARTIAL = 206
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,34 +261,45 @@ class PublishedModel:
         return Path(place).expanduser() / self._file if place and "://" not in place else None
 
     def _download(self, url: str) -> None:
-        import urllib.error  # noqa: PLC0415 - these two take 25 ms to import
-        import urllib.request  # noqa: PLC0415
+        import http.client  # noqa: PLC0415 - these two take 25 ms to import
+        import urllib.error  # noqa: PLC0415
 
         if not url.startswith(("https://", "http://")):
             raise ModelNotFoundError(f"{PLACE} is neither a folder nor an http(s):// address: {url}")
-        digest = hashlib.sha256()
         with atomic_file(self._cached) as temporary:
             try:
                 with (
-                    urllib.request.urlopen(url, timeout=_TIMEOUT_S) as source,  # noqa: S310 - checked above
                     temporary.open("wb") as file,
                     Progress(f"fetch {self.name}", self.size_bytes, unit="bytes") as progress,
                 ):
-                    while piece := source.read(_PIECE):
-                        file.write(piece)
-                        digest.update(piece)
-                        progress.advance(len(piece))
-                        if progress.done > self.size_bytes:
-                            break
-            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+                    _try_again(lambda: self._receive(url, file, progress))
+            except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
                 raise ModelNotFoundError(f"{self.name} cannot be fetched from {url}: {error}") from error
-            self._check(digest.hexdigest(), url)
+            self._check(_digest(temporary), url)
+
+    def _receive(self, url: str, file: BinaryIO, progress: Progress) -> None:
+        """Append to the file what it lacks, or write all of it if the server does not send parts."""
+        import http.client  # noqa: PLC0415
+        import urllib.request  # noqa: PLC0415
+
+        begun = {"Range": f"bytes={file.tell()}-"} if file.tell() else {}
+        request = urllib.request.Request(url, headers=begun)  # noqa: S310 - the caller has checked it
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as source:  # noqa: S310
+            if source.status != _PARTIAL:
+                file.seek(0)
+                file.truncate()
+            progress.done = file.tell()
+            while file.tell() <= self.size_bytes and (piece := source.read(_PIECE)):
+                file.write(piece)
+                progress.advance(len(piece))
+            if source.length and file.tell() < self.size_bytes:
+                raise http.client.IncompleteRead(b"", source.length)
 
     def _copy_from_hub(self) -> None:
         hub = require("huggingface_hub", extra="train")
         source = f"{_ORGANISATION}/{self.name}"
         try:
-            path = Path(hub.hf_hub_download(source, _FILE))
+            path = Path(_try_again(lambda: str(hub.hf_hub_download(source, _FILE))))
         except (OSError, ValueError) as error:  # the hub's own errors derive from these two
             reason = str(error).strip().partition("\n")[0]
             raise ModelNotFoundError(
@@ -313,6 +334,35 @@ def unpack(bundle: Traversable) -> Path:
         with atomic_file(path) as temporary:
             temporary.write_bytes(content)
     return path
+
+
+def _try_again(attempt: Callable[[], _Found]) -> _Found:
+    """Return what an attempt fetches; it is repeated a few times if the server is busy or the connection breaks.
+
+    Raises:
+        Exception: that of an attempt, if it will not pass, or of the last one.
+    """
+    for pause_s in _PAUSES_S:
+        try:
+            return attempt()
+        except Exception as error:
+            if not _passes(error):
+                raise
+            logger.warning("%s; trying again in %g s", str(error).partition("\n")[0], pause_s)
+        time.sleep(pause_s)
+    return attempt()
+
+
+def _passes(error: BaseException | None) -> bool:
+    """Whether an error of urllib or of the hub's client is one of the server or of the connection."""
+    import http.client  # noqa: PLC0415
+
+    if error is None:
+        return False
+    reason = getattr(error, "reason", error)  # urllib wraps errors of a connection that opens
+    status = getattr(error, "code", getattr(getattr(error, "response", None), "status_code", None))
+    broken = (TimeoutError, ConnectionResetError, ConnectionAbortedError, http.client.HTTPException)
+    return status in _BUSY or isinstance(reason, broken) or _passes(error.__cause__)
 
 
 def _digest(path: Path) -> str:

@@ -25,6 +25,7 @@ from embedkit.runtime.word_pieces import PairPieces, WordPieces
 _PROBE = "a \ua66e"  # a letter of a single manuscript: no vocabulary has it, so it takes the unknown token
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
 _UNKNOWN_TOKENS = ("[UNK]", "<unk>")
+_CHARACTERS_OF_A_TOKEN = 16  # nearly all texts have fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,12 @@ class _FastTokenizer(ABC):
         """Set the truncation, encode a probe, and find the kernel."""
 
 
+def _splits_at_spaces(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether no token reaches from one word into the next."""
+    splitter = tokenizer.pre_tokenizer
+    return splitter is not None and len(splitter.pre_tokenize_str("a b c")) >= len(("a", "b", "c"))
+
+
 class Tokenizer(_FastTokenizer):
     """A fast tokenizer with one way of truncating and padding, whatever its JSON specifies.
 
@@ -184,6 +191,8 @@ class Tokenizer(_FastTokenizer):
         is_right = self._direction == "right"
         self._plain = PlainTexts.find(self._tokenizer, self.max_length) if is_right else None
         self._pieces = self._find_pieces() if is_right else None
+        self._most_characters = _CHARACTERS_OF_A_TOKEN * self.max_length
+        self._can_begin = is_right and _splits_at_spaces(self._tokenizer)
 
     def _find_pieces(self) -> KernelPieces | None:
         """The kernel for this kind of tokenizer."""
@@ -229,7 +238,28 @@ class Tokenizer(_FastTokenizer):
         return Tokens(ids, cut)
 
     def _encode_without_kernel(self, texts: list[str]) -> list[tuple[list[int], bool]]:
-        """Ids of each text, and whether some were cut off."""
+        """Ids of each text, and whether some were cut off.
+
+        The package reads a text to its end and needs a hundred times its memory. Of a long one, it is given a
+        beginning, and the rest only if that has no more tokens than fit. A beginning that ends before a space has
+        the tokens with which the text begins.
+        """
+        if not self._can_begin or max(map(len, texts), default=0) <= self._most_characters:
+            return self._encode_whole(texts)
+        begun = [self._beginning(text) for text in texts]
+        rows = self._encode_whole(begun)
+        short = [n for n, text in enumerate(texts) if begun[n] is not text and not rows[n][1]]
+        for number, row in zip(short, self._encode_whole([texts[n] for n in short]), strict=True):
+            rows[number] = row
+        return rows
+
+    def _beginning(self, text: str) -> str:
+        if len(text) <= self._most_characters:
+            return text
+        end = text.rfind(" ", 0, self._most_characters)
+        return text[: max(0, end)].rstrip() or text
+
+    def _encode_whole(self, texts: list[str]) -> list[tuple[list[int], bool]]:
         if self._plain is None:
             return self._encode_any(texts)
         spelled = [self._plain.spell(text) for text in texts]

@@ -199,6 +199,21 @@ def test_repeated_values_of_a_small_parquet_file_are_read_a_few_at_a_time(tmp_pa
     assert sum(len(row["text"]) for row in rows(tmp_path / "a.parquet")) == 10**8
 
 
+def test_a_text_of_a_small_parquet_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    from embedkit import parquet_files
+
+    monkeypatch.setattr(parquet_files, "_LONGEST_TEXT", 1000)
+    for kind in (arrow.string(), arrow.large_string()):
+        table = arrow.table({"id": [1, 2], "text": arrow.array(["a" * 999, None], kind)})
+        parquet.write_table(table, tmp_path / "a.parquet")
+        assert [row["id"] for row in rows(tmp_path / "a.parquet")] == [1, 2]
+        table = arrow.table({"id": [1, 2], "text": arrow.array(["a", "a" * 1000], kind)})
+        parquet.write_table(table, tmp_path / "a.parquet")
+        with pytest.raises(DataError, match=r"a\.parquet: a text in the column 'text' has 1,000 bytes; split it"):
+            rows(tmp_path / "a.parquet")
+
+
 def test_ordinary_parquet_is_read_in_large_batches(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     from embedkit import parquet_files

@@ -39,6 +39,18 @@ def test_only_a_table_on_stdout(toy_bundle, pairs, lists, capsys):
     assert "toy: texts are truncated to 12 tokens" in rows
 
 
+@pytest.mark.parametrize("form", ["pairs", "lists"])
+def test_standard_input_is_a_task(toy_bundle, pairs, lists, form, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = {"pairs": pairs, "lists": lists}[form]
+    assert main(["evaluate", str(toy_bundle), "--task", str(path)]) == 0
+    expected = capsys.readouterr().out
+    with path.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["evaluate", str(toy_bundle), "--task", "-"]) == 0
+    assert capsys.readouterr().out.split() == expected.replace(f"\n{path.stem} ", "\nstdin ").split()
+
+
 @pytest.mark.parametrize(("text", "told"), [("a good ꙮ", True), ("a good dog", False)])
 def test_unknown_tokens_are_reported(toy_bundle, tmp_path, capsys, text, told):
     path = tmp_path / "pairs.tsv"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import http.server
 import json
@@ -18,6 +19,7 @@ import pytest
 
 from embedkit import Encoder
 from embedkit.errors import ModelNotFoundError
+from embedkit.runtime import location
 from embedkit.runtime.location import PLACE, PublishedModel, published_models
 
 ROOT = Path(__file__).parents[3]
@@ -43,6 +45,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     folder: Path
     asked: list[str]
+    faults: list[str]  # of the next requests: "busy", "dropped" or ""
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -54,7 +57,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def _answer(self, *, body: bool) -> None:
-        self.asked.append(f"{self.command} {self.path}")
+        part = self.headers.get("Range", "")
+        self.asked.append(f"{self.command} {self.path} {part}".rstrip())
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "busy":
+            return self.send_error(503)
         name = self.path.rpartition("/")[2]
         if "/api/models/" in self.path:
             return self._send(json.dumps(self._listing()).encode(), body=body)
@@ -62,7 +69,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not file.is_file():
             self.send_error(404)
             return None
-        return self._send(file.read_bytes(), body=body)
+        return self._send(file.read_bytes(), body=body, part=part, dropped=fault == "dropped")
 
     def _listing(self) -> Any:
         names = ["config.json", "tokenizer.json", "onnx/model.onnx", "onnx/model_fp16.onnx"]
@@ -70,20 +77,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return [{"type": "file", "path": name, "size": 2, "oid": "0"} for name in names]
         return {"id": "org/toy", "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
 
-    def _send(self, content: bytes, *, body: bool) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
+    def _send(self, content: bytes, *, body: bool, part: str = "", dropped: bool = False) -> None:
+        first = int(part.removeprefix("bytes=").removesuffix("-") or 0)
+        self.send_response(206 if first else 200)
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - first))
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if body:
-            self.wfile.write(content)
+            self.wfile.write(content[first : len(content) // 2 if dropped else None])
+            self.close_connection = True
 
 
 @pytest.fixture
 def served(toy_bundle: Path, tmp_path: Path) -> Iterator[tuple[str, list[str], Path]]:
     """Address of a server that speaks the hub's protocol and serves plain files too; its requests; its folder."""
     folder, asked = tmp_path / "served", []
+    Handler.faults = []
     folder.mkdir()
     (folder / "toy.onnx").write_bytes(toy_bundle.read_bytes())
 
@@ -168,11 +180,70 @@ def test_a_name_like_a_file_is_never_fetched(
     assert asked == []
 
 
+@pytest.mark.parametrize("parts", ["sent", "ignored"])
+def test_a_fetch_goes_on_after_passing_faults(
+    model: PublishedModel, served: tuple[str, list[str], Path], parts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, asked, _ = served
+    monkeypatch.setenv(PLACE, address)
+    monkeypatch.setattr(location, "_PAUSES_S", (0, 0, 0))
+    if parts == "ignored":
+        monkeypatch.setattr(Handler, "_send", functools.partialmethod(send_whole, Handler._send))
+    Handler.faults[:] = ["busy", "dropped", "busy"]
+    path = model.find()
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == model.sha256
+    rest = f"GET /toy.onnx bytes={model.size_bytes // 2}-"
+    assert asked == ["GET /toy.onnx", "GET /toy.onnx", rest, rest]
+
+
+def send_whole(handler: Handler, send: Any, content: bytes, *, part: str, **more: Any) -> None:
+    """Send all of a file, as servers do that know no parts."""
+    send(handler, content, **more)
+
+
+@pytest.mark.parametrize(("fault", "message"), [("busy", "503"), ("dropped", "IncompleteRead")])
+def test_a_fetch_ends_after_faults_that_do_not_pass(
+    model: PublishedModel,
+    served: tuple[str, list[str], Path],
+    fault: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address, asked, _ = served
+    monkeypatch.setenv(PLACE, address)
+    monkeypatch.setattr(location, "_PAUSES_S", (0, 0, 0))
+    Handler.faults[:] = [fault] * 9
+    with pytest.raises(ModelNotFoundError, match=f"toy cannot be fetched from {address}.*{message}"):
+        model.find()
+    assert len(asked) == 4
+    assert model.path is None
+
+
+def test_a_file_that_changed_between_two_parts_is_refused(
+    model: PublishedModel, served: tuple[str, list[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, _, folder = served
+    monkeypatch.setenv(PLACE, address)
+    monkeypatch.setattr(location, "_PAUSES_S", (0,))
+    send = Handler._send
+
+    def then_changed(handler: Handler, *given: Any, **more: Any) -> None:
+        send(handler, *given, **more)
+        (folder / "toy.onnx").write_bytes(b"x" * model.size_bytes)
+
+    monkeypatch.setattr(Handler, "_send", then_changed)
+    Handler.faults[:] = ["dropped"]
+    with pytest.raises(ModelNotFoundError, match="its SHA-256 differs"):
+        model.find()
+    assert model.path is None
+
+
 SCRIPT = """
 import sys
 from embedkit.runtime import location
 location._CHECKOUT = location._CHECKOUT / "none"
 model = location.PublishedModel(
+location._PAUSES_S = (0, 0, 0)
     name="toy", kind="encoder", about="", languages="", licence="", dimension=16, max_length=64,
     size_bytes=int(sys.argv[1]), sha256=sys.argv[2], figures={},
 )
@@ -194,6 +265,7 @@ def test_the_hub_is_asked_once_for_own_and_known_models(
         "HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1",
     }  # fmt: skip
     command = [sys.executable, "-c", SCRIPT, str(model.size_bytes), model.sha256]
+    Handler.faults[:] = ["", "busy"]  # for the file, after its description
     first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert first.returncode == 0, first.stderr
     own, known = map(Path, first.stdout.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,28 @@ def test_very_long_texts_are_cut(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.tokenize(["dog " * 25_000, "x" * 100_000])
     assert [len(row) for row in tokens.ids] == [12, 3]
     assert tokens.overflowing == [0]
+
+
+WORDS = ["dog", "dogs.", " ", "\n", "\xe9", "x" * 150, "[MASK]", "\U0001f600", "\u6f22\u5b57", "0"]
+
+
+@given(words=st.lists(st.sampled_from(WORDS), max_size=80), gap=st.sampled_from([" ", "  ", "\n", ""]))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_long_texts_have_the_ids_of_their_beginning(tokenizer: Tokenizer, words: list[str], gap: str) -> None:
+    text = gap.join(words)
+    whole = tokenizer.with_max_length(10_000).tokenize([text]).ids[0]
+    ids, cut, _ = tokenizer.tokenize([text])
+    assert ids[0] == (whole if len(whole) <= 12 else [*whole[:11], whole[-1]])
+    assert cut == [0] * (len(whole) > 12)
+
+
+@pytest.mark.parametrize("word", ["dog ", "\U0001f600 "])
+def test_the_rest_of_a_very_long_text_costs_nothing(toy_tokenizer_json: str, word: str) -> None:
+    tokenizer = Tokenizer(toy_tokenizer_json, 12)
+    tokenizer._pieces = None
+    started = time.process_time()
+    assert tokenizer.tokenize([word * 4_000_000]).overflowing == [0]
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize("item", [None, b"x", 1.0, 3, ["a"], ("a", "b")])

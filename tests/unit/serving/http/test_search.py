@@ -34,7 +34,10 @@ def reading(serve, collection):
 
 @pytest.fixture
 def writing(serve, collection):
-    with serve(collection=collection, allow_writes=True, refresh_s=0) as url, httpx.Client(base_url=url) as client:
+    with (
+        serve(collection=collection, allow_writes=True, refresh_s=0) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
         yield client
 
 
