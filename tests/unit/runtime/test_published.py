@@ -242,8 +242,8 @@ SCRIPT = """
 import sys
 from embedkit.runtime import location
 location._CHECKOUT = location._CHECKOUT / "none"
-model = location.PublishedModel(
 location._PAUSES_S = (0, 0, 0)
+model = location.PublishedModel(
     name="toy", kind="encoder", about="", languages="", licence="", dimension=16, max_length=64,
     size_bytes=int(sys.argv[1]), sha256=sys.argv[2], figures={},
 )

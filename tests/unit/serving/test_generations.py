@@ -202,3 +202,41 @@ print(len(collection.manifest.segments), len(collection))
 def test_segments_need_no_descriptors(tmp_path, encoder):
     Collection.build(["a"], encoder=encoder, path=tmp_path / "idx", lexical=True)
     assert run(WRITE, tmp_path / "idx").stdout == "True\n1 31\n"
+
+
+# Merges with each number of free descriptors until one suffices; none of the failed merges may keep any.
+STARVE = """
+import gc, os, resource, runpy, sys
+from embedkit.errors import EmbedkitError
+from embedkit.serving.retrieval import Collection, segment_files
+
+segment_files.SMALL_BYTES = 0  # all files are mapped, which takes descriptors
+conftest, path = sys.argv[1:]
+collection = Collection.open(path, encoder=runpy.run_path(conftest)["WordEncoder"]())
+for number in range(4):
+    collection.upsert([(f"d{number}", f"text {number}")], merge=False)
+gc.collect()
+gc.disable()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+highest = max(map(int, os.listdir("/dev/fd")))
+while (free := os.open("/dev/null", os.O_RDONLY)) < highest:  # no gaps
+    pass
+os.close(free)
+opened, messages = os.listdir("/dev/fd"), set()
+for number in range(50):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + number, hard))
+    try:
+        done = collection.merge()
+        break
+    except EmbedkitError as error:
+        messages.add(str(error).rpartition(": ")[2])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert os.listdir("/dev/fd") == opened
+print(done, number > 5, messages, len(collection.manifest.segments), len(collection))
+"""
+
+
+def test_failed_merges_keep_no_descriptors(tmp_path, encoder):
+    Collection.build(["a b", "b c", "c d"], encoder=encoder, path=tmp_path / "idx", lexical=True)
+    assert run(STARVE, tmp_path / "idx").stdout == "True True {'Too many open files'} 1 7\n"
