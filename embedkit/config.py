@@ -97,7 +97,8 @@ def from_mapping(
     reader = _Reader(written=written)
     config = reader.build(cls, _plain(mapping), prefix)
     if reader.problems:
-        raise ConfigError([f"{source}: {problem}" if source else problem for problem in reader.problems])
+        problems = [f"{source}: {problem}" if source else problem for problem in reader.problems]
+        raise ConfigError(problems, parameters=reader.parameters)
     return typing.cast(Config, config)
 
 
@@ -194,6 +195,7 @@ class _Reader:
 
     def __init__(self, *, written: bool) -> None:
         self.problems: list[str] = []
+        self.parameters: list[str] = []
         self._written = written
         self._table = "an object" if written else "a table"
 
@@ -219,6 +221,7 @@ class _Reader:
             return cls(**values)
         except ConfigError as error:
             self.problems.extend(prefix + problem for problem in error.problems)
+            self.parameters.extend(error.parameters)
             return None
 
     def _is_required(self, field: dataclasses.Field[Any]) -> bool:

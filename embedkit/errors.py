@@ -62,7 +62,15 @@ __all__ = [
 
 
 class EmbedkitError(Exception):
-    """Base class: ``except EmbedkitError`` catches every exception that embedkit raises deliberately."""
+    """Base class: ``except EmbedkitError`` catches every exception that embedkit raises deliberately.
+
+    Attributes:
+        parameters: names in the message that are arguments of the caller; a command prints its flags instead.
+    """
+
+    def __init__(self, *message: object, parameters: Sequence[str] = ()) -> None:
+        super().__init__(*message)
+        self.parameters = tuple(parameters)
 
 
 class ConfigError(EmbedkitError, ValueError):
@@ -72,9 +80,9 @@ class ConfigError(EmbedkitError, ValueError):
         problems: every problem found, one sentence each.
     """
 
-    def __init__(self, problems: str | Sequence[str]) -> None:
+    def __init__(self, problems: str | Sequence[str], *, parameters: Sequence[str] = ()) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__("; ".join(self.problems))
+        super().__init__("; ".join(self.problems), parameters=parameters)
 
 
 class InputError(EmbedkitError, ValueError):

@@ -55,9 +55,6 @@ COMMANDS = {
     "doctor": Command("embedkit.cli.doctor"),
 }
 
-# A parameter in an error message: ``text_column``, or ``precision=`` before a space, but not part of a path.
-_PARAMETER = re.compile(r"(?<![\w./\\'\"\]-])(?P<name>[a-z]+(?:_[a-z]+)+|[a-z]+(?== ))(?:=(?= ))?(?![\w./\\(-])")
-
 # The first matching row decides. 0 is success, 2 (wrong usage) comes from argparse. Anything else is a bug and
 # shows its traceback.
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -128,12 +125,20 @@ def _report(error: BaseException, flags: Mapping[str, str]) -> None:
     elif isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
     else:
-        print(_printable(f"error: {_in_flags(str(error), flags)}"), file=sys.stderr)
+        print(_printable(f"error: {_in_flags(error, flags)}"), file=sys.stderr)
 
 
-def _in_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Replace parameter names such as ``text_column`` and ``precision=`` with the command's flags."""
-    return _PARAMETER.sub(lambda found: flags.get(found["name"], found[0]), message)
+def _in_flags(error: BaseException, flags: Mapping[str, str]) -> str:
+    """Return an error's message with the command's flags in place of the parameters that the error names.
+
+    Only a parameter's first mention as a word is replaced, which is no part of a path or a quotation.
+    """
+    message = str(error)
+    for name in error.parameters if isinstance(error, EmbedkitError) else ():
+        if name in flags:
+            mention = rf"(?<![\w./\\'\"-]){re.escape(name)}(?:=(?= ))?(?![\w./\\'\"-])"
+            message = re.sub(mention, flags[name], message, count=1)
+    return message
 
 
 def _load(command: Command) -> CommandModule:

@@ -306,7 +306,10 @@ def _prune(
     """Return the model with the requested vocabulary."""
     if texts is None:
         if size is not None:
-            raise ExportError("vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too")
+            raise ExportError(
+                "vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too",
+                parameters=["vocabulary_size"],
+            )
         return model, []
     logger.info("pruning the vocabulary of %s to %d texts", model.name, len(texts))
     pruned, gate = prune_vocabulary(model, texts, size)
@@ -348,7 +351,9 @@ def _check_forms(
 ) -> None:
     """Reject unsupported combinations before any work."""
     if precision not in PRECISIONS:
-        raise ExportError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+        raise ExportError(
+            f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}", parameters=["precision"]
+        )
     if target == "gpu" and precision.startswith("int8"):
         raise ExportError(f"{precision} is for CPUs; the target gpu supports fp16 and fp32")
     if target != "gpu":

@@ -88,7 +88,8 @@ def check_fit(config: PretrainedConfig, tokenizer: Tokenizer | PairTokenizer) ->
         )
     if tokenizer.max_length > longest_text(config):
         raise ModelError(
-            f"max_length is {tokenizer.max_length}, but this model supports at most {longest_text(config)} tokens"
+            f"max_length is {tokenizer.max_length}, but this model supports at most {longest_text(config)} tokens",
+            parameters=["max_length"],
         )
 
 

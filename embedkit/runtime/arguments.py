@@ -26,7 +26,7 @@ def check_whole(value: Any, name: str, *, least: int = 1, most: int | None = Non
         number = None
     if number is None or number < least or (most is not None and number > most):
         expected = f"from {least} up" if most is None else f"from {least} to {most}"
-        raise InputError(f"{name} must be a whole number {expected}, not {shown(value)}")
+        raise InputError(f"{name} must be a whole number {expected}, not {shown(value)}", parameters=[name])
     return number
 
 
@@ -51,7 +51,7 @@ def check_number(value: Any, name: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{name} must be a number, not {shown(value)}")
+        raise InputError(f"{name} must be a number, not {shown(value)}", parameters=[name])
     return number
 
 
@@ -62,7 +62,7 @@ def check_flag(value: Any, name: str) -> bool:
         InputError: the value is something else, such as "no", which Python takes for true.
     """
     if not isinstance(value, bool | np.bool):
-        raise InputError(f"{name} must be True or False, not {shown(value)}")
+        raise InputError(f"{name} must be True or False, not {shown(value)}", parameters=[name])
     return bool(value)
 
 
@@ -82,7 +82,7 @@ def check_choice(value: Any, choices: Sequence[str], name: str) -> str:
         InputError: the value is something else.
     """
     if not isinstance(value, str) or value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")
+        raise InputError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}", parameters=[name])
     return value
 
 
@@ -93,7 +93,7 @@ def check_text(value: Any, name: str) -> str:
         InputError: the value is something else, or not valid Unicode.
     """
     if not isinstance(value, str) or not is_unicode(value):
-        raise InputError(f"{name} must be a text, not {shown(value)}")
+        raise InputError(f"{name} must be a text, not {shown(value)}", parameters=[name])
     return value
 
 
@@ -106,14 +106,16 @@ def check_path(value: Any, name: str) -> str:
     """
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str) or not path:
-        raise InputError(f"{name} must be a path, not {shown(value)}")
+        raise InputError(f"{name} must be a path, not {shown(value)}", parameters=[name])
     try:
         os.lstat(path)
     except ValueError as error:
-        raise InputError(f"{name} must be a path, not {shown(value)}: {error}") from error
+        raise InputError(f"{name} must be a path, not {shown(value)}: {error}", parameters=[name]) from error
     except OSError as error:
         if error.errno in (errno.ENAMETOOLONG, errno.EINVAL):
-            raise InputError(f"{name} must be a path, not {shown(value)}: {error.strerror}") from error
+            raise InputError(
+                f"{name} must be a path, not {shown(value)}: {error.strerror}", parameters=[name]
+            ) from error
     return path
 
 
@@ -124,11 +126,11 @@ def check_names(values: Any, name: str) -> list[str]:
         InputError: it is one text, or no iterable of texts.
     """
     if isinstance(values, str):
-        raise InputError(f"{name} must be a list of names; did you mean [{shown(values)}]?")
+        raise InputError(f"{name} must be a list of names; did you mean [{shown(values)}]?", parameters=[name])
     try:
         return check_texts(values, name)
     except InputError:
-        raise InputError(f"{name} must be a list of names, not {shown(values)}") from None
+        raise InputError(f"{name} must be a list of names, not {shown(values)}", parameters=[name]) from None
 
 
 def check_texts(texts: Any, name: str) -> list[str]:

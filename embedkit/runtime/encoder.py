@@ -440,7 +440,7 @@ class Encoder(Model[Tokenizer]):
 
     def _choose_prompt(self, prompt_name: str | None, prompt: str | None) -> str:
         if prompt is not None and prompt_name is not None:
-            raise InputError("give prompt or prompt_name, not both")
+            raise InputError("give prompt or prompt_name, not both", parameters=["prompt_name"])
         if prompt is not None:
             return check_text(prompt, "prompt")
         if prompt_name is None:

@@ -175,7 +175,7 @@ class Engine:
         """
         tokens = tokenize(items, first)
         if tokens.overflowing and plan.refuse_overflow:
-            raise TextOverflowError(self._describe_overflow(tokens.overflowing, first))
+            raise TextOverflowError(self._describe_overflow(tokens.overflowing, first), parameters=["on_overflow"])
         return self.run(tokens, plan.batch_size, progress), tokens.truncated
 
     def run(self, tokens: Tokens, batch_size: int | None = None, progress: Progress | None = None) -> FloatArray:

@@ -130,7 +130,9 @@ class _FastTokenizer(ABC):
             least = self._frame + self._texts
             if max_length < least:
                 what = "this tokenizer" if self._texts == 1 else "pairs with this tokenizer"
-                raise InputError(f"max_length must be at least {least} for {what}, not {max_length}")
+                raise InputError(
+                    f"max_length must be at least {least} for {what}, not {max_length}", parameters=["max_length"]
+                )
             check_rules(self._tokenizer, self._frame, max_length)
             self.json = json
             self.max_length = max_length

@@ -355,7 +355,10 @@ def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
         return tuple(column for column in ("text1", "text2") if column in record)
     guesses = [column for column in _COLUMN_GUESSES if column in record]
     if not guesses:
-        raise DataError(f"{source.path}: no known text column; set text_column to one of {', '.join(record)}")
+        raise DataError(
+            f"{source.path}: no known text column; set text_column to one of {', '.join(record)}",
+            parameters=["text_column"],
+        )
     return (guesses[0],)
 
 

@@ -112,7 +112,8 @@ def _refuse_another(folder: Path | str, found: dict[str, Any], wanted: dict[str,
             f"{name} {_short(found.get(name))}, now {_short(wanted[name])}" for name in changed[:_SETTINGS_NAMED]
         )
         raise InputError(
-            f"{folder} was started with {differences}: continue with the same settings, or choose another folder"
+            f"{folder} was started with {differences}: continue with the same settings, or choose another folder",
+            parameters=changed[:_SETTINGS_NAMED],
         )
 
 

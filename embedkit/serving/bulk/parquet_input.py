@@ -137,7 +137,8 @@ def read_shard(shard: Shard, schema: pa.Schema) -> pa.Table:
             if size > _LARGEST_SHARD:
                 raise DataError(
                     f"{shard.path}: {shard.rows:,} rows hold more than {_LARGEST_SHARD >> 30} GiB; use a smaller "
-                    "rows_per_shard"
+                    "rows_per_shard",
+                    parameters=["rows_per_shard"],
                 )
     if sum(piece.num_rows for piece in pieces) != shard.rows:
         raise DataError(

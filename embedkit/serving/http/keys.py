@@ -230,7 +230,7 @@ def _read(path: Path) -> list[Key]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file cannot be read: {error}") from error
+        raise ConfigError(f"api_key_file cannot be read: {error}", parameters=["api_key_file"]) from error
     return _plain_keys(lines, str(path))
 
 

@@ -245,5 +245,7 @@ def _tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(settings.tls_certificate, settings.tls_key)
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"tls_certificate, tls_key: cannot be read: {error}") from error
+        raise ConfigError(
+            f"tls_certificate, tls_key: cannot be read: {error}", parameters=["tls_certificate", "tls_key"]
+        ) from error
     return context

@@ -79,7 +79,7 @@ class ServerSettings:
         if self.workers > (most := most_processes()):
             problems.append(f"workers is at most {most} here, eight for each processor, not {self.workers}")
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError(problems, parameters=["tls_certificate", "tls_key"])
 
     @property
     def is_local(self) -> bool:

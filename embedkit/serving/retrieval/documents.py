@@ -92,7 +92,10 @@ def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
         if row == 0 and id_column is None and "id" in record:
             id_column = "id"
         if id_column is None and not columns.number_rows:
-            raise DataError(f"{place}: documents to upsert need ids; name their column with id_column")
+            raise DataError(
+                f"{place}: documents to upsert need ids; name their column with id_column",
+                parameters=["id_column"],
+            )
         if columns.skip_empty and is_empty(record.get(columns.text, "-")):
             skipped += 1
             continue
@@ -166,7 +169,9 @@ def _document(
     if not isinstance(text, str):
         raise DataError(f"{place}: expected a string as {columns.text}, got {text!r:.80}")
     if not text.strip():
-        raise DataError(f"{place}: the text is empty; leave such documents out with skip_empty")
+        raise DataError(
+            f"{place}: the text is empty; leave such documents out with skip_empty", parameters=["skip_empty"]
+        )
     id_ = str(row) if id_column is None else _id(_value(record, id_column, place, "id_column"), id_column, place)
     names = [name for name in record if name not in (columns.text, id_column)]
     if columns.metadata is not None:
@@ -194,7 +199,8 @@ def plain_value(value: Any, field: str, place: str) -> Any:
     if plain is None:
         raise DataError(
             f"{place}: {field} is {value!r:.80} ({type(value).__name__}), which JSON does not have; convert it, "
-            "or name the columns to keep with metadata_columns"
+            "or name the columns to keep with metadata_columns",
+            parameters=["metadata_columns"],
         )
     return plain
 
@@ -217,7 +223,9 @@ def _plain_scalar(value: Any) -> str | float | None:
 def _value(record: Mapping[str, Any], column: str, place: str, argument: str) -> Any:
     if column not in record:
         names = ", ".join(map(str, record)) or "nothing"
-        raise DataError(f"{place}: there is no column {column!r} among {names}; name it with {argument}")
+        raise DataError(
+            f"{place}: there is no column {column!r} among {names}; name it with {argument}", parameters=[argument]
+        )
     return record[column]
 
 

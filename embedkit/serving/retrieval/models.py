@@ -192,13 +192,14 @@ class Models:
         if self.encoder is not None and self.encoder.fingerprint != made:
             is_for_queries = about.queries and about.queries.fingerprint == self.encoder.fingerprint
             advice = (
-                "it embeds the queries: open the collection with queries= instead"
+                "open the collection with queries= instead, since it embeds the queries"
                 if is_for_queries
                 else "open it with the one, or build it again with the other"
             )
             raise FingerprintError(
                 f"{place} was built with {about.model} (fingerprint {made[:12]}), not with "
-                f"{self.encoder.name} ({self.encoder.fingerprint[:12]}): {advice}"
+                f"{self.encoder.name} ({self.encoder.fingerprint[:12]}): {advice}",
+                parameters=["queries"],
             )
         if self.queries is not None and not self.is_recorded(about):
             check_descent(self.queries, about.model, made, self.encoder)

@@ -126,7 +126,10 @@ def read_source(
     """
     chosen, rows = columns or Columns(), read_rows(documents, embeddings)
     if chosen.skip_empty and rows.embeddings is not None:
-        raise InputError("skip_empty: every row has an embedding; filter the documents before they are embedded")
+        raise InputError(
+            "skip_empty: every row has an embedding; filter the documents before they are embedded",
+            parameters=["skip_empty"],
+        )
     return Source(to_documents(rows.records, chosen), rows.embeddings, rows.maker)
 
 

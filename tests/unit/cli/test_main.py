@@ -63,12 +63,12 @@ class TestExitCodes:
         ("message", "shown"),
         [
             ("name it with text_column", "name it with --text-column"),
-            ("text_column is missing; give text_column", "--text-column is missing; give --text-column"),
-            ("precision= needs ranges", "--precision needs ranges"),
-            ("the precision of text", "the precision of text"),
-            ("no file text_column.txt in in/text_column", "no file text_column.txt in in/text_column"),
+            ("text_column must be a text, not text_column", "--text-column must be a text, not text_column"),
+            ("text_column needs precision= and ranges", "--text-column needs --precision and ranges"),
+            ("no column 'text_column'; set text_column", "no column 'text_column'; set --text-column"),
+            ("in/text_column.txt: set text_column to one", "in/text_column.txt: set --text-column to one"),
             ("corpus[0].text_column is a text", "corpus[0].text_column is a text"),
-            ("no column 'text_column'", "no column 'text_column'"),
+            ('cut them with precision="int8"', 'cut them with --precision="int8"'),
             ("other_column is no flag", "other_column is no flag"),
         ],
     )
@@ -78,9 +78,21 @@ class TestExitCodes:
             nested.add_argument("-t", "--text-column")
             parser.add_argument("--precision")
 
-        play(raising(errors.DataError(message)), configure)
+        named = ("text_column", "precision", "other_column")
+        play(raising(errors.DataError(message, parameters=named)), configure)
         assert main(["play", "one"]) == 1
         assert capsys.readouterr().err == f"error: {shown}\n"
+
+    def test_words_that_are_no_parameters_of_the_error_stay(self, play, capsys):
+        message = "config.json sets truncate_dim; allow it by trust_remote_code = true"
+
+        def configure(parser):
+            parser.add_argument("--truncate-dim")
+            parser.add_argument("--trust-remote-code")
+
+        play(raising(errors.ModelError(message)), configure)
+        assert main(["play"]) == 1
+        assert capsys.readouterr().err == f"error: {message}\n"
 
     def test_an_os_error_prints_one_line_and_exits_with_1(self, play, capsys):
         play(raising(PermissionError(13, "Permission denied", "texts.txt")))
