@@ -1,10 +1,10 @@
 // Results while one types, a column for each way of searching, and where they lie on the map.
-import { parseFilter, writeCondition } from "./filter.js";
 import { highlight } from "./highlight.js";
 import { showMap } from "./map.js";
 import { ask, counted, find, lastWins, make, sayIfSlow } from "./page.js";
 
 const MOST = 100;
+const WRONG_FILTER = "filter: ";
 const SCANS = ["exact", "flat", "FLAT"];
 let map = null;
 let idle = "";
@@ -71,11 +71,11 @@ async function search(columns, signal) {
   const query = find("query").value.trim();
   if (!query) return clear();
   const options = readOptions();
-  if (!options) return undefined;
   const wishes = columns.map((way) => ask("v1/search", { query, ...options, ...way.wish }, signal));
   const done = sayIfSlow(find("status"), signal);
-  const answers = await Promise.all(wishes).finally(done);
-  if (signal.aborted) return;
+  const answers = await Promise.all(wishes).catch((problem) => refuseFilter(problem, signal)).finally(done);
+  if (signal.aborted || !answers) return;
+  find("filter-problem").textContent = "";
   answers.forEach((answer, number) => fill(find("columns").children[number], answer, query));
   const warnings = [...new Set(answers.flatMap((answer) => answer.warnings))];
   find("warnings").textContent = warnings.join(" ");
@@ -113,18 +113,22 @@ function suggestFilter(hits) {
   if (name !== undefined) find("filter").placeholder = writeCondition(name, value);
 }
 
-// Number of results, effort and filter; null if the filter cannot be read.
+// A condition as the server reads it; a text has quotation marks.
+function writeCondition(field, value) {
+  return `${field} = ${JSON.stringify(value)}`;
+}
+
+// Number of results, effort and filter, which the server reads as it is written.
 function readOptions() {
   const k = Math.min(Math.max(Math.trunc(find("k").valueAsNumber) || 10, 1), MOST);
-  const problem = find("filter-problem");
-  try {
-    const filter = parseFilter(find("filter").value);
-    problem.textContent = "";
-    return { k, effort: Number(find("effort").value), ...(filter ? { filter } : {}) };
-  } catch (error) {
-    problem.textContent = error.message;
-    return null;
-  }
+  const filter = find("filter").value.trim();
+  return { k, effort: Number(find("effort").value), ...(filter ? { filter } : {}) };
+}
+
+// What is wrong with the filter is said beside it, and the results stay.
+function refuseFilter(problem, signal) {
+  if (signal.aborted || !problem.message.startsWith(WRONG_FILTER)) throw problem;
+  find("filter-problem").textContent = problem.message.slice(WRONG_FILTER.length);
 }
 
 function clear() {

@@ -15,6 +15,7 @@ from embedkit.serving.http.protocols.fields import OwnSchema, Problem, Schema
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.filters import read_filter
 from embedkit.serving.retrieval.search import Hit, Hits
 
 routes = Routes("collection", errors=Problem)
@@ -41,8 +42,10 @@ class SearchRequest(OwnSchema):
         le=16,
         description="search breadth of an approximate index: 2 finds more and takes longer",
     )
-    filter: dict[str, Any] | None = Field(
-        None, description='conditions on the metadata, for example {"lang": "en", "year": {"gte": 2020}}'
+    filter: dict[str, Any] | str | None = Field(
+        None,
+        description='conditions on the metadata, for example {"lang": "en", "year": {"gte": 2020}}, '
+        'or as a person writes them: "lang = en, year >= 2020"',
     )
 
 
@@ -176,7 +179,7 @@ async def search(body: SearchRequest, request: Request) -> Answer:
     hits = await request.catalogue.needed_library().search(
         body.query,
         body.k,
-        conditions=body.filter,
+        conditions=read_filter(body.filter) if isinstance(body.filter, str) else body.filter,
         hybrid=body.hybrid,
         rerank=body.rerank,
         candidates=body.candidates,

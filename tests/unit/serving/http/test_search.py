@@ -102,6 +102,14 @@ def test_a_filter_is_applied(reading):
     assert [hit["id"] for hit in done["hits"]] == ["sea/side"]
 
 
+def test_a_filter_may_be_written(reading):
+    done = reading.post("/v1/search", json={"query": "a dog", "filter": "year < 1900"}).json()
+    assert [hit["id"] for hit in done["hits"]] == ["sea/side"]
+    wrong = reading.post("/v1/search", json={"query": "a dog", "filter": "year 1900"})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["message"].startswith("filter: 'year 1900' is not a condition")
+
+
 @pytest.mark.parametrize(
     "given",
     [
