@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from onnx import TensorProto
 from torch import Tensor
 
@@ -32,22 +33,33 @@ from embedkit.modeling.static import STATIC
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
-_FAMILY = ("bert", "roberta", "xlm-roberta", "camembert")
+_FAMILY = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")
 # Encoders that are the same network under other names; their cross-encoders end in other layers.
 _ENCODERS = ("distilbert", "electra")
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")  # counted from pad_token_id + 1
-# Parts of the names of DistilBERT's weights, and of BERT's.
-_DISTILBERT_NAMES = {
-    "transformer.layer.": "encoder.layer.",
-    ".attention.q_lin.": ".attention.self.query.",
-    ".attention.k_lin.": ".attention.self.key.",
-    ".attention.v_lin.": ".attention.self.value.",
-    ".attention.out_lin.": ".attention.output.dense.",
-    ".sa_layer_norm.": ".attention.output.LayerNorm.",
-    ".ffn.lin1.": ".intermediate.dense.",
-    ".ffn.lin2.": ".output.dense.",
-    ".output_layer_norm.": ".output.LayerNorm.",
+_MPNET_FIRST_POSITION = 2  # whatever its pad_token_id
+# Parts of the names of an architecture's weights, and of BERT's.
+_NAMES = {
+    "distilbert": {
+        "transformer.layer.": "encoder.layer.",
+        ".attention.q_lin.": ".attention.self.query.",
+        ".attention.k_lin.": ".attention.self.key.",
+        ".attention.v_lin.": ".attention.self.value.",
+        ".attention.out_lin.": ".attention.output.dense.",
+        ".sa_layer_norm.": ".attention.output.LayerNorm.",
+        ".ffn.lin1.": ".intermediate.dense.",
+        ".ffn.lin2.": ".output.dense.",
+        ".output_layer_norm.": ".output.LayerNorm.",
+    },
+    "mpnet": {
+        ".attention.attn.q.": ".attention.self.query.",
+        ".attention.attn.k.": ".attention.self.key.",
+        ".attention.attn.v.": ".attention.self.value.",
+        ".attention.attn.o.": ".attention.output.dense.",
+        ".attention.LayerNorm.": ".attention.output.LayerNorm.",
+    },
 }
+_BIAS_OF_DISTANCES = "encoder.relative_attention_bias"
 _DISTILBERT_EPSILON = 1e-12  # not a part of its configuration
 _GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 # Added to the scores of padding; its exponential is 0, and the sum of two is still finite.
@@ -86,21 +98,12 @@ def _activation(config: Any) -> str:
 
 def write_bert(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
     """Write the graph of an encoder or a cross-encoder that passes :func:`is_bert`."""
+    weights = _read_weights(model)
     if isinstance(model, PairEncoder):
-        prefix = f"network.{model.network.base_model_prefix}."
-        weights = _read_weights(model.state_dict(), (prefix, "network."))
         return _CrossEncoderWriter(model, weights, arithmetic).write()
-    weights = _read_weights(model.state_dict(), ("backbone.",))
     if model.config.model_type == STATIC:
         return _StaticWriter(model, weights, arithmetic).write()
-    if model.config.model_type == "distilbert":
-        weights = {_bert_name(name): weight for name, weight in weights.items()}
     return _EncoderWriter(model, weights, arithmetic).write()
-
-
-def _bert_name(name: str) -> str:
-    """Return BERT's name for a weight of DistilBERT."""
-    return functools.reduce(lambda found, pair: found.replace(*pair), _DISTILBERT_NAMES.items(), name)
 
 
 class _BodyWriter:
@@ -118,6 +121,8 @@ class _BodyWriter:
         self.gelu = _GELU.get(_activation(config))
         is_offset = config.model_type in _OFFSET_POSITIONS
         self.first_position = int(config.pad_token_id or 0) + 1 if is_offset else 0
+        if config.model_type == "mpnet":
+            self.first_position = _MPNET_FIRST_POSITION
         self.typed = False
         self.graph = GraphWriter()
 
@@ -129,6 +134,8 @@ class _BodyWriter:
         ignored = graph.add("Mul", "padding_scores", ignored, graph.number("masked", _MASKED))
         ignored = graph.add("Unsqueeze", "padding_of_keys", ignored, graph.integers(1, 2))
         states = self._embed()
+        if _BIAS_OF_DISTANCES in self.weights:
+            ignored = graph.add("Add", "biased_padding", ignored, self._bias())
         for index in range(self.layers):
             states = self._layer(f"encoder.layer.{index}", states, ignored)
         return states, mask
@@ -165,6 +172,24 @@ class _BodyWriter:
         counted = graph.add("Cast", "counted", is_counted, to=TensorProto.INT64)
         places = graph.add("CumSum", "words_so_far", counted, graph.constant("tokens_axis", np.array(1)))
         return graph.add("Gather", name, table, graph.add("Mul", "places", places, counted))
+
+    def _bias(self) -> str:
+        """Look up what each head adds to a score by the distance of the key from the query: ``(heads, L, L)``."""
+        graph, table = self.graph, self.weights[_BIAS_OF_DISTANCES]
+        farthest = table.shape[1] // 2
+        rows = graph.add("Add", "rows_of_distances", self._distances(), graph.integers(farthest))
+        return graph.add(
+            "Gather", _BIAS_OF_DISTANCES, graph.constant(f"{_BIAS_OF_DISTANCES}.weight", table), rows, axis=1
+        )
+
+    def _distances(self) -> str:
+        """Compute the place of each key less that of each query: ``(L, L)``."""
+        graph = self.graph
+        length = graph.add("Squeeze", "keys", graph.add("Shape", "length_of_keys", "input_ids", start=1))
+        first, step = (graph.constant(name, np.array(value)) for name, value in (("first", 0), ("step", 1)))
+        places = graph.add("Range", "places_of_keys", first, length, step)
+        queries = graph.add("Unsqueeze", "places_of_queries", places, graph.integers(1))
+        return graph.add("Sub", "distances", places, queries)
 
     def _layer(self, name: str, states: str, ignored: str) -> str:
         graph, attention = self.graph, f"{name}.attention"
@@ -283,15 +308,36 @@ class _CrossEncoderWriter(_BodyWriter):
         return graph.finish("cross_encoder", PAIR_INPUTS, graph.add("Sigmoid", "score", logit))
 
 
-def _read_weights(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> Weights:
-    """Return all weights as float32 arrays, with names relative to the body; weights outside it keep their names.
-
-    Args:
-        tensors: the model's state.
-        prefixes: prefixes to remove from the names, in this order.
-    """
-    return {
-        functools.reduce(str.removeprefix, prefixes, name): tensor.detach().float().cpu().numpy()
-        for name, tensor in tensors.items()
+def _read_weights(model: SentenceEncoder | PairEncoder) -> Weights:
+    """Return all weights as float32 arrays under BERT's names; those outside the body keep their names."""
+    prefixes = ["backbone."]
+    if isinstance(model, PairEncoder):
+        prefixes = [f"network.{model.network.base_model_prefix}.", "network."]
+    names = _NAMES.get(model.config.model_type, {}).items()
+    weights = {
+        functools.reduce(
+            lambda found, pair: found.replace(*pair), names, functools.reduce(str.removeprefix, prefixes, name)
+        ): _to_array(tensor)
+        for name, tensor in model.state_dict().items()
         if tensor.is_floating_point()
     }
+    if model.config.model_type == "mpnet":
+        del weights[f"{_BIAS_OF_DISTANCES}.weight"]  # by buckets of distances
+        weights[_BIAS_OF_DISTANCES] = _bias_of_distances(model)
+    return weights
+
+
+def _bias_of_distances(model: SentenceEncoder | PairEncoder) -> FloatArray:
+    """Return MPNet's bias of scores by the distance of a key from the query: ``(heads, 2 P - 1)``.
+
+    P is the maximum length of a text, and distances are from ``1 - P`` to ``P - 1``.
+    """
+    encoder: Any = model.body.base_model.encoder
+    with torch.inference_mode():
+        (bias,) = encoder.compute_position_bias(torch.empty(1, model.tokenizer.max_length, device=model.device))
+    return _to_array(torch.cat([bias[:, 1:, 0].flip(1), bias[:, 0]], dim=1))
+
+
+def _to_array(tensor: Tensor) -> FloatArray:
+    array: FloatArray = tensor.detach().float().cpu().numpy()
+    return array

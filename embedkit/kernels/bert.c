@@ -340,6 +340,26 @@ static int read_places(Network *self, PyObject *positions, PyObject *types) {
     return read_table(&self->types, types, n->hidden, "token types", &n->types, &n->token_types);
 }
 
+/* Copies (heads, 2 longest - 1) biases, so that whole vectors can be read at the end of a row. */
+static int read_bias(Net *n, PyObject *source) {
+    if (source == Py_None) return 0;
+    const size_t longest = (size_t)longest_text(n), heads = (size_t)n->heads;
+    if (n->hidden == 0 || longest == 0 || heads > INT32_MAX / 8 / (longest + LANES)) {
+        PyErr_Format(PyExc_ValueError, "no biases of %d heads for texts of %d tokens", n->heads, longest_text(n));
+        return -1;
+    }
+    const size_t row = 2 * longest - 1;
+    float *floats = read_floats(source, (Py_ssize_t)(heads * row), "biases");
+    if (!floats || !(n->bias = zeros(heads * biases_of_head(n) * sizeof *n->bias))) {
+        release(floats);
+        return -1;
+    }
+    for (size_t h = 0; h < heads; h++)
+        memcpy(n->bias + h * biases_of_head(n), floats + h * row, row * sizeof *floats);
+    release(floats);
+    return 0;
+}
+
 /* ---- the type ---- */
 
 static int check_sizes(const Net *n) {
@@ -372,20 +392,20 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
         "epsilon",      "tanh",        "first_token",  "unit",          "instructions", "words",
         "word_scales",  "memory",      "memory_scales", "positions",    "types",     "norm",
         "layers",       "head",        "tanh_head",    "score",         "packed",    "skipped",
-        NULL};
+        "bias",         NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Net *n = &self->net;
     int tanh_gelu, first_token, unit, tanh_head, vocabulary, width;
     const char *name;
     PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
-        *score, *packed;
+        *score, *packed, *biases = Py_None;
     n->skipped = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOpOO|i", names, &n->hidden,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOpOO|iO", names, &n->hidden,
                                      &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary,
                                      &n->epsilon, &tanh_gelu, &first_token, &unit, &name, &words, &scales,
                                      &memory, &memory_scales, &positions, &types, &weight, &bias, &layers,
-                                     &head, &tanh_head, &score, &packed, &n->skipped))
+                                     &head, &tanh_head, &score, &packed, &n->skipped, &biases))
         goto failed;
     if (!(self->target = find_target(name))) goto failed;
     if (!(self->lock = PyThread_allocate_lock())) {
@@ -401,7 +421,7 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     if (check_sizes(n) < 0 ||
         read_words(&n->words, words, &self->words, scales, &self->word_scales, vocabulary, n->hidden) < 0 ||
         read_memory(self, memory, memory_scales, vocabulary, width) < 0 ||
-        read_places(self, positions, types) < 0)
+        read_places(self, positions, types) < 0 || read_bias(n, biases) < 0)
         goto failed;
     if (read_norm(&n->embedding_norm, weight, bias, n->hidden) < 0 || read_layers(self, layers) < 0)
         goto failed;
@@ -451,6 +471,7 @@ static void network_dealloc(PyObject *object) {
     free_product(self, &n->head);
     free_norm(&n->embedding_norm);
     release(n->score);
+    release(n->bias);
     PyBuffer_Release(&self->words);
     PyBuffer_Release(&self->word_scales);
     PyBuffer_Release(&self->memory);
@@ -527,7 +548,7 @@ static int check_texts(const Net *n, Py_ssize_t tokens, const int32_t *starts, i
                      tokens);
         return -1;
     }
-    const int most = n->positions - (n->skipped >= 0); /* the first position is that of the skipped id */
+    const int most = longest_text(n);
     for (int t = 0; t < texts; t++) {
         const int64_t length = (int64_t)starts[t + 1] - starts[t];
         if (length < 0 || length > most) {

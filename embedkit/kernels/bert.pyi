@@ -38,6 +38,8 @@ class Network:
     # head: H + M -> D, then tanh if tanh_head. unit: rows are scaled to length 1.
     # skipped: an id whose tokens have position 0 and are not counted, so that other tokens have positions from 1,
     # as of RoBERTa's padding; -1 if all tokens are counted from 0.
+    # bias: (heads, 2 P - 1) float32, added to a score by the distance of the key from the query, from 1 - P to
+    # P - 1 for texts of at most P tokens.
     # score: (D + 1,) float32, the last column of a cross-encoder and its bias; its sigmoid replaces rows.
     # packed: (N,) uint8, as many bytes as all weights, aligned to 64, where weights are kept in the order of the
     # instruction set; written if it is writable, else it must be what another network with these weights wrote.
@@ -69,6 +71,7 @@ class Network:
         score: Array | None,
         packed: Array | None,
         skipped: int = -1,
+        bias: Array | None = None,
     ) -> Self: ...
 
     # ids (N,) int32 of concatenated texts, types (N,) int32 if the network has token types, starts (B + 1,) int32

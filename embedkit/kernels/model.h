@@ -60,6 +60,7 @@ typedef struct {
     Activation head_kind;
     WordTable words, memory;     /* of the same vocabulary; width 0 means no memory */
     const float *places, *types; /* (positions, hidden); (token_types, hidden), or NULL */
+    float *bias; /* (heads, biases_of_head()): what a head adds to a score by the distance of its key, or NULL */
     Norm embedding_norm;
     Layer *layer;
     Product head;
@@ -91,6 +92,17 @@ static inline int pooled_width(const Net *n) { return n->hidden + n->memory.widt
 
 /* Rounds up to a multiple of LANES. */
 static inline int whole_vectors(int length) { return (length + LANES - 1) / LANES * LANES; }
+
+/* Maximum number of tokens of a text; the first position may be that of the skipped id. */
+static inline int longest_text(const Net *n) { return n->positions - (n->skipped >= 0); }
+
+/* Floats of a head's row of biases: distances from 1 - longest to longest - 1, and another vector, which is read. */
+static inline size_t biases_of_head(const Net *n) { return 2 * (size_t)longest_text(n) - 1 + LANES; }
+
+/* The bias of a head for distance 0, with the others around it, or NULL. */
+static inline const float *bias_of(const Net *n, int head) {
+    return n->bias ? n->bias + (size_t)head * biases_of_head(n) + longest_text(n) - 1 : NULL;
+}
 
 /* An instruction set. All compute the same bits; they differ only in speed. */
 typedef struct {

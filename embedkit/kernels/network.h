@@ -90,8 +90,9 @@ static void attend_some(const void *step, int first, int end, int seat) {
     for (int unit = first; unit < end; unit++) {
         const int32_t *start = a->starts + unit / n->heads;
         const int length = start[1] - start[0], wanted = a->first_only ? at_most(length, 1) : length;
-        const size_t column = (size_t)(unit % n->heads) * head, row = (size_t)start[0];
-        attend(w->projected + row * 3 * hidden + column, length, wanted, n->hidden, (int)head,
+        const int which = unit % n->heads;
+        const size_t column = (size_t)which * head, row = (size_t)start[0];
+        attend(w->projected + row * 3 * hidden + column, length, wanted, n->hidden, (int)head, bias_of(n, which),
                w->context + row * hidden + column, w->keys + (size_t)seat * keys_of_seat(n, w->longest),
                w->scores + (size_t)seat * scores_of_seat(w->longest));
     }

@@ -72,6 +72,7 @@ class _Reader:
         rows, words, positions, skipped = self._embed()
         rows, types = self._add_types(rows)
         states, norm = self._normalise(rows)
+        ignored, bias = self._add_bias(ignored)
         layers = []
         while self.cursor.operator in _PRODUCTS:
             states, layer = self._layer(states, ignored)
@@ -82,7 +83,7 @@ class _Reader:
         if self.epsilon is None:
             raise OtherGraphError("there is no LayerNorm")
         output, last = self._score(pooled) if self.pairs else (self._scale(pooled), None)
-        embedded = words, positions, skipped, types, norm
+        embedded = words, positions, skipped, types, norm, bias
         settings = self.epsilon, self.heads or 1, self.gelu or "erf"
         read = BertWeights(*embedded, *settings, tuple(layers), pooling, memory, head, activation, last)
         self._finish(output, read)
@@ -96,7 +97,7 @@ class _Reader:
         nothing = np.zeros((memory.size, 0), dtype=np.float32)
         words, norm = WordTable(nothing), Norm(nothing[0], nothing[0])
         read = BertWeights(
-            words, nothing, None, None, norm, 0.0, 1, "erf", (), "mean", memory, head, activation, None
+            words, nothing, None, None, norm, None, 0.0, 1, "erf", (), "mean", memory, head, activation, None
         )
         self._finish(self._scale(pooled), read)
         return read
@@ -133,6 +134,23 @@ class _Reader:
             return rows, None
         types = self.cursor.constant(0, "float32", None, self.hidden)
         return self.cursor.take("Add", rows, self.cursor.take("Gather", types, "token_type_ids")), types
+
+    def _add_bias(self, ignored: str) -> tuple[str, Array | None]:
+        """Read what heads add to scores by the distance of the key from the query."""
+        if self.cursor.operator != "Shape":
+            return ignored, None
+        take, distances = self.cursor.take, self._distances()
+        farthest = self.cursor.constant(1, "int64", 1)
+        rows = take("Add", distances, farthest)
+        bias = self.cursor.constant(0, "float32", None, 2 * int(farthest[0]) + 1)
+        self.heads = _same(self.heads, len(bias))
+        return take("Add", ignored, take("Gather", bias, rows, axis=1)), bias
+
+    def _distances(self) -> str:
+        take = self.cursor.take
+        length = take("Squeeze", take("Shape", "input_ids", start=1))
+        places = take("Range", np.array(0, dtype=np.int64), length, np.array(1, dtype=np.int64))
+        return take("Sub", places, take("Unsqueeze", places, _integers(1)))
 
     def _float_words(self) -> tuple[str, WordTable]:
         table = self.cursor.constant(0, "float32", None, None)
@@ -295,6 +313,7 @@ class _Reader:
         require(len({product.kind for product in read.products}) <= 1, "products of several kinds")
         has_pooler = read.pooling == "cls" and read.memory is None and read.activation == "tanh"
         require(has_pooler or not self.pairs, "another pooling")
+        require(read.bias is None or read.bias.shape[1] == 2 * read.longest - 1, "a bias of other lengths")
         require(read.memory is None or read.memory.size == read.words.size, "a memory of other words")
 
 

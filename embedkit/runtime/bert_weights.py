@@ -129,6 +129,8 @@ class BertWeights:
             RoBERTa's padding token; None if all tokens are counted from 0.
         types: ``(T, H) float32``, the token types of pairs, if there are several.
         norm: applied to the sum of these.
+        bias: ``(heads, 2 P - 1) float32``, what each head adds to a score by the distance of the key from the
+            query, from ``1 - P`` to ``P - 1`` for texts of at most P tokens; None if attention ignores distances.
         epsilon: of every LayerNorm.
         heads: number of heads of every layer, a divisor of H; 1 without layers.
         gelu: the exact form or the tanh approximation.
@@ -146,6 +148,7 @@ class BertWeights:
     skipped: int | None
     types: FloatArray | None
     norm: Norm
+    bias: FloatArray | None
     epsilon: float
     heads: int
     gelu: Literal["erf", "tanh"]

@@ -377,6 +377,7 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "head": None if weights.head is None else _product(weights.head),
         "tanh_head": weights.activation == "tanh",
         "score": None if weights.last is None else _score(weights.last),
+        "bias": weights.bias,
         **({} if weights.skipped is None else {"skipped": weights.skipped}),
     }
 

@@ -25,6 +25,8 @@ DIGESTS = [
     "a111ace872c67c5e",
     "20c3bbdd08ec2155",
     "172e7b69c7d51853",
+    "1d504707317e8c47",
+    "da406dde14db866e",
 ]
 X86 = {
     "avx2": "-mavx2 -mfma",

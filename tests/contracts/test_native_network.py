@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
+from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
 
 from embedkit.cli.main import main
 from embedkit.errors import InputError, ModelError, ProviderError
@@ -46,6 +46,7 @@ MAX_LENGTH = 300
 # Largest difference of a value. int8-static rounds the same values in the same steps, but occasionally one in
 # the other direction; int8 rounds each token with its own step.
 DIFFERENCE = {"fp32": 2e-6, "int8-static": 5e-3, "int8": 3e-2}
+NETWORKS: dict[str, Any] = {"bert": (BertConfig, BertModel), "mpnet": (MPNetConfig, MPNetModel)}
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 
 needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
@@ -53,7 +54,7 @@ needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
 
 @pytest.fixture(scope="module")
 def make_encoder(toy_tokenizer_json: str) -> Any:
-    """``make_encoder(pooling, head, activation, memory=None, outlier=1.0, **config)``, with random weights."""
+    """``make_encoder(pooling, head, activation, memory=None, outlier=1.0, ...)``, with random weights."""
 
     def make(
         pooling: Any = "mean",
@@ -62,6 +63,7 @@ def make_encoder(toy_tokenizer_json: str) -> Any:
         *,
         memory: int | None = None,
         outlier: float = 1.0,
+        family: str = "bert",
         **changes: Any,
     ) -> SentenceEncoder:
         tokenizer = Tokenizer(toy_tokenizer_json, MAX_LENGTH)
@@ -71,17 +73,21 @@ def make_encoder(toy_tokenizer_json: str) -> Any:
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "intermediate_size": 192,
-            "max_position_embeddings": MAX_LENGTH,
+            "max_position_embeddings": MAX_LENGTH + (2 if family == "mpnet" else 0),
             "initializer_range": 0.15,
         }
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(5)
-            backbone = BertModel(BertConfig(**settings | changes), add_pooling_layer=False)
+            config, network = NETWORKS[family]
+            backbone = network(config(**settings | changes), add_pooling_layer=False)
             for parameter in backbone.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(0.2 * torch.randn_like(parameter))
-            for layer in backbone.encoder.layer:
-                layer.attention.output.LayerNorm.weight[3] *= outlier
+            if family == "mpnet":
+                backbone.encoder.relative_attention_bias.weight.normal_()
+            for name, parameter in backbone.named_parameters():
+                if "attention." in name and name.endswith("LayerNorm.weight"):
+                    parameter[3] *= outlier
             encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
             if memory is not None:
                 encoder.memory = WordMemory(tokenizer.vocabulary_size, memory)
@@ -158,6 +164,8 @@ def test_padding_within_a_text_is_not_counted(toy_tokenizer_json: str) -> None:
         ("mean", None, {"hidden_size": 192, "num_attention_heads": 2, "intermediate_size": 64}),
         ("mean", None, {"hidden_size": 128, "num_attention_heads": 1}),
         ("mean", 64, {"num_hidden_layers": 0}),
+        ("mean", None, {"family": "mpnet"}),
+        ("cls", None, {"family": "mpnet", "num_attention_heads": 4}),
     ],
 )
 def test_agrees_for_every_shape(
@@ -209,12 +217,12 @@ def test_int8_is_closer_to_float_than_one_scale_per_text(make_encoder: Any, toke
 
 
 @needs_kernel
-@pytest.mark.parametrize("memory", [None, 64])
+@pytest.mark.parametrize("changes", [{}, {"memory": 64}, {"family": "mpnet"}])
 @pytest.mark.parametrize("products", DIFFERENCE)
 def test_a_text_has_the_same_bits_in_any_batch(
-    make_encoder: Any, tokens: Tokens, products: str, memory: int | None
+    make_encoder: Any, tokens: Tokens, products: str, changes: dict[str, Any]
 ) -> None:
-    graph = NativeNetwork.find(write(make_encoder(memory=memory), products, "int8"))
+    graph = NativeNetwork.find(write(make_encoder(**changes), products, "int8"))
     together = run(graph, tokens)
     order = np.random.default_rng(1).permutation(len(tokens.ids))
     shuffled = run(graph, Tokens([tokens.ids[row] for row in order], []))
@@ -230,7 +238,12 @@ def test_every_instruction_set_gives_the_same_bits(
     make_encoder: Any, tokens: Tokens, products: str, words: str
 ) -> None:
     """Narrow and wide weights, which AVX2 multiplies differently."""
-    for encoder, levels in ((make_encoder(memory=192, outlier=30.0), 127), (make_encoder("cls", None), 63)):
+    encoders = (
+        (make_encoder(memory=192, outlier=30.0), 127),
+        (make_encoder("cls", None), 63),
+        (make_encoder(family="mpnet"), 127),
+    )
+    for encoder, levels in encoders:
         content = write(encoder, products, words, levels=levels)
         definition = run(NativeNetwork.find(content, instructions="portable"), tokens)
         for instructions in native_instructions():
@@ -640,6 +653,20 @@ class TestSizes:
             dataclasses.replace(graph, heads=3),
         ):
             with pytest.raises(ValueError, match=r"expected|positions|heads"):
+                NativeNetwork(broken)
+
+    @needs_kernel
+    def test_of_biases(self, make_encoder: Any) -> None:
+        graph = read_bert(write(make_encoder(family="mpnet")))
+        assert graph is not None
+        assert graph.bias is not None
+        for broken in (
+            dataclasses.replace(graph, bias=graph.bias[:, :-1].copy()),
+            dataclasses.replace(graph, bias=graph.bias[:1]),
+            dataclasses.replace(graph, positions=graph.positions[:-1]),
+            dataclasses.replace(graph, positions=graph.positions[:1]),
+        ):
+            with pytest.raises(ValueError, match="biases"):
                 NativeNetwork(broken)
 
     @needs_kernel

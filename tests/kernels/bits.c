@@ -69,7 +69,7 @@ typedef struct {
     bool is_static;
     WordKind words;
     Activation gelu, head;
-    bool first_token, score;
+    bool first_token, score, biased;
 } Shape;
 
 static void draw_product(Product *p, const Shape *s, int inputs, int outputs, int panel) {
@@ -124,6 +124,7 @@ static void draw_net(Net *n, const Shape *s, int panel) {
                .intermediate = s->intermediate,
                .positions = PLACES,
                .token_types = 2,
+               .skipped = -1,
                .dimension = s->dimension ? s->dimension : pooled,
                .epsilon = 1e-12f,
                .gelu = s->gelu,
@@ -146,6 +147,7 @@ static void draw_net(Net *n, const Shape *s, int panel) {
         draw_norm(&n->layer[l].norm, s->hidden);
     }
     if (n->has_head) draw_product(&n->head, s, pooled, s->dimension, panel);
+    if (s->biased) n->bias = draw_floats((size_t)n->heads * biases_of_head(n), 3.0f, 0.0f);
     if (s->score) n->score = draw_floats((size_t)n->dimension + 1, 0.3f, 0.0f);
 }
 
@@ -166,7 +168,8 @@ static void free_net(Net *n) {
                      (void *)n->words.scales,
                      (void *)n->memory.values,
                      (void *)n->memory.scales,
-                     n->score};
+                     n->score,
+                     n->bias};
     for (int l = 0; l < n->layers; l++) {
         free_product(&n->layer[l].projection);
         free_product(&n->layer[l].context);
@@ -201,7 +204,6 @@ static uint64_t run_on(const Target *target, const Shape *shape, bool is_shared)
     int32_t starts[TEXTS + 1] = {0}, ids[TEXTS * PLACES], types[TEXTS * PLACES];
     Net net;
     draw_net(&net, shape, target->panel);
-    net.skipped = -1;
     for (int t = 0; t < TEXTS; t++) starts[t + 1] = starts[t] + lengths[t];
     for (int i = 0; i < starts[TEXTS]; i++) {
         ids[i] = (int32_t)(draw() % WORDS);
@@ -238,6 +240,8 @@ int main(void) {
         {128, 4, 192, 0, 128, 127, false, WORDS_INT8, GELU_TANH, TANH, true, true},
         {64, 1, 64, 64, 128, 127, true, WORDS_INT4, GELU_ERF, TANH, false, false},
         {192, 12, 320, 0, 0, 63, true, WORDS_FLOAT, GELU_ERF, AS_IS, true, false},
+        {64, 2, 192, 0, 0, 0, false, WORDS_FLOAT, GELU_ERF, AS_IS, false, false, .biased = true},
+        {128, 4, 64, 64, 64, 127, false, WORDS_INT8, GELU_ERF, TANH, true, true, .biased = true},
     };
     int differing = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

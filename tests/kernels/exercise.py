@@ -167,6 +167,7 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
     memory = draw.one_of([0, 0, 64], [-64, 16, 2**31 - 64])
     vocabulary, places = draw.one_of([3, 8], [0, -1, 2**31 - 1]), draw.one_of([5, 9], [0])
     with_head, with_types, with_score = draw.below(2), draw.below(2), draw.below(3) == 0
+    with_bias, skipped = draw.below(3) == 0, draw.one_of([-1, 0], [1, 2**31 - 1])
     is_byte, is_static, kind = draw.below(3) > 0, draw.below(2) == 1, draw.below(3)
     sizes = hidden, inner, memory, vocabulary
     if not all(0 <= size < 1000 for size in sizes):  # the kernel has to refuse them, whatever the buffers hold
@@ -214,7 +215,8 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
         "memory_width": memory,
         "dimension": draw.one_of([dimension], [0, -1, 16]),
         "vocabulary": vocabulary,
-        "skipped": draw.one_of([-1, 0], [1, 2**31 - 1]),
+        "skipped": skipped,
+        "bias": draw.floats(max(heads, 0) % 100 * (2 * (places - (skipped >= 0)) - 1)) if with_bias else None,
         "epsilon": draw.one_of([1, 1, 0], [-100]) * 1e-5,
         "tanh": draw.below(2),
         "first_token": draw.below(2),

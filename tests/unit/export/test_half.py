@@ -46,8 +46,8 @@ def test_half_encodes_nearly_as_the_model_does(make_encoder, tmp_path, pooling, 
     assert "optimized" not in operators, "what a CPU makes of it is beside the point"
 
 
-@pytest.mark.parametrize("architecture", ["mpnet", "modernbert", "distilbert"])
-def test_traced_graphs_can_be_halved(make_any, tmp_path, architecture):
+@pytest.mark.parametrize("architecture", ["mpnet", "modernbert", "distilbert", "electra"])
+def test_graphs_of_other_architectures_can_be_halved(make_any, tmp_path, architecture):
     model = make_any(architecture, head=6, memory=10)
 
     export(model, tmp_path / "toy.onnx", precision="fp16")
@@ -80,7 +80,7 @@ POOLED_BY_MEAN = {"classifier_pooling": "mean"}
     ("architecture", "changes"),
     [*((each, {}) for each in ("mpnet", "modernbert", "distilbert", "electra")), ("modernbert", POOLED_BY_MEAN)],
 )
-def test_traced_cross_encoders_can_be_halved(make_any, tmp_path, architecture, changes):
+def test_other_cross_encoders_can_be_halved(make_any, tmp_path, architecture, changes):
     model = make_any(architecture, "cross-encoder", **changes)
 
     export(model, tmp_path / "toy.onnx", precision="fp16", thresholds=UNRANKED)

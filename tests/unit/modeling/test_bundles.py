@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel
 
 from embedkit.errors import ModelError
 from embedkit.export.pipeline import export
@@ -98,6 +98,14 @@ def test_it_can_be_exported_and_saved_again(make_student, texts, tmp_path):
 def test_another_graph_is_refused(toy_bundle):
     with pytest.raises(ModelError, match="not embedkit's own BERT"):
         from_bundle(toy_bundle)
+
+
+def test_another_network_on_the_kernel_is_refused(tokenizer, tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    network = MPNetModel(MPNetConfig(vocab_size=tokenizer.vocabulary_size, **sizes), add_pooling_layer=False)
+    export(SentenceEncoder(network, tokenizer, name="toy").eval(), tmp_path / "toy.onnx", precision="fp32")
+    with pytest.raises(ModelError, match="it is an MPNet"):
+        from_bundle(tmp_path / "toy.onnx")
 
 
 def test_a_cross_encoder_is_refused(toy_cross_bundle):
