@@ -91,7 +91,7 @@ def test_other_cross_encoders_can_be_halved(make_any, tmp_path, architecture, ch
     last = [tensor for tensor in graph.initializer if list(tensor.dims) == [32, 1]]
     assert [tensor.data_type for tensor in last] == [TensorProto.FLOAT], "what makes the score is not halved"
     half = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT16]
-    assert sum(tensor.dims[0] == 32 and len(tensor.dims) == 2 for tensor in half) >= 6
+    assert sum(len(tensor.dims) == 2 and tensor.dims[0] == 32 for tensor in half) >= 6
 
 
 def test_sums_over_tokens_are_not_half(make_any):
