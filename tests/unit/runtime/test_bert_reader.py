@@ -395,7 +395,7 @@ def variants(make_encoder: MakeEncoder, make_pairs: MakePairs) -> dict[str, onnx
     remembering = make_encoder(pooling="cls", head=6, activation="linear", memory=16)
     return {
         "memory": write(remembering, words="int4"),
-        "mpnet": write(make_encoder(family=MPNetConfig, num_hidden_layers=1)),
+        "mpnet": write(make_encoder(family=MPNetConfig)),
         "pairs": write(make_pairs()),
         "pairs of one type": write(make_pairs(type_vocab_size=1), "int8"),
         "fp32": write(make_encoder(pooling="cls", num_hidden_layers=2)),
@@ -486,7 +486,7 @@ def test_every_edit_of_a_node_makes_it_another_graph(model: onnx.ModelProto, ste
 
 def is_fixed(tensor: TensorProto) -> bool:
     """Return whether it is a constant of the architecture; all others are weights."""
-    ends = (".weight", ".bias", "_int8", "_int4", "_scale", ".factors", ".activation_zero")
+    ends = (".weight", ".bias", "_int8", "_int4", "_scale", ".factors", ".activation_zero", "padding_id")
     return not tensor.name.endswith(ends)
 
 
@@ -509,6 +509,14 @@ def test_every_edit_of_a_constant_makes_it_another_graph(model: onnx.ModelProto)
             fits = tensor.name in TABLES and edit.shape == (len(values) - 1, 32)
             fits &= "position" not in tensor.name or all(each.name != BIAS for each in model.graph.initializer)
             assert (read(edited) is not None) == fits, f"{tensor.name} {edit.dtype} {edit.shape}"
+
+
+def test_a_skipped_id_is_one_of_the_words(make_encoder: MakeEncoder) -> None:
+    edited = write(make_encoder(family=MPNetConfig))
+    (skipped,) = (each for each in edited.graph.initializer if each.name == "padding_id")
+    for value, fits in ((3, True), (-1, False)):
+        skipped.CopyFrom(numpy_helper.from_array(np.array(value), skipped.name))
+        assert (read(edited) is not None) == fits
 
 
 @pytest.mark.parametrize("step", [0.0, -1.0, np.inf, np.nan])
