@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from embedkit.errors import ExportError
 from embedkit.export.gates import Candidate, Gate, largest_difference, rounded, run_torch, smallest_cosine
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pretrained import UNLIMITED, longest_text
+from embedkit.modeling.pretrained import UNLIMITED, first_line, longest_text
 from embedkit.modeling.vocabulary import library_tokenizer
 from embedkit.protocols import FloatArray
-from embedkit.runtime.folders import Layout, read_json, read_layout
+from embedkit.runtime.folders import Layout, read_json, read_layout, read_transformer
 from embedkit.runtime.tokenization import Tokens
 
 _ENOUGH_TOKENS = 1024  # longer texts are compared as tokens only: attention over them takes minutes
@@ -62,6 +63,9 @@ def check_reading(
         library's tokens, to the rounding of its precision, and
         sentence-transformers or model2vec, whichever wrote the folder and if it is there, gives the same results
         as the torch model.
+
+    Raises:
+        ExportError: the library cannot run the folder.
     """
     layout = read_layout(folder)
     reader = (
@@ -94,13 +98,17 @@ def check_reading(
     if candidate is not None:
         passed = _agrees(values, candidate.run(chosen), least, figures)
     peer = "model2vec" if layout.static == "model2vec" else "sentence_transformers"
-    if importlib.util.find_spec(peer) is not None:
+    if importlib.util.find_spec(peer) is not None and layout.memory is None:  # which only embedkit can read
         figures["library"] = _version(peer)
-        if peer == "model2vec":
-            rows = _run_model2vec(folder, chosen)
-        else:
-            given = None if layout.static else max_length
-            rows = _run_sentence_transformers(original, folder, given, chosen, trust_remote_code=trust_remote_code)
+        given = None if layout.static else max_length
+        try:
+            if peer == "model2vec":
+                rows = _run_model2vec(folder, chosen)
+            else:
+                rows = _run_sentence_transformers(original, folder, given, chosen, trust_remote_code)
+        except Exception as error:  # a library and a model's own code raise anything
+            reason = first_line(error)
+            raise ExportError(f"{figures['library']} cannot run {folder} for comparison: {reason}") from error
         difference = largest_difference(values, rows)
         figures |= {"torch_difference": rounded(difference), "torch_difference_allowed": _SAME}
         passed = passed and difference <= _SAME
@@ -135,7 +143,7 @@ class _Reader:
 
     def _find_length(self, backbone: Path, longest: int) -> int:
         """Return the length that sentence-transformers uses: its own setting, else the tokenizer's."""
-        chosen = read_json(backbone / "sentence_bert_config.json", optional=True).get("max_seq_length")
+        chosen = read_transformer(backbone).get("max_seq_length")
         length = int(min(chosen or self._tokenizer.model_max_length, longest))
         return 512 if length == longest > 100_000 else length  # unlimited
 
@@ -185,8 +193,7 @@ def _run_sentence_transformers(
     folder: Path,
     max_length: int | None,
     items: Sequence[Any],
-    *,
-    trust_remote_code: bool,
+    trust_remote_code: bool,  # noqa: FBT001
 ) -> FloatArray:
     """Return embeddings, of texts that contain their prompts, or scores."""
     peer: Any = importlib.import_module("sentence_transformers")

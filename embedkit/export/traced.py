@@ -9,6 +9,7 @@ batch sizes and lengths other than those of the trace.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pretrained import first_line
 
 _OUTPUT = "traced"
+_RESERVED = (*PAIR_INPUTS, "score", "sentence_embedding")  # of every bundle; a module may have the same name
 _PRODUCTS = ("MatMul", "Gemm")  # torch writes Gemm only as values @ weight.T + bias
 
 
@@ -123,7 +125,8 @@ class _Copier:
             name of the output, which is itself a product after a linear head.
         """
         large = [node for node in self.nodes if self._is_product(node) or self._is_word_table(node)]
-        names = {node.output[0]: _module(node.name) for node in large}
+        taken = set(_RESERVED)
+        names = {node.output[0]: _unused(_module(node.name), taken) for node in large}
         _rename(self.nodes, names)
         for node in self.nodes:
             if self._is_word_table(node):
@@ -188,6 +191,14 @@ def _rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
     for node in _walk(nodes):
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """Return the name, followed by a number if it is taken, and take it."""
+    numbered = (f"{name}.{number}" for number in itertools.count(2))
+    found = next(each for each in itertools.chain([name], numbered) if each not in taken)
+    taken.add(found)
+    return found
 
 
 def _module(node_name: str) -> str:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from embedkit.errors import ExportError
 from embedkit.protocols import FloatArray
 
 OPSET = 20
@@ -79,7 +80,11 @@ class GraphWriter:
         return self.add("Div", "sentence_embedding", pooled, norm)
 
     def finish(self, name: str, inputs: Sequence[str], output: str, *shape: int) -> onnx.ModelProto:
-        """Return the checked model with inputs ``(B, L)``; the last node must write ``output (B, *shape)``."""
+        """Return the checked model with inputs ``(B, L)``; the last node must write ``output (B, *shape)``.
+
+        Raises:
+            ExportError: the model is not valid ONNX.
+        """
         axes = ["batch", "length"]
         fed = [helper.make_tensor_value_info(each, TensorProto.INT64, axes) for each in inputs]
         defaults = [helper.make_tensor_value_info(each, TensorProto.FLOAT, []) for each in self._defaults]
@@ -92,8 +97,21 @@ class GraphWriter:
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=_IR_VERSION)
         model.producer_name = "embedkit"
-        onnx.checker.check_model(model, full_check=True)
+        check_graph(model)
         return model
+
+
+def check_graph(model: onnx.ModelProto) -> None:
+    """Check that a model is valid ONNX with consistent types and shapes.
+
+    Raises:
+        ExportError: it is not.
+    """
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ExportError(f"the graph that was written is not valid ONNX: {reason}") from error
 
 
 class Products(Protocol):

@@ -1,11 +1,12 @@
-"""Attention as plain matrix products, for tools that cannot trace fused kernels."""
+"""Attention as plain operations, for tools that can trace neither fused kernels nor vectorized masks."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, masking_utils
 
 from embedkit.modeling.quiet import quiet_transformers
 
@@ -20,7 +21,23 @@ def plain_attention(network: PreTrainedModel) -> Iterator[None]:
     with quiet_transformers():  # suppresses a warning for networks without support
         network.set_attn_implementation("eager")
     try:
-        yield
+        with _broadcast_masks():
+            yield
     finally:
         with quiet_transformers():
             network.set_attn_implementation(chosen)
+
+
+@contextlib.contextmanager
+def _broadcast_masks() -> Iterator[None]:
+    """Compute masks by broadcasting, also those for which transformers uses ``torch.vmap``, as Gemma's."""
+    make: Any = masking_utils.sdpa_mask  # which makes the masks of plain attention, too
+
+    def broadcast(*arguments: Any, **options: Any) -> Any:
+        return make(*arguments, **options | {"use_vmap": False})
+
+    masking_utils.sdpa_mask = broadcast
+    try:
+        yield
+    finally:
+        masking_utils.sdpa_mask = make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from embedkit.modeling.pretrained import (
     decisive_settings,
     fingerprint,
     first_line,
+    load_reported,
     longest_text,
     model_name,
     refuse_custom_code,
@@ -245,13 +247,17 @@ def _from_pretrained(
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **changes)
-            model, report = AutoModelForSequenceClassification.from_pretrained(
-                folder, config=config, output_loading_info=True, trust_remote_code=trust_remote_code
+            load = functools.partial(
+                AutoModelForSequenceClassification.from_pretrained,
+                folder,
+                config=config,
+                trust_remote_code=trust_remote_code,
             )
+            model, missing = load_reported(load)
     except Exception as error:  # an architecture's own code raises anything
         refuse_custom_code(folder, error)
         raise ModelError(f"cannot load the model in {folder}: {first_line(error)}") from error
-    return model, sorted(key for key in report["missing_keys"] if not key.endswith("position_ids"))
+    return model, [key for key in missing if not key.endswith("position_ids")]
 
 
 def _load_tokenizer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ from embedkit.modeling.pretrained import (
     decisive_settings,
     fingerprint,
     first_line,
+    load_reported,
     load_weights,
     longest_text,
     model_name,
@@ -48,6 +50,7 @@ logger = logging.getLogger("embedkit")
 Part = TypeVar("Part", bound=nn.Module)
 
 _CAUSAL = "ForCausalLM"
+_MULTIMODAL = "embedding_gemma2"
 _USUAL_LENGTH = 512  # where neither the folder nor the network specifies one
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
 
@@ -108,6 +111,7 @@ class SentenceEncoder(nn.Module):
         memory: word vectors whose mean is appended to the pooled states.
         name: name of the model.
         prompts: name -> text to prepend; stored, but not applied here.
+        width: H, width of a token's state; by default the ``hidden_size`` of the backbone's configuration.
 
     Attributes:
         default_prompt: name of the prompt that bundles of this encoder, and
@@ -127,10 +131,12 @@ class SentenceEncoder(nn.Module):
         memory: WordMemory | None = None,
         name: str = "encoder",
         prompts: dict[str, str] | None = None,
+        width: int | None = None,
     ) -> None:
         super().__init__()
         pooling_modes(pooling)
         check_fit(backbone.config, tokenizer)
+        self._width = width
         self.backbone = backbone
         self.tokenizer = tokenizer
         self.pooling = pooling
@@ -152,8 +158,8 @@ class SentenceEncoder(nn.Module):
 
     @property
     def hidden(self) -> int:
-        """H, width of the backbone."""
-        return int(self.config.hidden_size)
+        """H, width of the backbone's states."""
+        return int(self.config.hidden_size) if self._width is None else self._width
 
     @property
     def pooled_width(self) -> int:
@@ -279,7 +285,8 @@ class SentenceEncoder(nn.Module):
         length = max_length if max_length is not None else min(layout.max_length or _USUAL_LENGTH, longest)
         memory = _load_memory(layout, int(backbone.config.vocab_size))
         chosen = pooling or layout.pooling or "mean"
-        width = int(backbone.config.hidden_size) * len(pooling_modes(chosen)) + (memory.width if memory else 0)
+        states = _width_of_states(backbone, layout.backbone)
+        width = states * len(pooling_modes(chosen)) + (memory.width if memory else 0)
         encoder = cls(
             backbone,
             load_tokenizer(layout, length, trust_remote_code=trust_remote_code),
@@ -288,6 +295,7 @@ class SentenceEncoder(nn.Module):
             memory=memory,
             name=model_name(source),
             prompts=layout.prompts,
+            width=states,
         )
         encoder.default_prompt = layout.default_prompt
         return encoder
@@ -319,29 +327,71 @@ def _load_backbone(folder: Path, *, trust_remote_code: bool) -> PreTrainedModel:
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
     try:
         with quiet_transformers():
-            model, report = _from_pretrained(folder, trust_remote_code=trust_remote_code)
+            model, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # an architecture's own code raises anything
         refuse_custom_code(folder, error)
         raise ModelError(f"cannot load the model in {folder}: {first_line(error)}") from error
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith(_UNUSED_WEIGHTS))
+    missing = [key for key in missing if not key.startswith(_UNUSED_WEIGHTS)]
     if missing:  # transformers would initialise them randomly
         raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
-    backbone: PreTrainedModel = model.float()
+    backbone: PreTrainedModel = _text_network(model, folder).float()
     return backbone
 
 
-def _from_pretrained(folder: Path, *, trust_remote_code: bool) -> Any:
-    """Return the model and transformers' report on its weights."""
+def _from_pretrained(folder: Path, *, trust_remote_code: bool) -> tuple[Any, list[str]]:
+    """Return the model, without networks of images and sound, and the names of weights that are missing."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if getattr(config, "use_cache", False):  # of keys and values, for the generation of text
         config.use_cache = False
-    options = {"config": config, "output_loading_info": True, "trust_remote_code": trust_remote_code}
+    if config.model_type == _MULTIMODAL:
+        config.vision_config = config.audio_config = None
+    options = {"config": config, "trust_remote_code": trust_remote_code}
     if config.is_encoder_decoder and type(config) in AutoModelForTextEncoding._model_mapping:  # noqa: SLF001
-        return AutoModelForTextEncoding.from_pretrained(folder, **options)
+        return load_reported(functools.partial(AutoModelForTextEncoding.from_pretrained, folder, **options))
+    load = functools.partial(AutoModel.from_pretrained, folder, **options)
     try:
-        return AutoModel.from_pretrained(folder, **options, add_pooling_layer=False)
+        return load_reported(functools.partial(load, add_pooling_layer=False))
     except TypeError:  # an architecture without a pooler
-        return AutoModel.from_pretrained(folder, **options)
+        return load_reported(load)
+
+
+def _text_network(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Return the network that reads the texts of a model, whole unless it also reads images and sound.
+
+    EmbeddingGemma 2 gives tokens that stand for images and sound the words of padding, in whose place it puts the
+    images and sound; texts have none.
+    """
+    config = model.config
+    if config.get_text_config() is config:
+        return model
+    if config.model_type != _MULTIMODAL:
+        raise ModelError(
+            f"{folder} is a {config.model_type}, which reads more than texts; of these, embedkit supports "
+            f"{_MULTIMODAL} only"
+        )
+    network: PreTrainedModel = model.language_model
+    words = network.get_input_embeddings().weight
+    with torch.no_grad():
+        for place in (config.image_token_id, config.video_token_id, config.audio_token_id):
+            if place is not None and place < len(words):
+                words[place] = words[network.config.pad_token_id]
+    return network
+
+
+def _width_of_states(network: PreTrainedModel, folder: Path) -> int:
+    """Return the width of a token's state, which need not be the configuration's ``hidden_size``.
+
+    Raises:
+        ModelError: the network does not turn tokens into states.
+    """
+    ids = torch.zeros((1, 2), dtype=torch.int64)
+    try:
+        with torch.inference_mode():
+            states = network(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        _, _, width = states.shape
+    except Exception as error:  # an architecture's own code raises anything
+        raise ModelError(f"the network in {folder} gives no states of tokens: {first_line(error)}") from error
+    return int(width)
 
 
 def _load_head(layout: Layout, pooled_width: int) -> DenseHead | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -146,6 +147,23 @@ def load_weights(folder: Path, part: str) -> dict[str, Tensor]:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load the {part} in {folder}: {first_line(error)}") from error
     return weights
+
+
+def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
+    """Load a network, and name the weights that its folder lacks and that were initialised instead.
+
+    Code that comes with a model may load it without a report. Weights that differ when it is loaded again are
+    random.
+
+    Args:
+        load: transformers' ``from_pretrained`` with all other arguments.
+    """
+    found = load(output_loading_info=True)
+    if isinstance(found, tuple):
+        model, report = found
+        return model, sorted(report["missing_keys"])
+    again = load().state_dict()
+    return found, [name for name, value in found.state_dict().items() if not torch.equal(value, again[name])]
 
 
 def refuse_custom_code(folder: Path, error: Exception) -> None:

@@ -5,7 +5,8 @@
     modules.json                        the modules in order
     config.json, model.safetensors      the backbone, in transformers' format
     tokenizer.json, tokenizer_config.json      the latter's settings apply, and may set the maximum length
-    sentence_bert_config.json           max_seq_length, do_lower_case (before sentence-transformers 6)
+    sentence_bert_config.json           max_seq_length, do_lower_case (before sentence-transformers 6),
+                                        modality_config; older folders name it after another architecture
     config_sentence_transformers.json   prompts, truncate_dim, similarity_fn_name, activation_fn
     1_Pooling/config.json
     2_Dense/config.json, model.safetensors     any number of dense layers
@@ -47,6 +48,9 @@ _STATIC = "StaticEmbedding"
 _CONFIG = "config_sentence_transformers.json"
 _TASKS = {"feature-extraction": "encoder", "sequence-classification": "cross-encoder"}
 _UNLIMITED = 1_000_000  # tokenizers without a limit write 1e30
+_ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_OUTPUTS = {"encoder": "last_hidden_state", "cross-encoder": "logits"}
+_NAMESPACES = ("sentence_transformers.", "embedkit.")  # of modules whose code is known
 
 # Settings that change no embedding of a text, or that are read below.
 _KNOWN_TRANSFORMER = {
@@ -152,11 +156,10 @@ def read_layout(folder: Path) -> Layout:
     network = read_json(backbone / "config.json", optional=True)
     if (modules and modules[0][0] == _STATIC) or (not modules and network.get("model_type") == "model2vec"):
         return _read_static(folder, settings, modules or [(_STATIC, folder)])
-    transformer_path = backbone / "sentence_bert_config.json"
-    transformer = read_json(transformer_path, optional=True)
-    _refuse_unknown(transformer_path, transformer, _KNOWN_TRANSFORMER)
+    transformer = read_transformer(backbone)
     architecture = str((network.get("architectures") or [""])[0])
     kind = _kind(folder, settings, transformer, architecture, is_plain=not modules)
+    _check_modalities(folder, transformer, _OUTPUTS[kind])
     _check_modules(folder, kind, [name for name, _ in modules])
     prompts, default_prompt = _read_prompts(folder / _CONFIG, settings)
     return Layout(
@@ -175,6 +178,21 @@ def read_layout(folder: Path) -> Layout:
         activation=stored_activation(settings, network),
         **_read_pooling(modules),
     )
+
+
+def read_transformer(backbone: Path) -> dict[str, Any]:
+    """Return the settings of the module ``Transformer``, from the first file of a known name that has any.
+
+    Raises:
+        ModelError: the file is damaged, or has a setting that is not supported.
+    """
+    for name in _ARCHITECTURES:
+        path = backbone / f"sentence_{name}_config.json"
+        settings: dict[str, Any] = read_json(path, optional=True)
+        if settings:
+            _refuse_unknown(path, settings, _KNOWN_TRANSFORMER)
+            return settings
+    return {}
 
 
 def _read_static(folder: Path, settings: dict[str, Any], modules: list[tuple[str, Path]]) -> Layout:
@@ -368,8 +386,11 @@ def _read_modules(folder: Path) -> list[tuple[str, Path]]:
     modules = read_json(path, kind=list)
     try:
         found = [(module["type"].rpartition(".")[2], folder / module["path"]) for module in modules]
+        others = [module["type"] for module in modules if not module["type"].startswith(_NAMESPACES)]
     except (TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{path}: every module must have a type and a path") from error
+    if others:
+        raise ModelError(f"{path} has the module {others[0]}, whose code embedkit does not know")
     if not found:
         raise ModelError(f"{path} has no modules")
     return [(name, place) for name, place in found if name != "Dropout"]
@@ -388,6 +409,21 @@ def _kind(
     if task not in _TASKS:
         raise ModelError(f"{folder}: embedkit does not support the transformer_task {task!r}")
     return _TASKS[task]
+
+
+def _check_modalities(folder: Path, transformer: Mapping[str, Any], output: str) -> None:
+    """Refuse texts that reach the network by another way than its tokenizer and its ``forward``."""
+    modalities = transformer.get("modality_config") or {}
+    if "message" in modalities:
+        raise ModelError(
+            f"{folder} puts texts into a chat template (modality_config has 'message'), which embedkit does not "
+            "support"
+        )
+    if modalities and modalities.get("text") != {"method": "forward", "method_output_name": output}:
+        raise ModelError(
+            f"{folder} gives for texts {json.dumps(modalities.get('text'))} (modality_config), and embedkit "
+            f"supports only the {output} of forward"
+        )
 
 
 def _check_modules(folder: Path, kind: str, found: list[str]) -> None:

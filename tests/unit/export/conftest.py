@@ -103,6 +103,15 @@ ARCHITECTURES = {
         "pos_att_type": ["p2c", "c2p"],
         "norm_rel_ebd": "layer_norm",  # a LayerNormalization of constants
     },
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0},
+    "gemma3_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "pad_token_id": 0,
+        "use_bidirectional_attention": True,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 _SIZES = {
     "hidden_size": HIDDEN,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from embedkit.errors import ModelError
+from embedkit.errors import ExportError, ModelError
+from embedkit.export import reading
 from embedkit.export.gates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import load_source
@@ -14,6 +15,7 @@ from embedkit.export.reading import check_reading
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 
@@ -70,6 +72,48 @@ def test_prompts_are_among_the_texts(folder):
     change(folder / "config_sentence_transformers.json", prompts={})
 
     assert plain.figures["texts"] > check(SentenceEncoder.load(folder), folder).figures["texts"]
+
+
+@pytest.fixture
+def peer(monkeypatch):
+    """``peer(run)``: sentence-transformers is there, and runs folders by this function."""
+
+    def install(run):
+        monkeypatch.setattr(reading.importlib.util, "find_spec", lambda _: True)
+        monkeypatch.setattr(reading, "_version", lambda package: f"{package} 6")
+        monkeypatch.setattr(reading, "_run_sentence_transformers", run)
+
+    return install
+
+
+def test_embeddings_of_the_folder_s_library_decide(folder, peer):
+    model = SentenceEncoder.load(folder)
+    right = TorchEncoder(model).encode
+    peer(lambda model, folder, length, texts, trusted: right(texts))
+    assert check(model, folder).passed
+
+    peer(lambda model, folder, length, texts, trusted: right([f"{text} it" for text in texts]))
+    found = check(model, folder)
+    assert not found.passed
+    assert found.figures["torch_difference"] > found.figures["torch_difference_allowed"]
+    assert found.figures["differently_tokenized"] == 0
+
+
+def test_a_folder_that_its_library_cannot_run_is_reported_in_one_sentence(folder, peer):
+    def run(*_):
+        raise KeyError("name")
+
+    peer(run)
+
+    with pytest.raises(ExportError, match=r"^sentence_transformers 6 cannot run .* for comparison: 'name'$"):
+        check(SentenceEncoder.load(folder), folder)
+
+
+def test_a_word_memory_is_compared_without_libraries_that_have_none(make_encoder, tmp_path, peer):
+    peer(lambda *_: pytest.fail("sentence-transformers has no word memory"))
+    make_encoder(memory=6).save(tmp_path / "model")
+
+    assert check(SentenceEncoder.load(tmp_path / "model"), tmp_path / "model").passed
 
 
 def test_pairs_are_compared_too(make_pair_encoder, tmp_path):

@@ -15,7 +15,7 @@ from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, verify
-from embedkit.export.writer import OPSET, FloatArithmetic
+from embedkit.export.writer import OPSET, FloatArithmetic, GraphWriter
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
@@ -47,6 +47,36 @@ def test_a_folder_of_any_architecture_becomes_a_bundle(make_any, tmp_path, archi
     assert (bundle.dimension, bundle.max_length, report.manifest.pooling) == (32, 20, "mean")
     assert report.manifest.gates["parity"]["largest_difference"] <= 1e-5
     assert report.manifest.gates["operators"]["expected"]["layer_norms"] >= 4
+
+
+def test_masks_that_a_network_adds_are_traced(make_any, tmp_path):
+    model = make_any("gemma3_text")
+
+    export(model, tmp_path / "toy.onnx", precision="fp32")
+
+    bundle = Encoder.load(tmp_path / "toy.onnx")
+    np.testing.assert_allclose(bundle.encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=1e-5)
+    model.config.sliding_window = 512
+    assert np.abs(bundle.encode(TEXTS) - TorchEncoder(model).encode(TEXTS)).max() > 1e-3  # the window is in it
+
+
+def test_a_module_may_have_the_name_of_the_output(make_any, tmp_path):
+    model = make_any("qwen3", "cross-encoder")
+    assert hasattr(model.network, "score")
+
+    export(model, tmp_path / "toy.onnx", precision="fp32")
+
+    found = CrossEncoder.load(tmp_path / "toy.onnx").predict(PROBE_PAIRS)
+    np.testing.assert_allclose(found, TorchCrossEncoder(model).predict(PROBE_PAIRS), atol=1e-5)
+
+
+def test_a_graph_that_is_not_valid_is_reported_in_one_sentence():
+    writer = GraphWriter()
+    writer.add("Relu", "score", "input_ids")
+    writer.add("Relu", "score", "input_ids")
+
+    with pytest.raises(ExportError, match=r"^the graph that was written is not valid ONNX: .*score.*$"):
+        writer.finish("twice", ["input_ids"], "score")
 
 
 @pytest.mark.skipif(not native_instructions(), reason="no kernel")

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel, BertModel
 
 from embedkit.errors import ModelError, ModelNotFoundError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.runtime.tokenization import Tokenizer
 
 
@@ -390,3 +391,90 @@ def test_code_of_a_model_runs_only_with_permission(make_encoder, tmp_path, monke
 
     assert type(found.backbone).__name__ == "OwnModel"
     np.testing.assert_array_equal(TorchEncoder(found).encode(["a cat"]), TorchEncoder(expected).encode(["a cat"]))
+
+
+def write_multimodal(folder, tokenizer):
+    """Write EmbeddingGemma 2 for texts alone, whose states are wider than its hidden size."""
+    text = {
+        "vocab_size": tokenizer.vocabulary_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "global_head_dim": 8,
+        "hidden_size_per_layer_input": 8,
+        "embedding_dim": 40,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "max_position_embeddings": 40,
+    }
+    config = AutoConfig.for_model(
+        "embedding_gemma2",
+        text_config=text,
+        vision_config=None,
+        audio_config=None,
+        image_token_id=9,
+        video_token_id=10,
+        audio_token_id=11,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        network = AutoModel.from_config(config).eval()
+        with torch.no_grad():
+            network.get_input_embeddings().weight.normal_()
+    network.save_pretrained(folder)
+    write_tokenizer(folder, tokenizer)
+    return network
+
+
+def test_the_text_network_of_embeddinggemma_2_is_read(tokenizer, batch, tmp_path):
+    network = write_multimodal(tmp_path, tokenizer)
+
+    encoder = SentenceEncoder.load(tmp_path).eval()
+
+    ids, mask = batch
+    ids = ids.clone()
+    ids[0, 1] = 9  # as if it stood for an image
+    with torch.inference_mode():
+        states = network(input_ids=ids, attention_mask=mask).last_hidden_state
+        expected = (states * mask.unsqueeze(2)).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+    np.testing.assert_allclose(run(encoder, (ids, mask)), expected, atol=1e-5)
+    assert (encoder.hidden, encoder.dimension, encoder.config.hidden_size) == (40, 40, 32)
+
+
+def test_other_models_of_more_than_texts_are_refused(tokenizer, tmp_path, monkeypatch):
+    write_multimodal(tmp_path, tokenizer)
+    monkeypatch.setattr("embedkit.modeling.encoder._MULTIMODAL", "another")
+
+    with pytest.raises(ModelError, match="is a embedding_gemma2, which reads more than texts"):
+        SentenceEncoder.load(tmp_path)
+
+
+def test_a_network_without_states_of_tokens_is_refused(make_encoder, tmp_path, monkeypatch):
+    make_encoder().save(tmp_path)
+    monkeypatch.setattr(BertModel, "forward", lambda self, **_: None)
+
+    with pytest.raises(ModelError, match="gives no states of tokens: 'NoneType' object has no attribute"):
+        SentenceEncoder.load(tmp_path)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_weights_are_checked_where_code_of_a_model_reports_nothing(make_encoder, tmp_path, monkeypatch, is_whole):
+    expected = make_encoder()
+    expected.save(tmp_path)
+    load = AutoModel.from_pretrained
+
+    def load_silently(folder, *, output_loading_info=False, **options):
+        model = load(folder, **options)
+        if not is_whole:
+            torch.nn.init.normal_(model.encoder.layer[1].output.dense.weight)
+        return model
+
+    monkeypatch.setattr(AutoModel, "from_pretrained", load_silently)
+
+    if is_whole:
+        assert SentenceEncoder.load(tmp_path).fingerprint() == expected.fingerprint()
+        return
+    with pytest.raises(ModelError, match=r"lacks 1 of the model's weights, for example encoder\.layer\.1\.output"):
+        SentenceEncoder.load(tmp_path)

@@ -7,6 +7,7 @@ from embedkit.modeling.layout import read_activation, weights_bytes, write_layou
 from embedkit.runtime.folders import POOLINGS, Layout, read_layout
 
 HEAD = "2_Dense"
+FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
 @pytest.fixture
@@ -92,6 +93,12 @@ def test_several_poolings_are_joined(folder, settings, expected):
         ("1_Pooling/config.json", {"scale": 2}, "the setting scale"),
         ("sentence_bert_config.json", {"query_length": 32}, "the setting query_length"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task 'fill-mask'"),
+        ("sentence_bert_config.json", {"modality_config": {"text": FORWARD, "message": FORWARD}}, "chat template"),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": FORWARD | {"method": "get_text_features"}}},
+            "only the last_hidden_state of forward",
+        ),
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "is a SparseEncoder"),
         ("config_sentence_transformers.json", {"new": True}, "the setting new"),
         ("3_Normalize/config.json", {"module_input_name": "token_embeddings"}, "module_input_name"),
@@ -111,6 +118,31 @@ def test_the_length_of_the_tokenizer_counts_where_sentence_transformers_writes_n
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
 
     assert read_layout(folder).max_length == 256
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "distilbert", "xlm-roberta"])
+def test_older_folders_name_the_length_s_file_after_their_architecture(folder, architecture):
+    (folder / "sentence_bert_config.json").rename(folder / f"sentence_{architecture}_config.json")
+    edit(folder / f"sentence_{architecture}_config.json", max_seq_length=7)
+
+    assert read_layout(folder).max_length == 7
+
+
+def test_usual_modalities_change_nothing(folder):
+    before = read_layout(folder)
+    edit(folder / "sentence_bert_config.json", modality_config={"text": FORWARD}, unpad_inputs=None)
+
+    assert read_layout(folder) == before
+
+
+def test_a_module_of_other_code_is_refused_by_name(folder):
+    path = folder / "modules.json"
+    path.write_text(path.read_text().replace("sentence_transformers.models.Transformer", "custom_st.Transformer"))
+
+    with pytest.raises(
+        ModelError, match=r"has the module custom_st\.Transformer, whose code embedkit does not know"
+    ):
+        read_layout(folder)
 
 
 def test_empty_prompts_are_prompts(folder):
@@ -137,7 +169,7 @@ def test_a_cross_encoder_with_modules_is_one(folder):
 
 def test_a_reranker_made_of_a_language_model_is_refused(folder):
     modules = json.loads((folder / "modules.json").read_text())[:1]
-    modules.append({"idx": 1, "name": "1", "path": "1_LogitScore", "type": "x.LogitScore"})
+    modules.append({"idx": 1, "name": "1", "path": "1_LogitScore", "type": "sentence_transformers.LogitScore"})
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
 
