@@ -138,6 +138,7 @@ class _Reader:
 
     def __init__(self, layout: Layout, model: SentenceEncoder | PairEncoder, *, trust_remote_code: bool) -> None:
         self._tokenizer = library_tokenizer(layout.backbone, trust_remote_code=trust_remote_code)
+        self._typed = isinstance(model, PairEncoder) and model.token_types > 1
         self.special_tokens = self._tokenizer.all_special_tokens
         self.length = self._find_length(layout.backbone, longest_text(model.config))
 
@@ -151,8 +152,10 @@ class _Reader:
         """Tokenize texts or pairs, with at most that many tokens each."""
         is_pairs = isinstance(items[0], tuple)
         texts = ([first for first, _ in items], [second for _, second in items]) if is_pairs else (list(items),)
-        found = self._tokenizer(*texts, truncation=True, max_length=length, return_token_type_ids=is_pairs)
-        return Tokens(found["input_ids"], [], found["token_type_ids"] if is_pairs else None)
+        found = self._tokenizer(*texts, truncation=True, max_length=length)
+        ids = found["input_ids"]
+        types = found.get("token_type_ids", [[0] * len(row) for row in ids])  # not all tokenizers give types
+        return Tokens(ids, [], types if self._typed else None)
 
 
 class _StaticReader:

@@ -100,7 +100,7 @@ class PairEncoder(nn.Module):
     @property
     def token_types(self) -> int:
         """Number of token types: 2 for BERT; 1 for RoBERTa and others that do not use them."""
-        return max(1, int(getattr(self.config, "type_vocab_size", 1)))
+        return _token_types(self.config)
 
     @property
     def device(self) -> torch.device:
@@ -229,6 +229,10 @@ class PairEncoder(nn.Module):
         return fingerprint(self, settings, self.tokenizer.json)
 
 
+def _token_types(config: PretrainedConfig) -> int:
+    return max(1, int(getattr(config, "type_vocab_size", 1)))
+
+
 def is_cross_encoder(folder: Path) -> bool:
     """Whether a model folder contains a cross-encoder; see :func:`~embedkit.runtime.folders.read_layout`.
 
@@ -267,5 +271,6 @@ def _load_tokenizer(
     longest = longest_text(config)
     if max_length is None:
         max_length = min(layout.max_length or _USUAL_LENGTH, longest)
-    found = load_tokenizer(layout, max_length, trust_remote_code=trust_remote_code)
+    with_types = _token_types(config) > 1
+    found = load_tokenizer(layout, max_length, trust_remote_code=trust_remote_code, with_types=with_types)
     return PairTokenizer(found.json, max_length)

@@ -369,13 +369,14 @@ def _text_network(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             f"{folder} is a {config.model_type}, which reads more than texts; of these, embedkit supports "
             f"{_MULTIMODAL} only"
         )
-    network: PreTrainedModel = model.language_model
+    network: Any = model.language_model
     words = network.get_input_embeddings().weight
     with torch.no_grad():
         for place in (config.image_token_id, config.video_token_id, config.audio_token_id):
             if place is not None and place < len(words):
                 words[place] = words[network.config.pad_token_id]
-    return network
+    text_network: PreTrainedModel = network
+    return text_network
 
 
 def _width_of_states(network: PreTrainedModel, folder: Path) -> int:

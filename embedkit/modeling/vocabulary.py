@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from embedkit.errors import ModelError
 from embedkit.modeling.pretrained import first_line, refuse_custom_code
 from embedkit.modeling.quiet import quiet_transformers
-from embedkit.runtime.folders import Layout, read_tokenizer, set_left_truncation, set_lowercase
+from embedkit.runtime.folders import Layout, read_tokenizer, set_left_truncation, set_lowercase, set_one_type
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 # Roles of special tokens in transformers, and their spelling in each tokenizer family.
@@ -26,7 +26,9 @@ _ROLES = {
 _OLD_VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
 
 
-def load_tokenizer(layout: Layout, max_length: int, *, trust_remote_code: bool = False) -> Tokenizer:
+def load_tokenizer(
+    layout: Layout, max_length: int, *, trust_remote_code: bool = False, with_types: bool = False
+) -> Tokenizer:
     """Load the tokenizer of a model folder as transformers reads it.
 
     ``tokenizer_config.json`` overrides what ``tokenizer.json`` says about case, accents, added tokens and
@@ -36,6 +38,7 @@ def load_tokenizer(layout: Layout, max_length: int, *, trust_remote_code: bool =
         layout: layout of the folder.
         max_length: maximum length of a text in tokens, including special tokens.
         trust_remote_code: whether transformers may run Python code in the folder.
+        with_types: whether the network reads the types of a pair's tokens, which transformers may not give it.
 
     Raises:
         ModelError: there is no tokenizer, or it cannot be read.
@@ -57,6 +60,8 @@ def load_tokenizer(layout: Layout, max_length: int, *, trust_remote_code: bool =
         changed |= set_lowercase(content)
     if found.truncation_side == "left":
         changed |= set_left_truncation(content)
+    if with_types and "token_type_ids" not in found.model_input_names:
+        changed |= set_one_type(content)
     if not changed:  # the folder's own spelling, on which fingerprints depend
         return Tokenizer.load(folder, max_length)
     return Tokenizer(json.dumps(content, ensure_ascii=False), max_length)

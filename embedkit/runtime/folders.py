@@ -277,6 +277,9 @@ def read_tokenizer(layout: Layout) -> str:
         changed |= set_lowercase(content)
     if side == "left":
         changed |= set_left_truncation(content)
+    names = settings.get("model_input_names")
+    if layout.kind == "cross-encoder" and names is not None and "token_type_ids" not in names:
+        changed |= set_one_type(content)
     return json.dumps(content, ensure_ascii=False) if changed else text
 
 
@@ -305,6 +308,37 @@ def set_left_truncation(content: dict[str, Any]) -> bool:
     default = {"max_length": 512, "strategy": "LongestFirst", "stride": 0}
     content["truncation"] = {**default, **(old or {}), "direction": "Left"}
     return bool(content["truncation"] != old)
+
+
+def set_one_type(content: dict[str, Any]) -> bool:
+    """Give both texts of a pair the same token type in a ``tokenizer.json``; return whether it changed."""
+    old = content.get("post_processor")
+    content["post_processor"] = _with_one_type(old)
+    return bool(content["post_processor"] != old)
+
+
+def _with_one_type(rule: dict[str, Any] | None) -> dict[str, Any]:
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    if rule is None:
+        return {"type": "TemplateProcessing", "single": [first], "pair": [first, second], "special_tokens": {}}
+    if rule["type"] == "Sequence":
+        return rule | {"processors": [_with_one_type(each) for each in rule["processors"]]}
+    if rule["type"] == "TemplateProcessing":
+        template = {name: [_of_one_type(piece) for piece in rule[name]] for name in ("single", "pair")}
+        return rule | template
+    if rule["type"] == "BertProcessing":
+        (cls, cls_id), (sep, sep_id) = rule["cls"], rule["sep"]
+        begin, end = ({"SpecialToken": {"id": token, "type_id": 0}} for token in (cls, sep))
+        numbers = {
+            token: {"id": token, "ids": [id_], "tokens": [token]} for token, id_ in ((cls, cls_id), (sep, sep_id))
+        }
+        single, pair = [begin, first, end], [begin, first, end, second, end]
+        return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": numbers}
+    return rule
+
+
+def _of_one_type(piece: dict[str, Any]) -> dict[str, Any]:
+    return {kind: settings | {"type_id": 0} for kind, settings in piece.items()}
 
 
 def _set_casing(content: dict[str, Any], settings: Mapping[str, Any]) -> bool:

@@ -125,6 +125,15 @@ def test_pairs_are_compared_too(make_pair_encoder, tmp_path):
     assert not check(model, tmp_path / "cross").passed
 
 
+def test_token_types_that_the_library_does_not_give_fail(make_pair_encoder, tmp_path):
+    make_pair_encoder().save(tmp_path / "cross")
+    with_types = PairEncoder.load(tmp_path / "cross")
+    change(tmp_path / "cross" / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+
+    assert check(PairEncoder.load(tmp_path / "cross"), tmp_path / "cross").passed
+    assert not check(with_types, tmp_path / "cross").passed
+
+
 def test_a_chosen_length_is_compared_at_that_length(folder):
     model = SentenceEncoder.load(folder, max_length=7)
     candidate = Candidate(build_graph(model, FloatArithmetic()).SerializeToString(), model.tokenizer)

@@ -11,6 +11,8 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import PairScorer
+from embedkit.runtime.folders import read_layout, read_tokenizer
+from embedkit.runtime.tokenization import PairTokenizer
 
 PAIRS = [
     ("the cat is asleep", "a good dog"),
@@ -144,6 +146,36 @@ def test_token_types_distinguish_the_texts(pair_encoder):
 
     scorer = TorchCrossEncoder(pair_encoder)
     assert np.abs(scorer.predict_tokens(tokens) - scorer.predict_tokens(without)).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["template", "bert", "sequence", "none", "roberta"])
+def test_token_types_are_those_that_transformers_gives(pair_encoder, tmp_path, kind):
+    pair_encoder.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    ends = {name: [f"[{name.upper()}]", content["model"]["vocab"][f"[{name.upper()}]"]] for name in ("sep", "cls")}
+    bert = {"type": "BertProcessing", **ends}
+    content["post_processor"] = {
+        "template": content["post_processor"],
+        "bert": bert,
+        "sequence": {"type": "Sequence", "processors": [bert]},
+        "none": None,
+        "roberta": {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False},
+    }[kind]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    names = ["input_ids", "attention_mask"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"model_input_names": names}))
+
+    model = PairEncoder.load(tmp_path).eval()
+
+    batch = AutoTokenizer.from_pretrained(tmp_path)(*PAIRS[0], return_tensors="pt")
+    with torch.inference_mode():
+        expected = pair_encoder.network(**batch).logits[:, 0]
+    np.testing.assert_allclose(TorchCrossEncoder(model).predict(PAIRS[:1]), expected.sigmoid(), atol=1e-6)
+    tokens, typed = model.tokenizer.tokenize(PAIRS), read_tokenizer(read_layout(tmp_path))
+    assert not np.concatenate(tokens.type_ids).any()
+    assert PairTokenizer(typed, 16).tokenize(PAIRS).type_ids == tokens.type_ids
+    assert [list(row) for row in tokens.ids] == [list(row) for row in PairTokenizer(typed, 16).tokenize(PAIRS).ids]
 
 
 def test_scoring_keeps_order_and_mode(pair_encoder):

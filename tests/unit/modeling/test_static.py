@@ -127,6 +127,8 @@ def test_a_static_model_is_not_trained_and_needs_a_bundle(make_static_folder, tm
         SentenceEncoder.load(folder.path, pooling="cls")
     with pytest.raises(ModelError, match="static"):
         read_folder(folder.path)
-    (folder.path / "modules.json").write_text(json.dumps([{"type": "a.StaticEmbedding", "path": "."}] * 2))
+    (folder.path / "modules.json").write_text(
+        json.dumps([{"type": "sentence_transformers.StaticEmbedding", "path": "."}] * 2)
+    )
     with pytest.raises(ModelError, match="StaticEmbedding, StaticEmbedding"):
         SentenceEncoder.load(folder.path)

@@ -351,7 +351,13 @@ def test_a_folder_of_another_model_is_refused(toy_cross_folder: Path, changes: d
 
 
 def test_the_folder_of_an_encoder_is_refused(toy_cross_folder: Path) -> None:
-    modules = [{"path": path, "type": kind} for path, kind in (("", "x.Transformer"), ("1_Pooling", "x.Pooling"))]
+    modules = [
+        {"path": path, "type": kind}
+        for path, kind in (
+            ("", "sentence_transformers.Transformer"),
+            ("1_Pooling", "sentence_transformers.Pooling"),
+        )
+    ]
     (toy_cross_folder / "modules.json").write_text(json.dumps(modules))
     (toy_cross_folder / "1_Pooling").mkdir()
     (toy_cross_folder / "1_Pooling" / "config.json").write_text(
