@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from toys import TableTeacher
 
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError
@@ -111,22 +112,6 @@ def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return {**under, **over, **nested}
 
 
-class Teacher:
-    """Invented vectors, one for each row and view."""
-
-    name, fingerprint, dimension = "invented", "0" * 64, TEACHER_WIDTH
-
-    def read(self, rows, view):
-        table = np.random.default_rng(view).standard_normal((len(TEXTS), self.dimension), dtype=np.float32)
-        return table[rows] / np.linalg.norm(table[rows], axis=1, keepdims=True)
-
-
-class WideTeacher(Teacher):
-    """Another teacher, of another width."""
-
-    name, fingerprint, dimension = "somebody", "1" * 64, TEACHER_WIDTH + 4
-
-
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Toys gain nothing from more threads, and threads that wait for each other are slow on a busy machine."""
@@ -157,9 +142,9 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
     ) -> tuple[Method, BatchSource]:
         entry, settings = METHODS[name], dict(settings or {})
         config = from_mapping(entry.settings_class, merge(shrink(entry.settings_class), settings))
-        teachers = [Teacher()] if entry.batch_spec.teacher else []
+        teachers = [TableTeacher.random(len(TEXTS), TEACHER_WIDTH)] if entry.batch_spec.teacher else []
         if entry.batch_spec.several_teachers and getattr(config, "objective", None) != "contrastive":
-            teachers.append(WideTeacher())
+            teachers.append(TableTeacher.random(len(TEXTS), TEACHER_WIDTH + 4, "somebody"))
         teacher_arguments = entry.teacher_arguments([teacher.dimension for teacher in teachers])
         method = entry(make_encoder(), config, seed=1, **teacher_arguments)
         batches = BatchSource(

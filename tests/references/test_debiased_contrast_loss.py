@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.training.losses import info_nce
 from embedkit.training.methods.dclr import ascend_noise, debiased_info_nce, true_negatives
 
 
@@ -58,13 +57,6 @@ def test_equals_the_paper(seed, batch, width, count, threshold):
     found = debiased_info_nce(anchors, positives, noise, negatives, temperature=0.2).item()
     lists = (rows.tolist() for rows in (anchors, positives, noise, units))
     assert found == pytest.approx(reference(*lists, threshold, 0.2), abs=1e-4)
-
-
-def test_without_noise_and_false_negatives_it_is_info_nce():
-    anchors, positives, noise, units = sample(0, 5, 4, 0)
-    negatives = true_negatives(units, threshold=1.1)
-    found = debiased_info_nce(anchors, positives, noise, negatives, temperature=0.05)
-    assert torch.allclose(found, info_nce(anchors, positives, temperature=0.05))
 
 
 def test_sentences_at_the_threshold_and_the_sentence_itself_are_no_negatives():

@@ -217,13 +217,6 @@ class TestLoss:
         for found_row, expected_row in zip(found.tolist(), expected, strict=True):
             assert found_row == pytest.approx(expected_row, abs=1e-5)
 
-    def test_the_average_of_cosines_is_not_the_cosine_of_the_average(self):
-        _, teachers = sample()
-        teachers = [rows[:, :3] for rows in teachers]
-        average = average_cosines(teachers, [0.5, 0.5])
-        assert torch.allclose(average, (cosines_with_others(teachers[0]) + cosines_with_others(teachers[1])) / 2)
-        assert not torch.allclose(average, cosines_with_others(teachers[0] + teachers[1]), atol=0.05)
-
     def test_only_the_students_get_a_gradient(self):
         students, teachers = sample()
         students.requires_grad_()

@@ -14,7 +14,6 @@ from embedkit.training.methods.pcl import (
     cooperation_loss,
     copy_contrast_loss,
     every_positive_contrast_loss,
-    peer_logits,
 )
 
 TEMPERATURE = 0.3
@@ -139,79 +138,6 @@ def test_gradient_equals_differences_of_the_reference(name):
         slope = (values[0] - values[1]) / (2 * step)
         gradient = given_[network][part].grad
         assert (0.0 if gradient is None else gradient[place].item()) == pytest.approx(slope, abs=1e-4)
-
-
-def test_rows_hold_the_positives_and_the_other_anchors():
-    main, peer = sample(batch=5, positives=3)
-    logits = peer_logits(main, peer, TEMPERATURE)
-    assert logits.shape == (5, 3 + 5 - 1)
-    for i in range(5):
-        own, others = similarities(main, peer, i)
-        assert logits[i].tolist() == pytest.approx([*own, *others], abs=1e-5)
-
-
-def test_an_anchor_is_not_its_own_negative():
-    """When moved onto its own key, an anchor's row changes only on the side of its queries."""
-    main, peer = sample()
-    before = peer_logits(main, peer, TEMPERATURE)
-    moved = peer.anchors.clone()
-    moved[1] = 7 * main.anchors[1]
-    after = peer_logits(main, Embedded(moved, peer.positives), TEMPERATURE)
-    assert torch.equal(before[1], after[1])
-    assert not torch.equal(before[0], after[0])
-
-
-def test_positives_of_other_anchors_are_not_negatives():
-    main, _ = sample()
-    moved = main.positives.clone()
-    moved[1] = torch.randn(2, 4, generator=torch.Generator().manual_seed(9))
-    before, after = (
-        peer_logits(main, Embedded(main.anchors, rows), TEMPERATURE) for rows in (main.positives, moved)
-    )
-    assert torch.equal(before[[0, 2]], after[[0, 2]])
-
-
-def test_agreeing_networks_have_nothing_to_learn():
-    main, peer = sample()
-    assert cooperation_loss(main, main, temperature=TEMPERATURE).item() == pytest.approx(0, abs=1e-6)
-    assert cooperation_loss(main, peer, temperature=TEMPERATURE).item() > 1e-3
-
-
-def test_both_sides_learn_from_cooperation():
-    main, peer = (Embedded(*(rows.clone().requires_grad_() for rows in embedded)) for embedded in sample())
-    cooperation_loss(main, peer, temperature=TEMPERATURE).backward()
-    assert all(rows.grad.abs().sum() > 0 for rows in (*main, *peer))
-
-
-def test_the_peer_is_the_target():
-    main, peer = sample()
-    there, back = (cooperation_loss(*pair, temperature=TEMPERATURE) for pair in ((main, peer), (peer, main)))
-    assert not torch.allclose(there, back)
-
-
-def test_reductions_differ_by_the_width_of_a_row():
-    main, peer = sample(batch=4, positives=3)
-    sentence, entry = (
-        cooperation_loss(main, peer, temperature=TEMPERATURE, reduction=reduction)
-        for reduction in ("sentence", "entry")
-    )
-    assert torch.allclose(sentence, (3 + 4 - 1) * entry)
-
-
-def test_the_order_of_positives_matters_only_to_the_copy():
-    main, peer = sample(positives=3)
-    turned = Embedded(main.anchors, main.positives.flip(1))
-    turned_peer = Embedded(peer.anchors, peer.positives.flip(1))
-    for loss, same in [
-        (every_positive_contrast_loss, True),
-        (copy_contrast_loss, False),
-    ]:
-        before, after = (loss(given_, temperature=TEMPERATURE) for given_ in (main, turned))
-        assert torch.allclose(before, after) == same
-    before, after = (
-        cooperation_loss(*pair, temperature=TEMPERATURE) for pair in ((main, peer), (turned, turned_peer))
-    )
-    assert torch.allclose(before, after)
 
 
 @pytest.mark.parametrize("name", LOSSES)

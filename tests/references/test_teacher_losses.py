@@ -100,15 +100,6 @@ def test_congen_learns_the_average_of_several_teachers(seed, batch, size, count)
     assert found.item() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_congen_of_the_same_teacher_several_times_is_congen_of_one(count):
-    first, second, queue, teachers = sample()
-    keys = Keys(queue, teachers)
-    temperatures = {"temperature": 0.4, "teacher_temperature": 0.3}
-    several = congen_loss((first, second), keys, others=[keys] * (count - 1), **temperatures)
-    assert torch.allclose(several, congen_loss((first, second), keys, **temperatures))
-
-
 @given(SIZES)
 @settings(max_examples=25, deadline=None)
 def test_ckd_equals_the_paper(sizes):
@@ -154,12 +145,3 @@ def test_the_loss_is_float32_under_autocast(name):
         found = LOSSES[name](*given_)
     assert found.dtype == torch.float32
     assert torch.allclose(found, LOSSES[name](*given_))
-
-
-def test_congens_control_is_the_weight_of_the_first_view():
-    first, second, queue, teachers = sample()
-    one, other = (
-        congen_loss((a, b), Keys(queue, teachers), temperature=0.4, teacher_temperature=0.3, control=control)
-        for a, b, control in ((first, second, 1.0), (second, first, 0.0))
-    )
-    assert torch.equal(one, other)

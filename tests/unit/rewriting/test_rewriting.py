@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from rewrite import PairsReport, write_pairs
 
-from embedkit.errors import InputError
 from embedkit.training.corpus import Corpus, SourceConfig
 
 TEXTS = [f"text {number}" for number in range(600)]
@@ -56,13 +55,6 @@ def test_with_two_each_view_is_one_of_theirs(write, tmp_path):
     assert read(tmp_path) == [(text.upper(), text.title()) for text in TEXTS]
 
 
-def test_nothing_is_computed_twice(write):
-    first, second = Rewriter(str.upper), Rewriter(str.upper)
-    assert write(first) == write(second)
-    assert first.seen == TEXTS
-    assert second.seen == []
-
-
 def test_an_interrupted_call_resumes(write, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write(Rewriter(str.upper, limit=512))
@@ -77,11 +69,6 @@ def test_another_rewriter_does_not_get_these_texts(write, tmp_path):
     write(Rewriter(str.upper, "up"))
     write(Rewriter(str.title, "title"))
     assert read(tmp_path)[0] == ("text 0", "Text 0")
-
-
-def test_characters_that_break_a_row_are_normalised(write, tmp_path):
-    write(Rewriter(lambda text: f" {text}\tand\nmore  "))
-    assert read(tmp_path)[7] == ("text 7", "text 7 and more")
 
 
 def test_equal_and_lost_texts_are_counted(write, tmp_path):
@@ -99,9 +86,3 @@ def test_a_text_of_two_rows_is_rewritten_once(tmp_path):
     write_pairs(corpus, tmp_path / "pairs.tsv", [rewriter], tmp_path, show_progress=False)
     assert rewriter.seen == ["a cat"]
     assert read(tmp_path) == [("a cat", "A CAT")]
-
-
-@pytest.mark.parametrize("count", [0, 3])
-def test_a_row_has_two_views(write, count):
-    with pytest.raises(InputError, match=f"expected one or two rewriters, found {count}"):
-        write(*(Rewriter(str.upper, str(number)) for number in range(count)))

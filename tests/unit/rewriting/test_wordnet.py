@@ -25,14 +25,6 @@ def test_counts_are_hexadecimal_and_markers_are_not_part_of_a_word(wordnet_folde
     assert WordNet(wordnet_folder).synonyms("good 0") == [f"good {place}" for place in range(1, 11)]
 
 
-def test_the_fingerprint_is_that_of_the_files(wordnet_folder):
-    before = WordNet(wordnet_folder).fingerprint
-    assert WordNet(wordnet_folder).fingerprint == before
-    with (wordnet_folder / "data.adv").open("a") as file:
-        file.write("00001740 02 r 02 quickly 0 rapidly 0 000 | fast\n")
-    assert WordNet(wordnet_folder).fingerprint != before
-
-
 def test_a_missing_file_is_reported(wordnet_folder):
     (wordnet_folder / "data.verb").unlink()
     with pytest.raises(DataError, match=r"expected data\.noun, data\.verb, data\.adj, data\.adv .*data\.verb"):

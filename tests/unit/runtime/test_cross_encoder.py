@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import pickle
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import numpy as np
 import pytest
 
 from embedkit import CrossEncoder, Encoder
-from embedkit.errors import BundleError, InputError, ModelError, TextOverflowError
+from embedkit.errors import BundleError, ModelError, TextOverflowError
 from embedkit.protocols import PairScorer
 from embedkit.runtime import engine as engine_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
@@ -78,23 +75,10 @@ def test_any_iterable_of_pairs_is_accepted(model: CrossEncoder) -> None:
         np.testing.assert_array_equal(model.predict(given), expected)  # type: ignore[arg-type]
 
 
-def test_mappings_and_tables_are_refused(model: CrossEncoder) -> None:
-    with pytest.raises(InputError, match="got dict"):
-        model.predict(dict(PAIRS))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="got dict"):
-        model.rank("a cat", {"id": "a dog"})  # type: ignore[arg-type]
-
-
 def test_a_copy_is_itself_and_a_pickle_its_source(toy_cross_bundle: Path) -> None:
     model = CrossEncoder.load(toy_cross_bundle, threads=1)
     assert copy.deepcopy(model) is model
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(PAIRS), model.predict(PAIRS))
-
-
-def test_no_pairs_return_no_scores(model: CrossEncoder) -> None:
-    scores = model.predict([])
-    assert scores.shape == (0,)
-    assert scores.dtype == np.float32
 
 
 def test_it_describes_itself(model: CrossEncoder, toy_cross_bundle: Path) -> None:
@@ -103,13 +87,6 @@ def test_it_describes_itself(model: CrossEncoder, toy_cross_bundle: Path) -> Non
     assert model.manifest == bundle.manifest
     assert repr(model) == "CrossEncoder(name='toy-cross', max_length=12)"
     assert isinstance(model, PairScorer)
-
-
-def test_threads_can_share_it(model: CrossEncoder) -> None:
-    expected = model.predict(PAIRS)
-    with ThreadPoolExecutor(8) as pool:
-        for scores in pool.map(lambda _: model.predict(PAIRS), range(40)):
-            np.testing.assert_array_equal(scores, expected)
 
 
 # Ranking
@@ -242,42 +219,6 @@ def test_a_folder_with_another_activation_is_refused(toy_cross_folder: Path) -> 
         CrossEncoder.load(toy_cross_folder)
 
 
-# Refused arguments
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"batch_size": 0}, "batch_size must be a whole number"),
-        ({"on_overflow": "ignore"}, "on_overflow must be"),
-        ({"activation_fn": "tanh"}, "activation_fn must be"),
-    ],
-)
-def test_impossible_options_are_refused_at_once(model: CrossEncoder, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        model.predict([], **options)
-    with pytest.raises(InputError, match=words):
-        model.rank("a", [], **options)
-
-
-def test_values_that_are_no_pairs_are_refused(model: CrossEncoder) -> None:
-    with pytest.raises(InputError, match="got one str"):
-        model.predict("a text")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"pairs\[0\] is str, expected two texts, as in \[\(first, second\)"):
-        model.predict(("one", "pair"))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="got one str"):
-        model.rank("a", "documents")
-    with pytest.raises(InputError, match="top_k must be a whole number"):
-        model.rank("a", ["b"], top_k=0)
-    with pytest.raises(InputError, match="query must be a text, not None"):
-        model.rank(None, ["b"])  # type: ignore[arg-type]
-
-
-def test_an_unknown_keyword_is_a_type_error(model: CrossEncoder) -> None:
-    with pytest.raises(TypeError, match="top"):
-        model.predict([], top=3)  # type: ignore[call-arg]
-
-
 # Kinds
 
 
@@ -315,11 +256,6 @@ def test_a_length_without_room_is_an_error_of_the_model(toy_cross_bundle: Path, 
 
 
 # Folders
-
-
-def test_a_folder_with_one_bundle_is_that_bundle(write_toy_cross_bundle: Write, tmp_path: Path) -> None:
-    write_toy_cross_bundle(tmp_path / "one.onnx")
-    assert CrossEncoder.load(tmp_path).name == "toy-cross"
 
 
 def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
@@ -376,7 +312,7 @@ def test_several_logits_are_refused(toy_cross_folder: Path, monkeypatch: pytest.
         model.predict(PAIRS[:1])
 
 
-# Verification and progress
+# Verification
 
 
 def test_a_good_bundle_is_verified(model: CrossEncoder) -> None:
@@ -397,16 +333,3 @@ def test_other_scores_tokens_or_types_are_found(toy_cross_bundle: Path, tmp_path
     found = CrossEncoder.load(tmp_path / "b.onnx").verify()
     assert found["passed"] is False
     assert found["same_tokens"] is (what == "scores")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_bar_is_shown_on_request(model: CrossEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedkit.progress._BAR_SECONDS", 0.0)
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    model.predict(PAIRS[:2], show_progress_bar=True)
-    assert "2/2 pairs" in terminal.getvalue()

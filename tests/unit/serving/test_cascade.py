@@ -126,14 +126,6 @@ def test_words_in_no_document_leave_the_order_of_embeddings(library):
         assert [hit.id for hit in library.search(query, k=5, hybrid=True)] == dense
 
 
-def test_words_in_any_script(tmp_path, encoder):
-    pytest.importorskip("bm25s")
-    texts = ["Ünïcode ÄRGER", "снег и лёд", "雪が 降る", "!!!", "a b c"]
-    collection = Collection.build(texts, encoder=encoder, path=tmp_path / "idx", lexical=True)
-    for query, text in [("ärger", texts[0]), ("СНЕГ", texts[1]), ("雪が", texts[2]), ("b", texts[4])]:
-        assert [hit.text for hit in collection.search(query, hybrid=True) if "lexical" in hit.scores] == [text]
-
-
 def test_texts_without_any_word(tmp_path, encoder):
     pytest.importorskip("bm25s")
     collection = Collection.build(["!!!", "..."], encoder=encoder, path=tmp_path / "idx", lexical=True)
@@ -177,17 +169,6 @@ def test_searching_by_words_does_not_need_bm25s(library, encoder, monkeypatch):
 
 
 # Re-ranking
-
-
-def test_a_reranker_decides_the_order(library):
-    scorer = PairLengths()
-    hits = library.search("tea", k=2, rerank=scorer, candidates=4)
-    assert len(scorer.pairs) == 4
-    assert hits[0].id == "tea"
-    assert [hit.score for hit in hits] == [hit.scores["rerank"] for hit in hits]
-    assert list(hits[0].scores) == ["dense", "rerank"]
-    best_by_length = min(scorer.pairs, key=lambda pair: (pair[1][:3] != "tea", len(pair[1])))
-    assert hits[0].text == best_by_length[1]
 
 
 def test_a_reranker_is_named_and_loaded_once(library, toy_cross_bundle, monkeypatch):
@@ -241,9 +222,7 @@ def test_times_of_each_stage(library):
     ("options", "message"),
     [
         ({"rerank": 3}, "expected a CrossEncoder or its name, or an Encoder, got 3"),
-        ({"hybrid": "magic"}, "no fusion 'magic'; the methods are rrf, weighted"),
         ({"candidates": 3, "k": 4}, "at least as many candidates as results, 4, got 3"),
-        ({"k": 0, "hybrid": True}, "k must be a whole number from 1 up, not 0"),
     ],
 )
 def test_wrong_options_are_reported(library, options, message):

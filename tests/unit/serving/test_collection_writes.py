@@ -39,24 +39,6 @@ def all_hits(collection, query="bees sail home"):
 # Upsert
 
 
-def test_new_documents_are_found_beside_the_old(collection):
-    assert collection.upsert([{"id": "wasps", "text": "wasps find food", "year": 2001}]) == (1, 0)
-    assert len(collection) == 6
-    assert collection.search("wasps find food", k=1)[0].id == "wasps"
-    assert collection.search("tea", k=1)[0].id == "tea"
-    assert collection.get("wasps") == Document("wasps", "wasps find food", {"year": 2001})
-    collection.verify()
-
-
-def test_a_document_replaces_the_one_with_its_id(collection, encoder):
-    assert collection.upsert([("tea", "green tea leaves"), ("coffee", "coffee beans")]) == (1, 1)
-    for opened in (collection, Collection.open(collection.path, encoder=encoder)):
-        assert len(opened) == 6
-        assert opened.get("tea").text == "green tea leaves"
-        assert [hit.text for hit in opened.search("tea", k=100)].count("tea") == 0
-        assert len(opened.search("tea", k=100)) == 6
-
-
 def test_only_new_documents_are_embedded(collection, encoder):
     encoder.calls.clear()
     collection.upsert([("a", "one"), ("b", "two")])
@@ -68,23 +50,6 @@ def test_files_are_read_as_for_building(collection, tmp_path):
     (tmp_path / "new.jsonl").write_text(json.dumps({"key": 7, "body": "lucky number"}) + "\n")
     collection.upsert(tmp_path / "new.jsonl", text_column="body", id_column="key")
     assert collection.get("7") == Document("7", "lucky number", None)
-
-
-@pytest.mark.parametrize(
-    ("documents", "error", "message"),
-    [
-        (["no id"], DataError, "need ids"),
-        ([("x", "a"), ("x", "b")], DataError, "same id 'x'"),
-        ([("x", " ")], DataError, "empty"),
-        ([3], InputError, "expected a text"),
-    ],
-)
-def test_bad_documents_change_nothing(collection, documents, error, message):
-    before = all_hits(collection), generations(collection)
-    with pytest.raises(error, match=message):
-        collection.upsert(documents)
-    assert (all_hits(collection), generations(collection)) == before
-    assert all_hits(Collection.open(collection.path, encoder=collection._models.encoder)) == before[0]
 
 
 def test_writing_texts_needs_an_encoder_and_deleting_none(collection):
@@ -99,17 +64,6 @@ def test_writing_texts_needs_an_encoder_and_deleting_none(collection):
 # Delete
 
 
-def test_deleted_documents_are_gone(collection, encoder):
-    assert collection.delete(["tea", "bees", "nobody", "tea"]) == 2
-    for opened in (collection, Collection.open(collection.path, encoder=encoder)):
-        assert {hit.id for hit in opened.search("tea", k=100)} == {"ships", "bread", "雪"}
-        assert opened.get(["tea", "ships", "nobody"]) == [None, collection.get("ships"), None]
-        assert len(opened) == 3
-    assert collection.delete("tea") == 0
-    assert collection.upsert([("tea", "tea again")]) == (1, 0)
-    assert collection.get("tea").text == "tea again"
-
-
 def test_everything_can_be_deleted_and_added_again(collection, encoder):
     assert collection.delete(["tea", "bees", "ships", "bread", "雪"]) == 5
     assert (len(collection), collection.search("tea"), collection.get("tea")) == (0, [], None)
@@ -118,18 +72,6 @@ def test_everything_can_be_deleted_and_added_again(collection, encoder):
     assert len(Collection.open(collection.path, encoder=encoder)) == 0
     collection.upsert([("new", "new tea")])
     assert collection.search("tea")[0].id == "new"
-
-
-@pytest.mark.parametrize("ids", [[3], [None], [b"a"]])
-def test_ids_are_strings(collection, ids):
-    for call in (collection.delete, collection.get):
-        with pytest.raises(InputError, match="texts as ids"):
-            call(ids)
-
-
-def test_strings_that_no_file_can_hold_are_not_found(collection):
-    assert collection.get("\ud800") is None
-    assert collection.delete(["\ud800"]) == 0
 
 
 # Segments

@@ -12,7 +12,6 @@ import pytest
 from embedkit import Collection, Encoder
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError, MissingExtraError
 from embedkit.extras import require
-from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import parse_filter
 
 pytest.importorskip("pymilvus")
@@ -67,16 +66,6 @@ def unchanged(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory):
     collection.close()
 
 
-def test_search_finds_what_a_local_collection_finds(unchanged: Collection, oracle: Collection) -> None:
-    queries = ["a dog", "the sea at the end", "red"]
-    for found, expected in zip(unchanged.search(queries, 4), oracle.search(queries, 4), strict=True):
-        assert [(hit.id, hit.text) for hit in found] == [(hit.id, hit.text) for hit in expected]
-        np.testing.assert_allclose([hit.score for hit in found], [hit.score for hit in expected], atol=1e-6)
-        assert list(found.latency_ms) == ["encode", "dense", "read"]
-    assert unchanged.search("a dog", 50)[0] == unchanged.search("a dog", 1)[0]
-    assert unchanged.search([], 3) == []
-
-
 @pytest.mark.parametrize(
     "conditions",
     [
@@ -128,34 +117,6 @@ def test_values_cannot_escape_a_filter() -> None:
         '(metadata["x\\"] == 1 or id != \\""] == "\\"" or '
         'json_contains(metadata["x\\"] == 1 or id != \\""], "\\""))'
     )
-
-
-def test_documents_are_returned_as_written(unchanged: Collection) -> None:
-    assert unchanged.get("d") == Document("d", "red apple", {"lang": None, "note": "x\"\\\n'北"})
-    assert [found and found.id for found in unchanged.get(["e", "nobody", "a"])] == ["e", None, "a"]
-    assert unchanged.get("nobody") is None
-    assert len(unchanged) == 5
-
-
-def test_an_upsert_adds_and_replaces(collection: Collection, encoder: Encoder) -> None:
-    done = collection.upsert([("a", "a boat"), ("new", "black tea")])
-    assert done == (1, 1)
-    assert len(collection) == 6
-    assert collection.get("a") == Document("a", "a boat", None)
-    assert collection.get("new").text == "black tea"
-    assert collection.search("black tea", 1)[0].score == pytest.approx(1, abs=1e-6)
-    documents, rows = [("f", "green tea")], encoder.encode(["green tea"])
-    assert collection.upsert(documents, embeddings=rows) == (1, 0)
-    assert collection.search("green tea", 1)[0].id == "f"
-    with pytest.raises(DataError, match="expected 1 embeddings, one for each document, got at least 2"):
-        collection.upsert([("g", "x")], embeddings=encoder.encode(["a", "b"]))
-
-
-def test_a_deletion_returns_the_number_deleted(collection: Collection) -> None:
-    assert collection.delete(["a", "nobody", "b", "a"]) == 2
-    assert collection.delete("a") == 0
-    assert len(collection) == 3
-    assert {hit.id for hit in collection.search("a dog", 10)} == {"c", "d", "e"}
 
 
 def test_more_documents_than_a_request_takes(uri: str, encoder: Encoder, monkeypatch) -> None:

@@ -28,6 +28,9 @@ from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCro
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from toys import TableTeacher
+
 QUEUE = {"queue_size": 20}
 SCT = {**QUEUE, "projector_expansion": 2}
 # Label -> method, settings, further settings of the optimizer. No dropout and no random shuffling, so that one
@@ -59,12 +62,7 @@ RANDOM = {
 }
 
 
-class Teacher:
-    name, fingerprint, dimension = "nobody", "0" * 64, 24
-
-    def read(self, rows, view):
-        table = np.random.default_rng(view).standard_normal((48, self.dimension), dtype=np.float32)
-        return table[rows] / np.linalg.norm(table[rows], axis=1, keepdims=True)
+TEACHER = TableTeacher.random(48, 24)
 
 
 class Toy:
@@ -91,7 +89,7 @@ class Toy:
                 batch_size=8,
                 seed=5,
                 views=ViewsConfig(second="none" if spec.scores else "deletion"),
-                teachers=[Teacher()] if spec.teacher else [],
+                teachers=[TEACHER] if spec.teacher else [],
                 scores=scores,
             )
             self.method = CrossToEncoder(encoder) if spec.scores else build(name, settings, encoder)
@@ -124,7 +122,7 @@ class Toy:
 
 def build(name, settings, encoder):
     entry = METHODS[name]
-    told = entry.teacher_arguments([Teacher.dimension])
+    told = entry.teacher_arguments([TEACHER.dimension])
     return entry(encoder, from_mapping(entry.settings_class, settings), seed=1, **told)
 
 

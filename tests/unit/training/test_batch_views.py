@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from embedkit.errors import ConfigError
 from embedkit.runtime.tokenization import Tokenizer
@@ -76,29 +75,6 @@ def test_a_repeated_name_is_drawn_again(make):
     assert one != two
 
 
-def test_batches_depend_on_seed_and_step_alone(make):
-    spec = BatchSpec(positives=POSITIVES)
-    source = make(spec)
-    forwards = [all_rows(source.batch(step)) for step in range(5)]
-    backwards = [all_rows(make(spec).batch(step)) for step in reversed(range(5))]
-    assert forwards == backwards[::-1]
-    assert forwards[0] != all_rows(make(spec, seed=6).batch(0))
-    assert forwards[0] != forwards[2], "the next epoch is another permutation"
-
-
-def test_the_stream_is_the_batches_in_order(make):
-    source, again = make(BatchSpec(positives=POSITIVES)), make(BatchSpec(positives=POSITIVES))
-    assert [all_rows(batch) for batch in source.stream(1, 4)] == [
-        all_rows(again.batch(step)) for step in (1, 2, 3)
-    ]
-
-
-def test_chunks_concatenated_and_ordered_are_the_batch(make):
-    view = make(BatchSpec()).batch(0).views[0]
-    assert sum(len(ids) for ids, _ in view.chunks) == 4
-    assert torch.equal(view.order.sort().values, torch.arange(4))
-
-
 def test_an_unused_list_is_refused(make):
     with pytest.raises(ConfigError, match=r"uses no positives; remove views\.positives"):
         make(BatchSpec(views=2), positives=("none",))
@@ -108,11 +84,6 @@ def test_an_unused_list_is_refused(make):
 def test_a_batch_too_small_for_the_method_is_refused(make, size):
     with pytest.raises(ConfigError, match=rf"batches of at least 3 rows, not optim\.batch_size = {size}"):
         make(BatchSpec(rows=3), batch_size=size)
-
-
-def test_a_corpus_smaller_than_a_batch_is_refused(make):
-    with pytest.raises(ConfigError, match="the corpus has 9 rows, fewer than"):
-        make(BatchSpec(), batch_size=10)
 
 
 def test_every_name_of_a_spec_can_be_created(make):

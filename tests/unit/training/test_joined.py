@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from toys import TableTeacher, unit_rows
 
 from embedkit.errors import ConfigError
 from embedkit.training.joined import JoinConfig, JoinedVectors
@@ -13,30 +14,17 @@ ROWS = 500
 ALL = np.arange(ROWS)
 
 
-def units(rows):
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-
-class Teacher:
-    def __init__(self, name, vectors):
-        self.name, self.fingerprint, self.dimension = name, name * 8, vectors.shape[1]
-        self.vectors = vectors
-
-    def read(self, rows, view):
-        return self.vectors[rows]
-
-
 @pytest.fixture(scope="module")
 def teachers():
     """Two teachers, of which the first adds a long constant vector to every text."""
     generator = np.random.default_rng(0)
     first = generator.standard_normal((ROWS, 6)) * (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
     second = generator.standard_normal((ROWS, 5))
-    return Teacher("one", units(first + 3)), Teacher("two", units(second))
+    return TableTeacher(unit_rows(first + 3), "one"), TableTeacher(unit_rows(second), "two")
 
 
 def centred(teacher):
-    return units(teacher.vectors - teacher.vectors.mean(axis=0))
+    return unit_rows(teacher.table - teacher.table.mean(axis=0))
 
 
 def test_all_components_keep_the_weighted_mean_of_the_centred_cosines(teachers):
@@ -77,13 +65,13 @@ def test_rows_are_unit_vectors_around_zero(teachers):
     assert found.dtype == np.float32
     assert found.shape == (ROWS, 6)
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
-    assert np.linalg.norm(teachers[0].vectors.mean(axis=0)) > 0.8
+    assert np.linalg.norm(teachers[0].table.mean(axis=0)) > 0.8
     assert np.linalg.norm(found.mean(axis=0)) < 0.1
 
 
 def test_spread_evens_out_the_variances():
     table = np.random.default_rng(0).standard_normal((ROWS, 4)) * (4.0, 2.0, 1.0, 0.5)
-    teacher = Teacher("one", units(table))
+    teacher = TableTeacher(unit_rows(table), "one")
 
     def ratio(spread):
         found = JoinedVectors([teacher], JoinConfig(spread=spread), ROWS).read(ALL, 0)
@@ -96,7 +84,7 @@ def test_spread_evens_out_the_variances():
 @pytest.mark.parametrize("rows", [3, 8])
 def test_fewer_rows_than_dimensions_give_finite_vectors(rows):
     generator = np.random.default_rng(2)
-    several = [Teacher(name, units(generator.standard_normal((rows, 48)))) for name in ("one", "two")]
+    several = [TableTeacher(unit_rows(generator.standard_normal((rows, 48))), name) for name in ("one", "two")]
     joined = JoinedVectors(several, JoinConfig(dimension=96, spread=0.2), rows)
     assert np.allclose(np.linalg.norm(joined.read(np.arange(rows), 0), axis=1), 1, atol=1e-5)
 

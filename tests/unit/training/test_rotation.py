@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import TableTeacher, unit_rows
 
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.batches import BatchSource
@@ -17,31 +18,24 @@ from embedkit.training.views import ViewsConfig
 ROWS = 300
 
 
-def units(rows):
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-
-class Teacher:
-    """A teacher whose vectors vary most along a few directions, none of which is an axis."""
-
-    name, fingerprint, dimension = "slanted", "b" * 64, 12
+class SlantedTeacher(TableTeacher):
+    """Its vectors vary most along a few directions, none of which is an axis."""
 
     def __init__(self):
         generator = np.random.default_rng(0)
         slant = np.linalg.qr(generator.standard_normal((12, 12)))[0]
-        self.table = units(
-            (0.3 + generator.standard_normal((2, ROWS, 12)) * 0.6 ** np.arange(12)).reshape(-1, 12) @ slant
-        )
+        rows = (0.3 + generator.standard_normal((2, ROWS, 12)) * 0.6 ** np.arange(12)).reshape(-1, 12) @ slant
+        super().__init__(unit_rows(rows).reshape(2, ROWS, 12), "slanted")
         self.largest = 0
 
     def read(self, rows, view):
         self.largest = max(self.largest, len(rows))
-        return self.table.reshape(2, ROWS, 12)[view, rows]
+        return super().read(rows, view)
 
 
 @pytest.fixture
 def teacher():
-    return Teacher()
+    return SlantedTeacher()
 
 
 ALL = np.arange(ROWS)
@@ -49,7 +43,7 @@ ALL = np.arange(ROWS)
 
 def cut_error(vectors, width):
     """Return the average difference between cosines of the first dimensions and of all."""
-    cut = units(vectors[:, :width])
+    cut = unit_rows(vectors[:, :width])
     return np.abs(cut @ cut.T - vectors @ vectors.T).mean()
 
 
@@ -73,7 +67,7 @@ def test_both_views_are_rotated_alike(teacher):
 
 def test_name_and_fingerprint_do_not_change(teacher):
     turned = RotatedVectors(teacher, ROWS)
-    assert (turned.name, turned.fingerprint, turned.dimension) == ("slanted", "b" * 64, 12)
+    assert (turned.name, turned.fingerprint, turned.dimension) == ("slanted", teacher.fingerprint, 12)
 
 
 def test_a_long_corpus_is_sampled(teacher, monkeypatch):
@@ -97,25 +91,20 @@ def test_axes_are_orthogonal_and_fall_in_weight(seed, width, rows):
     assert np.all(axes[np.abs(axes).argmax(axis=0), np.arange(width)] > 0)
 
 
-class WordTeacher:
-    """Returns the mean of a sentence's word vectors, which vary as above."""
-
-    name, fingerprint, dimension = "words", "c" * 64, 24
-
-    def __init__(self, texts):
-        generator = np.random.default_rng(0)
-        slant = np.linalg.qr(generator.standard_normal((24, 24)))[0]
-        words = sorted({word for text in texts for word in text.split()})
-        vectors = dict(zip(words, generator.standard_normal((len(words), 24)) * 0.8 ** np.arange(24), strict=True))
-        self.table = units(np.stack([sum(vectors[word] for word in text.split()) for text in texts]) @ slant)
-
-    def read(self, rows, view):
-        return self.table[rows]
+def word_teacher(texts):
+    """A teacher that gives the mean of a sentence's word vectors, which vary as above."""
+    generator = np.random.default_rng(0)
+    slant = np.linalg.qr(generator.standard_normal((24, 24)))[0]
+    words = sorted({word for text in texts for word in text.split()})
+    vectors = dict(zip(words, generator.standard_normal((len(words), 24)) * 0.8 ** np.arange(24), strict=True))
+    return TableTeacher(
+        unit_rows(np.stack([sum(vectors[word] for word in text.split()) for text in texts]) @ slant)
+    )
 
 
 def test_a_student_of_rotated_vectors_can_be_truncated(make_encoder, tokenizer, make_corpus, sentences):
     corpus = make_corpus(sentences(60))
-    plain = WordTeacher(corpus.texts(np.arange(60), 0))
+    plain = word_teacher(corpus.texts(np.arange(60), 0))
     errors = []
     for teacher in (plain, RotatedVectors(plain, 60)):
         method = MSE(make_encoder(), MSEConfig(), seed=0, teacher_dimension=24)
@@ -128,6 +117,6 @@ def test_a_student_of_rotated_vectors_can_be_truncated(make_encoder, tokenizer, 
             optimizer.zero_grad()
             method.train()(batches.batch(step)).loss.backward()
             optimizer.step()
-        cut = units(TorchEncoder(method.encoder).encode(sentences(60))[:, :6])
+        cut = unit_rows(TorchEncoder(method.encoder).encode(sentences(60))[:, :6])
         errors.append(np.abs(cut @ cut.T - plain.table @ plain.table.T).mean())
     assert errors[1] < 0.8 * errors[0], errors

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from toys import TableTeacher
 
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError
@@ -24,13 +25,8 @@ TEXTS = ["the cat", "a good dog", "my sister reads", "the sea", "an old king", "
 RUN = {"method": "distillcse", "corpus": [{"path": "texts.txt"}]}
 
 
-class Teacher:
-    def __init__(self, dimension):
-        self.name, self.fingerprint, self.dimension = f"teacher {dimension}", f"{dimension:064}", dimension
-
-    def read(self, rows, view):
-        table = np.random.default_rng([self.dimension, view]).standard_normal((6, self.dimension), np.float32)
-        return table[rows]
+def invented(dimension):
+    return TableTeacher.random(len(TEXTS), dimension, f"teacher {dimension}")
 
 
 class TestBatches:
@@ -49,8 +45,8 @@ class TestBatches:
 
     def test_each_teacher_returns_its_own_vectors_for_the_same_rows(self, source):
         spec = BatchSpec(views=2, teacher=True, several_teachers=True)
-        both = source(spec, Teacher(4), Teacher(7)).batch(1)
-        alone = [source(spec, Teacher(width)).batch(1) for width in (4, 7)]
+        both = source(spec, invented(4), invented(7)).batch(1)
+        alone = [source(spec, invented(width)).batch(1) for width in (4, 7)]
         assert [[tuple(view.shape) for view in teacher] for teacher in both.teachers] == [
             [(3, 4)] * 2,
             [(3, 7)] * 2,
@@ -59,15 +55,15 @@ class TestBatches:
             assert all(torch.equal(*pair) for pair in zip(found, expected.teacher, strict=True))
 
     def test_the_only_teacher_has_a_short_name(self, source):
-        batch = source(BatchSpec(teacher=True), Teacher(4)).batch(0)
+        batch = source(BatchSpec(teacher=True), invented(4)).batch(0)
         assert batch.teacher is batch.teachers[0]
         assert Batch(()).teacher == ()
 
     def test_vectors_that_are_not_requested_are_not_read(self, source):
-        assert source(BatchSpec(), Teacher(4)).batch(0).teachers == ()
+        assert source(BatchSpec(), invented(4)).batch(0).teachers == ()
 
     def test_batches_move_with_all_their_vectors(self, source):
-        batch = source(BatchSpec(teacher=True, several_teachers=True), Teacher(4), Teacher(7)).batch(0)
+        batch = source(BatchSpec(teacher=True, several_teachers=True), invented(4), invented(7)).batch(0)
         moved = batch.to(torch.device("meta"))
         assert {vectors.device.type for teacher in moved.teachers for vectors in teacher} == {"meta"}
 
@@ -82,7 +78,7 @@ class TestBatches:
     )
     def test_too_few_and_too_many_are_refused(self, source, spec, count, message):
         with pytest.raises(ConfigError, match=message):
-            source(spec, *[Teacher(4)] * count)
+            source(spec, *[invented(4)] * count)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +149,7 @@ class TestRun:
     def test_two_teachers_from_files_to_card(self, toy_bundle, tmp_path, method, dimension, settings):
         """One bundle, whose vocabulary the student receives, and one file of vectors of another width."""
         (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-        np.save(tmp_path / "vectors.npy", Teacher(5).read(np.arange(6), 0))
+        np.save(tmp_path / "vectors.npy", invented(5).read(np.arange(6), 0))
         config = resolve(
             {
                 "method": method,
