@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedkit.cli.export import add_output, check_output
 from embedkit.cli.texts import kept_file
 from embedkit.cli.train import stop_flag
 
@@ -28,7 +29,7 @@ _FLAGS = {"steps": "optim.steps", "lr": "optim.lr", "seed": "seed", "cache": "ca
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("model", help="a bundle or a bundled name")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
+    add_output(parser, "the bundle to write")
     parser.add_argument(
         "--corpus",
         action="append",
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     from embedkit.adaptation import adapt, adaptation_config
     from embedkit.training.recipes.materials import Control
 
+    check_output(arguments)
     config = adaptation_config(arguments.model, _changes(arguments))
     folder = Path(arguments.run or Path("runs") / arguments.output.stem)
     with stop_flag() as should_stop:

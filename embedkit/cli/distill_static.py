@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
+
+from embedkit.cli.export import add_output, check_output
 
 HELP = "make a static encoder from a teacher's words, without text and without training"
 EXAMPLES = """
@@ -17,7 +18,7 @@ embedkit distill-static teacher.onnx -o static.onnx --dimension 384 --word-table
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("teacher", metavar="TEACHER", help="a model folder, a hub id, a run folder or a bundle")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the bundle to write")
+    add_output(parser, "the bundle to write")
     parser.add_argument(
         "--dimension", type=int, default=256, metavar="D", help="dimensions of an embedding (default: %(default)s)"
     )
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.modeling.initialisation import static_words
     from embedkit.modeling.torch_encoder import TorchEncoder
 
+    check_output(arguments)
     started = time.perf_counter()
     source = find_model_folder(arguments.teacher)
     teacher = from_bundle(source) if source.endswith(".onnx") else SentenceEncoder.load(source)

@@ -23,14 +23,7 @@ embedkit export runs/tiny -o tiny-st --format sentence-transformers
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("source", metavar="RUN_OR_MODEL", help="a run folder, a model folder or a hub id")
-    parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="the bundle to write; a folder with --all or --format sentence-transformers",
-    )
+    add_output(parser, "the bundle to write; a folder with --all or --format sentence-transformers")
     parser.add_argument(
         "--all",
         action="store_true",
@@ -58,6 +51,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_arithmetic(parser.add_argument_group("arithmetic"))
     _add_vocabulary(parser.add_argument_group("vocabulary and length"))
+
+
+def add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the arguments that name the file to write; :func:`check_output` checks them."""
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=what)
+    parser.add_argument("--replace", action="store_true", help="replace FILE if it exists")
+
+
+def check_output(arguments: argparse.Namespace) -> None:
+    """Refuse to replace a file unless it was asked for, before any work starts.
+
+    Raises:
+        InputError: the file exists, and ``--replace`` was not given.
+    """
+    from embedkit.errors import InputError
+
+    if arguments.output.is_file() and not arguments.replace:
+        raise InputError(f"there is a file {arguments.output} already; add --replace, or choose another --output")
 
 
 def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
@@ -110,6 +121,7 @@ def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Export, and print the results of the gates."""
+    check_output(arguments)
     if arguments.all:
         _run_all(arguments)
         return

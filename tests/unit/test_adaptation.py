@@ -115,6 +115,6 @@ def test_from_the_command_line(student, corpus, toy_bundle, tmp_path, capsys):
     assert "after 30 steps" in shown
     assert "  own " in shown
 
-    assert main([*arguments, "--run", str(tmp_path / "again"), "--json"]) == 0
+    assert main([*arguments, "--run", str(tmp_path / "again"), "--replace", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["after"]["own"] > found["before"]["own"]

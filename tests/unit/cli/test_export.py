@@ -71,6 +71,27 @@ def test_the_longest_text_can_be_shortened(model, tmp_path, capsys):
     assert Encoder.load(tmp_path / "toy.onnx").max_length == 8
 
 
+@pytest.mark.parametrize(
+    "command", [["export"], ["distill-static"], ["adapt", "--corpus", "texts.txt"]], ids=lambda command: command[0]
+)
+def test_an_existing_file_is_replaced_on_request_only(tmp_path, capsys, command):
+    bundle = tmp_path / "mine.onnx"
+    bundle.write_bytes(b"mine")
+    command = [command[0], "no model", *command[1:], "-o", str(bundle)]
+    assert main(command) == 1
+    assert f"there is a file {bundle} already; add --replace" in capsys.readouterr().err
+    assert main([*command, "--replace"]) == 1
+    assert "no model" in capsys.readouterr().err
+    assert bundle.read_bytes() == b"mine"
+
+
+def test_a_replaced_file_is_the_new_one(model, tmp_path):
+    (tmp_path / "toy.onnx").write_bytes(b"mine")
+    command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "fp32"]
+    assert main([*command, "--replace"]) == 0
+    assert Encoder.load(tmp_path / "toy.onnx").dimension == 32
+
+
 def test_an_existing_folder_is_reported_in_one_line(model, tmp_path, capsys):
     code = main(["export", str(model), "-o", str(tmp_path)])
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import re
+import threading
+from importlib import metadata, resources
+from pathlib import Path
+
 import httpx
 import numpy as np
 import pytest
@@ -9,9 +15,16 @@ import pytest
 from embedkit import Collection, Encoder
 from embedkit.errors import ModelError
 from embedkit.runtime.threads import available_threads
+from embedkit.serving.http import library
 from embedkit.serving.http.catalogue import Assets
+from embedkit.serving.http.protocols import operations
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.workers import Workers
+from embedkit.write_lock import write_lock
+
+from .conftest import wait_for
+
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "server.md").read_text(encoding="utf-8")
 
 
 def test_an_open_address_without_a_key_is_a_warning(start, toy_bundle):
@@ -84,3 +97,122 @@ def test_without_permission_the_writing_routes_do_not_exist(serve, toy_encoder, 
     with serve(collection=collection) as url:
         content = {"documents": [{"id": "b", "text": "b"}]}
         assert httpx.post(f"{url}/v1/documents", json=content).status_code == 404
+
+
+def test_settings_come_from_a_file_and_flags_override_it(start, toy_bundle, tmp_path):
+    (tmp_path / "server.toml").write_text("max_items = 1\nmax_characters = 5\n")
+    server = start(toy_bundle, "--config", tmp_path / "server.toml", "--set", "max_items=2")
+    sizes = [["a"] * 2, ["a"] * 3, ["a" * 6]]
+    found = [httpx.post(f"{server.url}/embed", json={"inputs": texts}).status_code for texts in sizes]
+    assert found == [200, 413, 413]
+    assert server.end() == 0
+
+
+def test_only_the_page_and_probes_need_no_key(serve):
+    public = {route.path for route in (*operations.routes, *operations.page) if route.scope is None}
+    assert {"/", "/page/page.js", "/health"} <= public
+    with serve(keys=("a-key-of-some-length",)) as url, httpx.Client(base_url=url) as client:
+        found = {path: client.get(path).status_code for path in public - {"/page/{id}"}}
+        assert set(found.values()) == {200}, found
+        assert client.get("/openapi.json").status_code == 401
+
+
+def test_the_page_keeps_its_key_in_memory_alone():
+    scripts = [file.read_text() for file in resources.files("embedkit.serving.http.page").iterdir()]
+    assert not [
+        found for text in scripts for found in re.findall("localStorage|sessionStorage|indexedDB|cookie", text)
+    ]
+
+
+def test_small_segments_are_merged_after_upserts(serve, toy_encoder, tmp_path):
+    place = tmp_path / "idx"
+    collection = Collection.build([("a", "a dog")], encoder=toy_encoder, path=place, show_progress_bar=False)
+    with serve(collection=collection, allow_writes=True) as url, httpx.Client(base_url=url, timeout=60) as client:
+        for number in range(9):
+            client.post("/v1/documents", json={"documents": [{"id": f"n{number}", "text": "the sea"}]})
+        wait_for(lambda: len(Collection.describe(place).segments) < 6)
+    assert len(Collection.open(place)) == 10
+
+
+def test_a_write_waits_for_other_processes_for_a_limited_time(serve, toy_encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "_PATIENCE_S", 0.2)
+    place = tmp_path / "idx"
+    collection = Collection.build([("a", "a dog")], encoder=toy_encoder, path=place, show_progress_bar=False)
+    content = {"documents": [{"id": "b", "text": "the sea"}]}
+    with serve(collection=collection, allow_writes=True) as url:
+        with write_lock(place):
+            refused = httpx.post(f"{url}/v1/documents", json=content, timeout=60)
+        assert httpx.post(f"{url}/v1/documents", json=content, timeout=60).status_code == 200
+    assert refused.status_code == 503
+    assert "another process is writing" in refused.json()["error"]["message"]
+    assert str(tmp_path) not in refused.text
+
+
+def test_words_that_were_not_indexed_cannot_be_searched(serve, toy_encoder, tmp_path):
+    place = tmp_path / "idx"
+    collection = Collection.build([("a", "a dog")], encoder=toy_encoder, path=place, show_progress_bar=False)
+    with serve(collection=collection) as url:
+        done = httpx.post(f"{url}/v1/search", json={"query": "a dog", "hybrid": True})
+    assert done.status_code == 400
+    assert "--lexical" in done.json()["error"]["message"]
+
+
+class WaitingEncoder(Encoder):
+    """Waits at a gate."""
+
+    begun, gate = threading.Event(), threading.Event()
+
+    def encode_tokens(self, tokens):
+        self.begun.set()
+        assert self.gate.wait(20)
+        return super().encode_tokens(tokens)
+
+
+def test_beyond_concurrent_requests_no_body_is_read(serve, toy_bundle):
+    encoder = WaitingEncoder.load(toy_bundle)
+    with serve(encoder=encoder, concurrent_requests=1) as url:
+        working = threading.Thread(target=httpx.post, args=(f"{url}/embed",), kwargs={"json": {"inputs": "a"}})
+        working.start()
+        assert encoder.begun.wait(20)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+        connection.putrequest("POST", "/embed")
+        connection.putheader("content-length", "20")  # and never sent
+        connection.endheaders()
+        assert connection.getresponse().status == 429
+        connection.close()
+        encoder.gate.set()
+        working.join()
+
+
+def rows_of(header):
+    """Return the cells of the document's table with this header."""
+    lines = DOCUMENT.partition(f"\n{header}\n")[2].partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_document_names_the_versions_of_clients_that_are_installed():
+    rows = rows_of("| client | version | calls |")
+    assert len(rows) == 8
+    for name, version, _ in rows:
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        assert installed.split(".")[0] == version.split(".")[0], name
+
+
+def test_clients_of_openai_try_again():
+    openai = pytest.importorskip("openai")
+    assert openai.DEFAULT_MAX_RETRIES >= 1
+
+
+def test_the_documents_limits_of_nginx_and_systemd_fit_the_settings():
+    settings = ServerSettings()
+
+    def number(name):
+        return int(re.search(rf"{name}[ =](\d+)", DOCUMENT)[1])
+
+    assert number("keepalive_timeout") < settings.keep_alive_s
+    assert number("client_max_body_size") << 20 == settings.max_body_bytes
+    assert number("proxy_read_timeout") >= settings.timeout_s
+    assert number("TimeoutStopSec") > settings.drain_delay_s + settings.drain_s
