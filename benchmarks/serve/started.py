@@ -6,14 +6,18 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from servers import HERE, bound_to
+
+_START_SECONDS = 120
 
 
 class Started:
@@ -55,6 +59,15 @@ class Started:
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
+
+    def wait(self) -> None:
+        """Wait until the server listens."""
+        until = time.monotonic() + _START_SECONDS
+        while self._process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            time.sleep(0.2)
+        raise SystemExit(f"{self.name} did not start")
 
     def measure(self, job: Mapping[str, object]) -> tuple[float, float]:
         """Return answers per second, and µs of processor time per request."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -46,7 +45,8 @@ def main() -> None:
         texts = write_texts(arguments.texts, folder)
         job = {"model": arguments.model, "texts": str(texts), "seconds": arguments.seconds}
         versions = [stack.enter_context(start(tree, arguments.model)) for tree in arguments.trees]
-        time.sleep(5)
+        for version in versions:
+            version.wait()
         for turn in range(arguments.turns + 1):  # the first warms up
             for size, clients in LOADS:
                 for version in versions[:: -1 if turn % 2 else 1]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import logging
 import math
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -40,6 +41,8 @@ from embedkit.serving.retrieval.exact_index import (
     score_slack,
 )
 from embedkit.serving.retrieval.segment_files import PacedFile, map_array, write_array
+
+logger = logging.getLogger(__name__)
 
 _FLAT_SPARE = 16
 _FEW = 8  # times as many rows as are allowed: from there on FAISS gets their numbers
@@ -364,7 +367,9 @@ class IvfPqIndex(_FaissFile):
         clusters = max(1, min(round(4 * math.sqrt(count)), count // 40))
         parts = dimension if dimension % 2 else dimension // 2
         index = faiss.index_factory(dimension, f"IVF{clusters},PQ{parts}x4fs", faiss.METRIC_INNER_PRODUCT)
-        index.train(_sample(rows, max(64 * clusters, 2**12)))
+        sample = _sample(rows, max(64 * clusters, 2**12))
+        logger.info("index  finding %s clusters of %s embeddings first", f"{clusters:,}", f"{len(sample):,}")
+        index.train(sample)
         return cls._filled(index, rows, show_progress_bar=show_progress_bar)
 
     def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
