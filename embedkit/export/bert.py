@@ -1,4 +1,4 @@
-"""The ONNX graph of a BERT-family encoder or cross-encoder, written operator by operator from its weights.
+"""The ONNX graph of a BERT-family encoder or cross-encoder or a ModernBERT, written operator by operator.
 
 Nothing is traced, so the graph does not depend on the versions of torch and transformers, and every operator in it
 is intentional. Some computations are folded into the weights: query, key and value are one product that includes
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _FAMILY = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")
-# Encoders that are the same network under other names; their cross-encoders end in other layers.
-_ENCODERS = ("distilbert", "electra")
+# Encoders that are the same network under other names, and ModernBERT; their cross-encoders end in other layers.
+_ENCODERS = ("distilbert", "electra", "modernbert")
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")  # counted from pad_token_id + 1
 _MPNET_FIRST_POSITION = 2  # whatever its pad_token_id
 # Parts of the names of an architecture's weights, and of BERT's.
@@ -59,7 +59,9 @@ _NAMES = {
         ".attention.LayerNorm.": ".attention.output.LayerNorm.",
     },
 }
+_ACTIVATIONS = {"distilbert": "activation", "modernbert": "hidden_activation"}  # in configurations
 _BIAS_OF_DISTANCES = "encoder.relative_attention_bias"
+_LOCAL = "sliding_attention"
 _DISTILBERT_EPSILON = 1e-12  # not a part of its configuration
 _GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 # Added to the scores of padding; its exponential is 0, and the sum of two is still finite.
@@ -80,6 +82,15 @@ def is_bert(model: SentenceEncoder | PairEncoder) -> bool:
         and _activation(config) in _GELU
         and getattr(config, "position_embedding_type", "absolute") == "absolute"
         and getattr(config, "embedding_size", config.hidden_size) == config.hidden_size  # no projection of words
+        and (config.model_type != "modernbert" or _is_rotated(config))
+    )
+
+
+def _is_rotated(config: Any) -> bool:
+    """Whether positions of ModernBERT are rotations, as transformers describes them since version 5."""
+    rotations = getattr(config, "rope_parameters", None) or {}
+    return bool(rotations) and all(
+        rotations[kind].get("rope_type") == "default" for kind in set(config.layer_types)
     )
 
 
@@ -91,8 +102,8 @@ def _is_plain(model: SentenceEncoder) -> bool:
 
 
 def _activation(config: Any) -> str:
-    """Return the activation; DistilBERT's configuration has another name for it, and a static model has none."""
-    name: str = getattr(config, "activation" if config.model_type == "distilbert" else "hidden_act", "")
+    """Return the activation; some configurations have another name for it, and a static model has none."""
+    name: str = getattr(config, _ACTIVATIONS.get(config.model_type, "hidden_act"), "")
     return name
 
 
@@ -103,6 +114,8 @@ def write_bert(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> 
         return _CrossEncoderWriter(model, weights, arithmetic).write()
     if model.config.model_type == STATIC:
         return _StaticWriter(model, weights, arithmetic).write()
+    if model.config.model_type == "modernbert":
+        return _ModernWriter(model, weights, arithmetic).write()
     return _EncoderWriter(model, weights, arithmetic).write()
 
 
@@ -133,12 +146,7 @@ class _BodyWriter:
         ignored = graph.add("Sub", "padding", graph.number("one", 1.0), mask)
         ignored = graph.add("Mul", "padding_scores", ignored, graph.number("masked", _MASKED))
         ignored = graph.add("Unsqueeze", "padding_of_keys", ignored, graph.integers(1, 2))
-        states = self._embed()
-        if _BIAS_OF_DISTANCES in self.weights:
-            ignored = graph.add("Add", "biased_padding", ignored, self._bias())
-        for index in range(self.layers):
-            states = self._layer(f"encoder.layer.{index}", states, ignored)
-        return states, mask
+        return self._layers(self._embed(), ignored), mask
 
     def first_states(self, name: str, states: str) -> str:
         """Return the state of the first token: ``(B, H)``."""
@@ -165,27 +173,36 @@ class _BodyWriter:
         """Look up the positions of tokens; RoBERTa does not count padding tokens, not even within a text."""
         graph, name = self.graph, "embeddings.position_embeddings"
         if not self.first_position:
-            length = graph.add("Shape", "length", "input_ids", start=1)
-            return graph.add("Slice", name, table, graph.integers(0), length, graph.integers(0))
+            return graph.add("Slice", name, table, graph.integers(0), self._length(), graph.integers(0))
         skipped = graph.constant("padding_id", np.array(self.first_position - 1))
         is_counted = graph.add("Not", "is_counted", graph.add("Equal", "is_skipped", "input_ids", skipped))
         counted = graph.add("Cast", "counted", is_counted, to=TensorProto.INT64)
         places = graph.add("CumSum", "words_so_far", counted, graph.constant("tokens_axis", np.array(1)))
         return graph.add("Gather", name, table, graph.add("Mul", "places", places, counted))
 
+    def _layers(self, states: str, ignored: str) -> str:
+        if _BIAS_OF_DISTANCES in self.weights:
+            ignored = self.graph.add("Add", "biased_padding", ignored, self._bias())
+        for index in range(self.layers):
+            states = self._layer(f"encoder.layer.{index}", states, ignored)
+        return states
+
     def _bias(self) -> str:
         """Look up what each head adds to a score by the distance of the key from the query: ``(heads, L, L)``."""
         graph, table = self.graph, self.weights[_BIAS_OF_DISTANCES]
         farthest = table.shape[1] // 2
-        rows = graph.add("Add", "rows_of_distances", self._distances(), graph.integers(farthest))
+        rows = graph.add("Add", "rows_of_distances", self._distances(self._length()), graph.integers(farthest))
         return graph.add(
             "Gather", _BIAS_OF_DISTANCES, graph.constant(f"{_BIAS_OF_DISTANCES}.weight", table), rows, axis=1
         )
 
-    def _distances(self) -> str:
+    def _length(self) -> str:
+        return self.graph.add("Shape", "length", "input_ids", start=1)
+
+    def _distances(self, length: str) -> str:
         """Compute the place of each key less that of each query: ``(L, L)``."""
         graph = self.graph
-        length = graph.add("Squeeze", "keys", graph.add("Shape", "length_of_keys", "input_ids", start=1))
+        length = graph.add("Squeeze", "keys", length)
         first, step = (graph.constant(name, np.array(value)) for name, value in (("first", 0), ("step", 1)))
         places = graph.add("Range", "places_of_keys", first, length, step)
         queries = graph.add("Unsqueeze", "places_of_queries", places, graph.integers(1))
@@ -202,7 +219,10 @@ class _BodyWriter:
         output = graph.add("Add", f"{name}.residual", self._linear(f"{name}.output.dense", wide), mixed)
         return self._normalise(f"{name}.output.LayerNorm", output)
 
-    def _attend(self, name: str, states: str, ignored: str) -> str:
+    def _attend(
+        self, name: str, states: str, ignored: str, rotate: Callable[[str], str] = lambda rows: rows
+    ) -> str:
+        """Write attention; ``rotate`` writes what happens to queries and to keys ``(B, L, heads, H / heads)``."""
         graph = self.graph
         hidden = self.hidden
         merged = self._project(name, states)
@@ -210,6 +230,7 @@ class _BodyWriter:
         split = graph.add_many("Split", f"{name}.split", parts, merged, axis=2, num_outputs=3)
         by_head = graph.integers(0, 0, self.heads, hidden // self.heads)
         query, key, value = (graph.add("Reshape", f"{part}_heads", part, by_head) for part in split)
+        query, key = rotate(query), rotate(key)
         query = graph.add("Transpose", f"{query}_first", query, perm=[0, 2, 1, 3])
         key = graph.add("Transpose", f"{key}_last", key, perm=[0, 2, 3, 1])
         value = graph.add("Transpose", f"{value}_first", value, perm=[0, 2, 1, 3])
@@ -229,7 +250,10 @@ class _BodyWriter:
         return self._affine(f"{name}.projection", states, weight, bias)
 
     def _linear(self, name: str, value: str) -> str:
-        return self._affine(name, value, self.weights[f"{name}.weight"].T, self.weights[f"{name}.bias"])
+        """Write a product; one without a bias gets zeros, which make up for rounded weights later."""
+        weight = self.weights[f"{name}.weight"].T
+        bias = self.weights.get(f"{name}.bias", np.zeros(weight.shape[1], dtype=np.float32))
+        return self._affine(name, value, weight, bias)
 
     def _affine(self, name: str, value: str, weight: FloatArray, bias: FloatArray) -> str:
         product = self.arithmetic.matmul(self.graph, name, value, weight)
@@ -237,7 +261,9 @@ class _BodyWriter:
 
     def _normalise(self, name: str, value: str) -> str:
         scale = self.graph.constant(f"{name}.weight", self.weights[f"{name}.weight"])
-        bias = self.graph.constant(f"{name}.bias", self.weights[f"{name}.bias"])
+        bias = self.graph.constant(
+            f"{name}.bias", self.weights.get(f"{name}.bias", np.zeros_like(self.weights[f"{name}.weight"]))
+        )
         return self.graph.add("LayerNormalization", name, value, scale, bias, axis=-1, epsilon=self.epsilon)
 
 
@@ -277,6 +303,87 @@ class _EncoderWriter(_BodyWriter):
         count = graph.add("ReduceSum", f"{prefix}count", mask, graph.integers(1), keepdims=1)
         count = graph.add("Max", f"{prefix}safe_count", count, graph.number("one", 1.0))
         return graph.add("Div", f"{prefix}pooled", summed, count)
+
+
+class _ModernWriter(_EncoderWriter):
+    """Writes ModernBERT: rotated positions, windows, gates, and norms of the inputs of blocks."""
+
+    def __init__(self, model: SentenceEncoder, weights: Weights, arithmetic: Arithmetic) -> None:
+        super().__init__(model, weights, arithmetic)
+        self.config: Any = model.config
+        self.epsilon = float(self.config.norm_eps)
+
+    def _embed(self) -> str:
+        name = "embeddings.tok_embeddings"
+        words = self.weights[f"{name}.weight"][: self.vocabulary_size]
+        return self._normalise("embeddings.norm", self.arithmetic.gather(self.graph, name, words, "input_ids"))
+
+    def _layers(self, states: str, ignored: str) -> str:
+        graph, kinds = self.graph, list(self.config.layer_types)
+        length = self._length()
+        rotations = {kind: self._rotation(kind, length) for kind in dict.fromkeys(kinds)}
+        masks = {"full_attention": ignored}
+        if _LOCAL in kinds:
+            masks[_LOCAL] = graph.add("Add", "outside", ignored, self._far(length))
+        residual = states
+        for index, kind in enumerate(kinds):
+            last = index + 1 == len(kinds)
+            context = self._attend(
+                f"layers.{index}.attn", states, masks[kind], functools.partial(self._rotate, rotations[kind])
+            )
+            context = self._linear(f"layers.{index}.attn.Wo", context)
+            residual = graph.add("Add", f"layers.{index}.attended", context, residual)
+            states = self._open(f"layers.{index}.mlp", self._normalise(f"layers.{index}.mlp_norm", residual))
+            residual = graph.add("Add", f"layers.{index}.sum", states, residual)
+            states = self._normalise("final_norm" if last else f"layers.{index + 1}.attn_norm", residual)
+        return states
+
+    def _rotation(self, kind: str, length: str) -> tuple[str, str]:
+        """Look up the cosines and sines of each position: ``(L, 1, H / heads / 2)`` each."""
+        graph, name = self.graph, f"rotation.{kind}"
+        table = graph.constant(name, _rotation_of_positions(self.model, kind))
+        rows = graph.add("Slice", f"{name}.rows", table, graph.integers(0), length, graph.integers(0))
+        rows = graph.add("Unsqueeze", f"{name}.of_heads", rows, graph.integers(1))
+        names = [f"{name}.cosines", f"{name}.sines"]
+        cosines, sines = graph.add_many("Split", f"{name}.split", names, rows, axis=2, num_outputs=2)
+        return cosines, sines
+
+    def _rotate(self, rotation: tuple[str, str], rows: str) -> str:
+        """Rotate the pairs that the halves of each row form."""
+        graph, (cosines, sines) = self.graph, rotation
+        names = [f"{rows}.left", f"{rows}.right"]
+        left, right = graph.add_many("Split", f"{rows}.halves", names, rows, axis=3, num_outputs=2)
+
+        def times(half: str, factor: str) -> str:
+            return graph.add("Mul", f"{half}_by_{factor}", half, factor)
+
+        first = graph.add("Sub", f"{left}_rotated", times(left, cosines), times(right, sines))
+        second = graph.add("Add", f"{right}_rotated", times(right, cosines), times(left, sines))
+        return graph.add("Concat", f"{rows}_rotated", first, second, axis=3)
+
+    def _far(self, length: str) -> str:
+        """Compute what is added to the scores of keys beyond the window: ``(L, L)``."""
+        graph = self.graph
+        distances = graph.add("Abs", "absolute_distances", self._distances(length))
+        window = graph.constant("window", np.array(self.config.sliding_window))
+        far = graph.add("Cast", "far", graph.add("Greater", "is_far", distances, window), to=TensorProto.FLOAT)
+        return graph.add("Mul", "far_scores", far, graph.number("masked", _MASKED))
+
+    def _open(self, name: str, states: str) -> str:
+        """Write the gated feed-forward block."""
+        graph = self.graph
+        wide = self._linear(f"{name}.Wi", states)
+        parts = [f"{name}.input", f"{name}.gate"]
+        opened, gate = graph.add_many("Split", f"{name}.split", parts, wide, axis=2, num_outputs=2)
+        opened = graph.add("Gelu", f"{name}.gelu", opened, approximate=self.gelu)
+        return self._linear(f"{name}.Wo", graph.add("Mul", f"{name}.gated", opened, gate))
+
+    def _project(self, name: str, states: str) -> str:
+        name = f"{name}.Wqkv"
+        scales = np.ones(3 * self.hidden, dtype=np.float32)
+        scales[: self.hidden] = 1.0 / math.sqrt(self.hidden // self.heads)
+        bias = self.weights.get(f"{name}.bias", np.zeros_like(scales))
+        return self._affine(name, states, self.weights[f"{name}.weight"].T * scales, bias * scales)
 
 
 class _StaticWriter(_EncoderWriter):
@@ -336,6 +443,15 @@ def _bias_of_distances(model: SentenceEncoder | PairEncoder) -> FloatArray:
     with torch.inference_mode():
         (bias,) = encoder.compute_position_bias(torch.empty(1, model.tokenizer.max_length, device=model.device))
     return _to_array(torch.cat([bias[:, 1:, 0].flip(1), bias[:, 0]], dim=1))
+
+
+def _rotation_of_positions(model: SentenceEncoder, kind: str) -> FloatArray:
+    """Return the cosines and then the sines of each position: ``(P, H / heads)``."""
+    places = torch.arange(model.tokenizer.max_length, device=model.device)
+    body: Any = model.backbone
+    with torch.inference_mode():
+        parts = body.rotary_emb(torch.empty(0, device=model.device), places[None], kind)
+    return np.hstack([_to_array(part[0, :, : part.shape[2] // 2]) for part in parts])
 
 
 def _to_array(tensor: Tensor) -> FloatArray:

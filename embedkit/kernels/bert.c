@@ -251,14 +251,21 @@ static int read_product(Network *self, Product *p, PyObject *source, int inputs,
 
 static int read_layer(Network *self, Layer *l, PyObject *source) {
     PyObject *projection, *context, *context_weight, *context_bias, *wide, *narrow, *weight, *bias;
-    if (!PyArg_ParseTuple(source, "OO(OO)OO(OO)", &projection, &context, &context_weight, &context_bias, &wide,
-                          &narrow, &weight, &bias))
+    int rotation = -1;
+    l->window = -1;
+    if (!PyArg_ParseTuple(source, "OO(OO)OO(OO)|ii", &projection, &context, &context_weight, &context_bias,
+                          &wide, &narrow, &weight, &bias, &rotation, &l->window))
         return -1;
+    if (rotation >= MOST_ROTATIONS || (rotation >= 0 && !self->net.rotation[rotation])) {
+        PyErr_Format(PyExc_ValueError, "a layer has the rotation %d, which is not there", rotation);
+        return -1;
+    }
+    l->rotation = rotation < 0 ? NULL : self->net.rotation[rotation];
     const int hidden = self->net.hidden, intermediate = self->net.intermediate;
     if (read_product(self, &l->projection, projection, hidden, 3 * hidden) < 0) return -1;
     if (read_product(self, &l->context, context, hidden, hidden) < 0) return -1;
     if (read_norm(&l->context_norm, context_weight, context_bias, hidden) < 0) return -1;
-    if (read_product(self, &l->wide, wide, hidden, intermediate) < 0) return -1;
+    if (read_product(self, &l->wide, wide, hidden, intermediate * (1 + self->net.gated)) < 0) return -1;
     if (read_product(self, &l->narrow, narrow, intermediate, hidden) < 0) return -1;
     return read_norm(&l->norm, weight, bias, hidden);
 }
@@ -334,10 +341,43 @@ static int read_places(Network *self, PyObject *positions, PyObject *types) {
         PyErr_SetString(PyExc_ValueError, "positions or token types without states");
         return -1;
     }
-    if (read_table(&self->positions, positions, n->hidden, "positions", &n->places, &n->positions) < 0)
+    if (positions != Py_None &&
+        read_table(&self->positions, positions, n->hidden, "positions", &n->places, &n->positions) < 0)
         return -1;
     if (types == Py_None) return 0;
     return read_table(&self->types, types, n->hidden, "token types", &n->types, &n->token_types);
+}
+
+/* Copies a table of rotations. The first sets the number of positions where there are no rows of positions. */
+static float *read_rotation(Net *n, PyObject *source, int width) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(source, &view, PyBUF_SIMPLE) < 0) return NULL;
+    const Py_ssize_t rows = view.len / width / 4;
+    PyBuffer_Release(&view);
+    if (n->positions == INT32_MAX && rows > 0 && rows < INT32_MAX / 8) n->positions = (int)rows;
+    if (rows == longest_text(n)) return read_floats(source, rows * width, "a rotation");
+    PyErr_Format(PyExc_ValueError, "a rotation has %zd positions, expected %d", rows, longest_text(n));
+    return NULL;
+}
+
+static int read_rotations(Net *n, PyObject *source) {
+    const Py_ssize_t count = source == Py_None ? 0 : PySequence_Size(source);
+    const int width = n->hidden / n->heads;
+    if (count < 0) return -1;
+    if (count > MOST_ROTATIONS || (count > 0 && (width == 0 || width % (2 * LANES)))) {
+        PyErr_Format(PyExc_ValueError, "%zd rotations of heads of width %d, expected %d of multiples of %d", count,
+                     width, MOST_ROTATIONS, 2 * LANES);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(source, i);
+        if (item) n->rotation[i] = read_rotation(n, item, width);
+        Py_XDECREF(item);
+        if (!n->rotation[i]) return -1;
+    }
+    if (n->hidden == 0 || n->places || (count > 0 && n->skipped < 0)) return 0;
+    PyErr_SetString(PyExc_ValueError, "no positions, neither as rows nor as rotations");
+    return -1;
 }
 
 /* Copies (heads, 2 longest - 1) biases, so that whole vectors can be read at the end of a row. */
@@ -365,7 +405,7 @@ static int read_bias(Net *n, PyObject *source) {
 static int check_sizes(const Net *n) {
     if (n->hidden >= 0 && n->hidden % DEPTH == 0 && n->heads > 0 && n->hidden % n->heads == 0 &&
         n->hidden / n->heads % LANES == 0 && n->intermediate >= 0 && n->intermediate % DEPTH == 0 &&
-        n->dimension > 0)
+        n->intermediate <= INT32_MAX / 2 && n->dimension > 0)
         return 0;
     PyErr_Format(PyExc_ValueError, "no network of %d hidden, %d heads and %d intermediate can be run here",
                  n->hidden, n->heads, n->intermediate);
@@ -392,20 +432,21 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
         "epsilon",      "tanh",        "first_token",  "unit",          "instructions", "words",
         "word_scales",  "memory",      "memory_scales", "positions",    "types",     "norm",
         "layers",       "head",        "tanh_head",    "score",         "packed",    "skipped",
-        "bias",         NULL};
+        "bias",         "rotations",   "pre_norm",     "gated",         NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Net *n = &self->net;
-    int tanh_gelu, first_token, unit, tanh_head, vocabulary, width;
+    int tanh_gelu, first_token, unit, tanh_head, vocabulary, width, pre_norm = 0, gated = 0;
     const char *name;
     PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
-        *score, *packed, *biases = Py_None;
+        *score, *packed, *biases = Py_None, *rotations = Py_None;
     n->skipped = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOpOO|iO", names, &n->hidden,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOpOO|iOOpp", names, &n->hidden,
                                      &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary,
                                      &n->epsilon, &tanh_gelu, &first_token, &unit, &name, &words, &scales,
                                      &memory, &memory_scales, &positions, &types, &weight, &bias, &layers,
-                                     &head, &tanh_head, &score, &packed, &n->skipped, &biases))
+                                     &head, &tanh_head, &score, &packed, &n->skipped, &biases, &rotations,
+                                     &pre_norm, &gated))
         goto failed;
     if (!(self->target = find_target(name))) goto failed;
     if (!(self->lock = PyThread_allocate_lock())) {
@@ -416,12 +457,14 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     n->gelu = tanh_gelu ? GELU_TANH : GELU_ERF;
     n->first_token = first_token;
     n->unit = unit;
+    n->pre_norm = pre_norm;
+    n->gated = gated;
     n->has_head = head != Py_None;
     n->head_kind = tanh_head ? TANH : AS_IS;
     if (check_sizes(n) < 0 ||
         read_words(&n->words, words, &self->words, scales, &self->word_scales, vocabulary, n->hidden) < 0 ||
         read_memory(self, memory, memory_scales, vocabulary, width) < 0 ||
-        read_places(self, positions, types) < 0 || read_bias(n, biases) < 0)
+        read_places(self, positions, types) < 0 || read_rotations(n, rotations) < 0 || read_bias(n, biases) < 0)
         goto failed;
     if (read_norm(&n->embedding_norm, weight, bias, n->hidden) < 0 || read_layers(self, layers) < 0)
         goto failed;
@@ -472,6 +515,7 @@ static void network_dealloc(PyObject *object) {
     free_norm(&n->embedding_norm);
     release(n->score);
     release(n->bias);
+    for (int i = 0; i < MOST_ROTATIONS; i++) release(n->rotation[i]);
     PyBuffer_Release(&self->words);
     PyBuffer_Release(&self->word_scales);
     PyBuffer_Release(&self->memory);

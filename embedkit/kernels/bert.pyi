@@ -12,8 +12,9 @@ Array: TypeAlias = npt.NDArray[Any]
 # the value of input 0. I and O are multiples of 64.
 Product: TypeAlias = tuple[Array, Array | None, Array, Array | None, float, float]
 Norm: TypeAlias = tuple[Array, Array]  # weight and bias (H,) float32
-# projection to queries, keys and values, product of the context, norm; wide and narrow product, norm
-Layer: TypeAlias = tuple[Product, Product, Norm, Product, Product, Norm]
+# projection to queries, keys and values, product of the context, norm; wide and narrow product, norm; number of
+# the rotation of queries and keys, and the largest distance of a key from its query, both -1 without one
+Layer: TypeAlias = tuple[Product, Product, Norm, Product, Product, Norm, int, int]
 
 # Instruction sets that this build contains and this processor supports, fastest first; always includes "portable".
 def instructions() -> tuple[str, ...]: ...
@@ -40,6 +41,10 @@ class Network:
     # as of RoBERTa's padding; -1 if all tokens are counted from 0.
     # bias: (heads, 2 P - 1) float32, added to a score by the distance of the key from the query, from 1 - P to
     # P - 1 for texts of at most P tokens.
+    # rotations: at most two of (P, H / heads) float32, the cosines and then the sines by which layers rotate the
+    # halves of queries and keys. positions may then be None.
+    # pre_norm: norms apply to the inputs of products and not to the sums that go on to the next block.
+    # gated: wide products have 2 I outputs; the GELU of the first I is multiplied by the others.
     # score: (D + 1,) float32, the last column of a cross-encoder and its bias; its sigmoid replaces rows.
     # packed: (N,) uint8, as many bytes as all weights, aligned to 64, where weights are kept in the order of the
     # instruction set; written if it is writable, else it must be what another network with these weights wrote.
@@ -72,6 +77,9 @@ class Network:
         packed: Array | None,
         skipped: int = -1,
         bias: Array | None = None,
+        rotations: Sequence[Array] = (),
+        pre_norm: bool = False,
+        gated: bool = False,
     ) -> Self: ...
 
     # ids (N,) int32 of concatenated texts, types (N,) int32 if the network has token types, starts (B + 1,) int32

@@ -73,25 +73,30 @@ static inline size_t scores_of_seat(int longest) { return TILE_ROWS * (size_t)wh
 /* Divides the memory of a workspace among its arrays, if allocated; returns the number of bytes needed. */
 static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest, int seats) {
     const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
+    const size_t pre_norm = n->pre_norm, gated = n->gated;
     const size_t pooled = (size_t)pooled_width(n), every = (size_t)seats;
     const size_t widest = (size_t)(n->dimension > n->hidden ? n->dimension : n->hidden);
     const size_t floats[] = {rows * hidden,
                              rows * 3 * hidden,
                              rows * hidden,
-                             ROWS * intermediate,
+                             rows * hidden * pre_norm,
+                             ROWS * intermediate * (1 + gated),
+                             ROWS * intermediate * gated,
                              ROWS * widest,
                              ROWS * pooled,
                              every * keys_of_seat(n, longest),
                              every * scores_of_seat(longest),
                              ROWS * pooled / 4,
                              ROWS * intermediate / 4};
-    float *bytes[2], **parts[] = {&w->states, &w->projected, &w->context, &w->wide,  &w->narrow,
-                                  &w->pooled, &w->keys,      &w->scores,  &bytes[0], &bytes[1]};
+    float *bytes[2], **parts[] = {&w->states, &w->projected, &w->context, &w->residual, &w->wide,  &w->opened,
+                                  &w->narrow, &w->pooled,    &w->keys,    &w->scores,   &bytes[0], &bytes[1]};
     size_t used = 0;
     for (size_t part = 0; part < sizeof floats / sizeof *floats; part++) {
         *parts[part] = w->memory ? (float *)w->memory + used : NULL;
         used += floats[part];
     }
+    if (!n->pre_norm) w->residual = w->states;
+    if (!n->gated) w->opened = w->wide;
     w->narrow_bytes.bytes = (uint8_t *)bytes[0];
     w->wide_bytes.bytes = (uint8_t *)bytes[1];
     w->tokens = tokens;

@@ -15,6 +15,7 @@ enum {
     ROWS = 96,     /* rows per product call, which share one read of the weights from distant memory */
     DEPTH = 64,    /* every width is a multiple of it */
     TILE_ROWS = 6, /* rows of floats whose sums fit in registers */
+    MOST_ROTATIONS = 2,
 };
 
 typedef enum { AS_IS, GELU_ERF, GELU_TANH, TANH } Activation;
@@ -48,18 +49,23 @@ typedef struct {
 typedef struct {
     Product projection, context, wide, narrow;
     Norm context_norm, norm;
+    const float *rotation; /* one of the network's, or NULL */
+    int window;            /* the largest distance of a key from its query, or -1 */
 } Layer;
 
 typedef struct {
     int hidden, heads, layers, intermediate, positions, token_types, dimension; /* hidden 0: the memory alone */
     int skipped; /* an id that has the first position and is not counted by others, or -1 */
     float epsilon;
+    bool pre_norm; /* norms apply to the inputs of products alone; otherwise residuals are normalised, too */
+    bool gated;    /* the wide product has twice as many outputs; the second half is multiplied by GELU of the first */
     Activation gelu;
     bool first_token, has_head,
         unit; /* first_token: pooling by the first token; otherwise by the mean of all tokens */
     Activation head_kind;
     WordTable words, memory;     /* of the same vocabulary; width 0 means no memory */
-    const float *places, *types; /* (positions, hidden); (token_types, hidden), or NULL */
+    const float *places, *types; /* (positions, hidden), or NULL; (token_types, hidden), or NULL */
+    float *rotation[MOST_ROTATIONS]; /* (positions, hidden / heads): the cosines of a position, then its sines */
     float *bias; /* (heads, biases_of_head()): what a head adds to a score by the distance of its key, or NULL */
     Norm embedding_norm;
     Layer *layer;
@@ -76,7 +82,9 @@ typedef struct {
 /* The workspace of one run. */
 typedef struct {
     float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
-    float *wide, *narrow; /* (ROWS, intermediate), (ROWS, widest row of hidden, pooled, dimension) */
+    float *residual; /* (tokens, hidden): sums of states that are not normalised; the states, unless pre_norm */
+    float *wide, *narrow; /* (ROWS, outputs of the wide product), (ROWS, widest row of hidden, pooled, dimension) */
+    float *opened;        /* (ROWS, intermediate): the inputs of the narrow product, wide unless gated */
     float *pooled;        /* (ROWS, pooled width) */
     float *keys, *scores; /* used by attend(), for each seat */
     Rounded narrow_bytes, wide_bytes;

@@ -56,6 +56,7 @@ typedef struct {
     const Norm *norm;
     float *rows;
     const float *added;
+    float *to;
 } Normalisation;
 
 /* Units: rows. */
@@ -64,18 +65,38 @@ static void normalise_some(const void *step, int first, int end, int seat) {
     const size_t hidden = (size_t)s->n->hidden;
     (void)seat;
     for (int r = first; r < end; r++)
-        normalise_row(s->rows + r * hidden, s->added + r * hidden, s->n->hidden, s->norm->weight, s->norm->bias,
-                      s->n->epsilon);
+        normalise_row(s->rows + r * hidden, s->added + r * hidden, s->to + r * hidden, s->n->hidden,
+                      s->norm->weight, s->norm->bias, s->n->epsilon);
 }
 
-static void add_and_normalise(const Net *n, const Norm *norm, float *rows, const float *added, int count,
-                              Workspace *w) {
-    const Normalisation step = {n, norm, rows, added};
+static void add_and_normalise(const Net *n, const Norm *norm, float *rows, const float *added, float *to,
+                              int count, Workspace *w) {
+    const Normalisation step = {n, norm, rows, added, to};
     share(w->team, count, normalise_some, &step);
 }
 
 typedef struct {
     const Net *n;
+    const Workspace *w;
+} Gate;
+
+/* Units: rows. */
+static void gate_some(const void *step, int first, int end, int seat) {
+    const Workspace *w = ((const Gate *)step)->w;
+    const Net *n = ((const Gate *)step)->n;
+    const size_t width = (size_t)n->intermediate;
+    (void)seat;
+    for (size_t r = (size_t)first; r < (size_t)end; r++) {
+        const float *opened = w->wide + 2 * r * width, *gate = opened + width;
+        float *to = w->opened + r * width;
+        for (size_t i = 0; i < width; i += LANES)
+            store(to + i, mul(activate(load(opened + i), n->gelu), load(gate + i)));
+    }
+}
+
+typedef struct {
+    const Net *n;
+    const Layer *l;
     const int32_t *starts;
     bool first_only;
     Workspace *w;
@@ -92,20 +113,26 @@ static void attend_some(const void *step, int first, int end, int seat) {
         const int length = start[1] - start[0], wanted = a->first_only ? at_most(length, 1) : length;
         const int which = unit % n->heads;
         const size_t column = (size_t)which * head, row = (size_t)start[0];
-        attend(w->projected + row * 3 * hidden + column, length, wanted, n->hidden, (int)head, bias_of(n, which),
+        float *query = w->projected + row * 3 * hidden + column;
+        if (a->l->rotation) {
+            rotate_rows(query, 3L * n->hidden, wanted, (int)head, a->l->rotation);
+            rotate_rows(query + hidden, 3L * n->hidden, length, (int)head, a->l->rotation);
+        }
+        attend(query, length, wanted, n->hidden, (int)head, bias_of(n, which), a->l->window,
                w->context + row * hidden + column, w->keys + (size_t)seat * keys_of_seat(n, w->longest),
                w->scores + (size_t)seat * scores_of_seat(w->longest));
     }
 }
 
 /* The part after attention, for at most ROWS rows. */
-static void feed_forward(const Net *n, const Layer *l, float *states, const float *context, int count,
-                         Workspace *w) {
+static void feed_forward(const Net *n, const Layer *l, float *states, float *residual, const float *context,
+                         int count, Workspace *w) {
     apply(&l->context, context, count, w->narrow, AS_IS, &w->narrow_bytes, w);
-    add_and_normalise(n, &l->context_norm, states, w->narrow, count, w);
-    apply(&l->wide, states, count, w->wide, n->gelu, &w->narrow_bytes, w);
-    apply(&l->narrow, w->wide, count, w->narrow, AS_IS, &w->wide_bytes, w);
-    add_and_normalise(n, &l->norm, states, w->narrow, count, w);
+    add_and_normalise(n, &l->context_norm, residual, w->narrow, states, count, w);
+    apply(&l->wide, states, count, w->wide, n->gated ? AS_IS : n->gelu, &w->narrow_bytes, w);
+    if (n->gated) share(w->team, count, gate_some, &(Gate){n, w});
+    apply(&l->narrow, w->opened, count, w->narrow, AS_IS, &w->wide_bytes, w);
+    add_and_normalise(n, &l->norm, residual, w->narrow, states, count, w);
 }
 
 /* The same for the first token of each text; the rows are first gathered in the buffer of the projections. */
@@ -116,12 +143,13 @@ static void feed_forward_first(const Net *n, const Layer *l, const int32_t *star
         int count = 0;
         for (; t < texts && count < ROWS; t++)
             if (starts[t] < starts[t + 1]) first[count++] = starts[t];
-        float *states = w->projected, *context = states + count * hidden;
+        float *residual = w->projected, *context = residual + count * hidden;
+        float *states = n->pre_norm ? context + count * hidden : residual;
         for (int r = 0; r < count; r++) {
-            memcpy(states + r * hidden, w->states + first[r] * hidden, row);
+            memcpy(residual + r * hidden, w->residual + first[r] * hidden, row);
             memcpy(context + r * hidden, w->context + first[r] * hidden, row);
         }
-        feed_forward(n, l, states, context, count, w);
+        feed_forward(n, l, states, residual, context, count, w);
         for (int r = 0; r < count; r++) memcpy(w->states + first[r] * hidden, states + r * hidden, row);
     }
 }
@@ -134,14 +162,15 @@ static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int t
     for (int r = 0; r < tokens; r += ROWS)
         apply(&l->projection, w->states + r * hidden, at_most(tokens - r, ROWS), w->projected + r * 3 * hidden,
               AS_IS, &w->narrow_bytes, w);
-    const Attention attention = {n, starts, first_only, w};
+    const Attention attention = {n, l, starts, first_only, w};
     share(w->team, texts * n->heads, attend_some, &attention);
     if (first_only) {
         feed_forward_first(n, l, starts, texts, w);
         return;
     }
     for (int r = 0; r < tokens; r += ROWS)
-        feed_forward(n, l, w->states + r * hidden, w->context + r * hidden, at_most(tokens - r, ROWS), w);
+        feed_forward(n, l, w->states + r * hidden, w->residual + r * hidden, w->context + r * hidden,
+                     at_most(tokens - r, ROWS), w);
 }
 
 /* ---- from ids to rows ---- */
@@ -153,8 +182,9 @@ static void embed(const Net *n, const int32_t *ids, const int32_t *types, int le
         const int place = n->skipped < 0 ? i : ids[i] == n->skipped ? 0 : ++counted;
         float *row = states + (size_t)i * n->hidden;
         const float *type = types ? n->types + (size_t)types[i] * n->hidden : NULL;
-        place_word(&n->words, ids[i], n->places + (size_t)place * n->hidden, row);
-        normalise_row(row, type, n->hidden, n->embedding_norm.weight, n->embedding_norm.bias, n->epsilon);
+        if (!n->places) memset(row, 0, sizeof *row * (size_t)n->hidden);
+        place_word(&n->words, ids[i], n->places ? n->places + (size_t)place * n->hidden : row, row);
+        normalise_row(row, type, row, n->hidden, n->embedding_norm.weight, n->embedding_norm.bias, n->epsilon);
     }
 }
 
@@ -226,6 +256,7 @@ static bool run(const Net *n, const int32_t *ids, const int32_t *types, const in
     for (int t = 0; n->hidden && t < texts; t++)
         embed(n, ids + starts[t], types ? types + starts[t] : NULL, starts[t + 1] - starts[t],
               w->states + (size_t)starts[t] * n->hidden);
+    if (n->pre_norm) memcpy(w->residual, w->states, sizeof(float) * (size_t)starts[texts] * (size_t)n->hidden);
     for (int l = 0; l < n->layers; l++) run_layer(n, n->layer + l, starts, texts, w);
     for (int t = 0; t < texts; t += ROWS)
         finish(n, ids, starts + t, at_most(texts - t, ROWS), rows + (size_t)t * width, w);

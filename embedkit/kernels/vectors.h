@@ -59,10 +59,11 @@ INLINE Floats activate(Floats x, const Activation kind) {
 
 INLINE Floats sum_of_four(const Floats *x) { return add(add(x[0], x[1]), add(x[2], x[3])); }
 
-/* LayerNorm of one row, to which another is added first if there is one. As everywhere, a sum over a row has four
-   vectors of partial sums, so that consecutive additions do not wait for each other. */
-INLINE void normalise_row(float *row, const float *added, int width, const float *weight, const float *bias,
-                          float epsilon) {
+/* LayerNorm of one row, to which another is added first if there is one, to a row that may be the same. As
+   everywhere, a sum over a row has four vectors of partial sums, so that consecutive additions do not wait for each
+   other. */
+INLINE void normalise_row(float *row, const float *added, float *to, int width, const float *weight,
+                          const float *bias, float epsilon) {
     const Floats zero = splat(0.0f);
     Floats sum[4] = {zero, zero, zero, zero}, squares[4] = {zero, zero, zero, zero};
     for (int i = 0; i < width; i += DEPTH) {
@@ -89,7 +90,7 @@ INLINE void normalise_row(float *row, const float *added, int width, const float
     const Floats scale = splat(1.0f / sqrtf(variance + epsilon));
     for (int i = 0; i < width; i += LANES) {
         const Floats x = mul(sub(load(row + i), mean), scale);
-        store(row + i, fma_of(x, load(weight + i), load(bias + i)));
+        store(to + i, fma_of(x, load(weight + i), load(bias + i)));
     }
 }
 

@@ -38,9 +38,10 @@ def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
             f"training cannot start from {path}: its graph is not embedkit's own BERT in float32 or int8; use "
             "the model folder that it was exported from"
         )
-    if bert.bias is not None:
+    if not bert.is_bert:
         raise ModelError(
-            f"training cannot start from {path}: it is an MPNet; use the model folder that it was exported from"
+            f"training cannot start from {path}: it is an MPNet or a ModernBERT; use the model folder that it was "
+            "exported from"
         )
     if not bert.hidden:
         raise ModelError(f"training cannot start from {path}: it is a static model without states")

@@ -60,6 +60,12 @@ class _Reader:
         self.hidden = 0
         self.epsilon: float | None = None
         self.heads: int | None = None
+        self.rotations: list[Array] = []
+        self.rotated: list[tuple[str, ...]] = []  # the cosines and sines of each
+        self.window: int | None = None
+        self.within_window = ""  # what is added to scores of layers with that window
+        self.pre_norm: bool | None = None
+        self.gated: bool | None = None
         self.gelu: Literal["erf", "tanh"] | None = None
 
     def read(self) -> BertWeights:
@@ -72,10 +78,10 @@ class _Reader:
         rows, words, positions, skipped = self._embed()
         rows, types = self._add_types(rows)
         states, norm = self._normalise(rows)
-        ignored, bias = self._add_bias(ignored)
-        layers = []
+        ignored, bias = self._relate(ignored)
+        layers, residual = [], states
         while self.cursor.operator in _PRODUCTS:
-            states, layer = self._layer(states, ignored)
+            states, residual, layer = self._layer(states, residual, ignored)
             layers.append(layer)
         pooled, pooling = self._pool(states, mask)
         pooled, memory = self._remember(pooled, mask)
@@ -84,8 +90,9 @@ class _Reader:
             raise OtherGraphError("there is no LayerNorm")
         output, last = self._score(pooled) if self.pairs else (self._scale(pooled), None)
         embedded = words, positions, skipped, types, norm, bias
+        form = tuple(self.rotations), bool(self.pre_norm), bool(self.gated)
         settings = self.epsilon, self.heads or 1, self.gelu or "erf"
-        read = BertWeights(*embedded, *settings, tuple(layers), pooling, memory, head, activation, last)
+        read = BertWeights(*embedded, *form, *settings, tuple(layers), pooling, memory, head, activation, last)
         self._finish(output, read)
         return read
 
@@ -96,13 +103,16 @@ class _Reader:
         pooled, head, activation = self._head(self._mean(rows, mask), memory.width)
         nothing = np.zeros((memory.size, 0), dtype=np.float32)
         words, norm = WordTable(nothing), Norm(nothing[0], nothing[0])
-        read = BertWeights(
-            words, nothing, None, None, norm, None, 0.0, 1, "erf", (), "mean", memory, head, activation, None
-        )
+        form = (), False, False, 0.0, 1, "erf", ()
+        read = BertWeights(words, nothing, None, None, norm, None, *form, "mean", memory, head, activation, None)
         self._finish(self._scale(pooled), read)
         return read
 
-    def _embed(self) -> tuple[str, WordTable, Array, int | None]:
+    def _embed(self) -> tuple[str, WordTable, Array | None, int | None]:
+        if self.cursor.operator == "Gather":
+            rows, words = self._look_up()
+            self.hidden = words.width
+            return rows, words, None, None
         rows, positions, skipped = self._place()
         self.hidden = positions.shape[1]
         word_rows, words = self._look_up()
@@ -135,22 +145,45 @@ class _Reader:
         types = self.cursor.constant(0, "float32", None, self.hidden)
         return self.cursor.take("Add", rows, self.cursor.take("Gather", types, "token_type_ids")), types
 
-    def _add_bias(self, ignored: str) -> tuple[str, Array | None]:
-        """Read what heads add to scores by the distance of the key from the query."""
-        if self.cursor.operator != "Shape":
+    def _relate(self, ignored: str) -> tuple[str, Array | None]:
+        """Read how attention depends on places: rotations, a window, and what heads add to scores by distance."""
+        cursor = self.cursor
+        if cursor.operator != "Shape":
             return ignored, None
-        take, distances = self.cursor.take, self._distances()
-        farthest = self.cursor.constant(1, "int64", 1)
+        length = cursor.take("Shape", "input_ids", start=1)
+        while cursor.operator == "Slice":
+            self.rotations.append(cursor.constant(0, "float32", None, None))
+            rows = cursor.take("Slice", self.rotations[-1], _integers(0), length, _integers(0))
+            rows = cursor.take("Unsqueeze", rows, _integers(1))
+            self.rotated.append(cursor.take_many("Split", 2, rows, axis=2, num_outputs=2))
+        if cursor.operator != "Squeeze":
+            return ignored, None
+        distances = self._distances(cursor.take("Squeeze", length))
+        if cursor.operator == "Add":
+            return self._add_bias(ignored, distances)
+        self.within_window = self._limit(ignored, distances)
+        return ignored, None
+
+    def _distances(self, length: str) -> str:
+        take = self.cursor.take
+        places = take("Range", np.array(0, dtype=np.int64), length, np.array(1, dtype=np.int64))
+        return take("Sub", places, take("Unsqueeze", places, _integers(1)))
+
+    def _add_bias(self, ignored: str, distances: str) -> tuple[str, Array]:
+        take, farthest = self.cursor.take, self.cursor.constant(1, "int64", 1)
         rows = take("Add", distances, farthest)
         bias = self.cursor.constant(0, "float32", None, 2 * int(farthest[0]) + 1)
         self.heads = _same(self.heads, len(bias))
         return take("Add", ignored, take("Gather", bias, rows, axis=1)), bias
 
-    def _distances(self) -> str:
+    def _limit(self, ignored: str, distances: str) -> str:
         take = self.cursor.take
-        length = take("Squeeze", take("Shape", "input_ids", start=1))
-        places = take("Range", np.array(0, dtype=np.int64), length, np.array(1, dtype=np.int64))
-        return take("Sub", places, take("Unsqueeze", places, _integers(1)))
+        distances = take("Abs", distances)
+        window = self.cursor.constant(1, "int64")
+        self.window = int(window)
+        require(0 <= self.window < 2**31, "another window")
+        far = take("Cast", take("Greater", distances, window), to=_FLOAT32)
+        return take("Add", ignored, take("Mul", far, _number(-1e9)))
 
     def _float_words(self) -> tuple[str, WordTable]:
         table = self.cursor.constant(0, "float32", None, None)
@@ -186,30 +219,64 @@ class _Reader:
         rows = take("Reshape", take("Mul", rows, scale), _integers(0, 0, width))
         return rows, WordTable(table, scales)
 
-    def _layer(self, states: str, ignored: str) -> tuple[str, Layer]:
+    def _layer(self, states: str, residual: str, ignored: str) -> tuple[str, str, Layer]:
         take, hidden = self.cursor.take, self.hidden
         merged, projection = self._affine(states, hidden, 3 * hidden)
-        mixed, context = self._affine(self._attend(merged, ignored), hidden, hidden)
-        mixed, context_norm = self._normalise(take("Add", mixed, states))
+        attended, rotation, window = self._attend(merged, ignored)
+        mixed, context = self._affine(attended, hidden, hidden)
+        summed = take("Add", mixed, residual)
+        mixed, context_norm = self._normalise(summed)
         opened, wide = self._affine(mixed, hidden)
-        self.gelu = _same(self.gelu, _GELU.get(self.cursor.attribute("approximate")))
-        opened = take("Gelu", opened, approximate=self.cursor.attribute("approximate"))
-        output, narrow = self._affine(opened, len(wide.bias), hidden)
-        output, norm = self._normalise(take("Add", output, mixed))
-        return output, Layer(projection, context, context_norm, wide, narrow, norm)
+        opened = self._open(opened)
+        output, narrow = self._affine(opened, len(wide.bias) // (2 if self.gated else 1), hidden)
+        self.pre_norm = _same(self.pre_norm, self.cursor.name(1) == summed)
+        summed = take("Add", output, summed if self.pre_norm else mixed)
+        output, norm = self._normalise(summed)
+        layer = Layer(projection, context, context_norm, wide, narrow, norm, rotation, window)
+        return output, summed if self.pre_norm else output, layer
 
-    def _attend(self, merged: str, ignored: str) -> str:
+    def _open(self, wide: str) -> str:
+        """Read the GELU, and what it is multiplied by."""
+        cursor = self.cursor
+        self.gated = _same(self.gated, cursor.operator == "Split")
+        gate = None
+        if self.gated:
+            wide, gate = cursor.take_many("Split", 2, wide, axis=2, num_outputs=2)
+        self.gelu = _same(self.gelu, _GELU.get(cursor.attribute("approximate")))
+        opened = cursor.take("Gelu", wide, approximate=cursor.attribute("approximate"))
+        return opened if gate is None else cursor.take("Mul", opened, gate)
+
+    def _attend(self, merged: str, ignored: str) -> tuple[str, int | None, int | None]:
+        """Read attention; return its output, and the layer's rotation and window."""
         take = self.cursor.take
         parts = self.cursor.take_many("Split", 3, merged, axis=2, num_outputs=3)
         by_head = self._by_head()
         query, key, value = [take("Reshape", part, by_head) for part in parts]
+        (query, rotation), (key, same) = self._rotate(query), self._rotate(key)
+        require(rotation == same, "keys of another rotation")
         query = take("Transpose", query, perm=(0, 2, 1, 3))
         key = take("Transpose", key, perm=(0, 2, 3, 1))
         value = take("Transpose", value, perm=(0, 2, 1, 3))
-        scores = take("Add", take("MatMul", query, key), ignored)
+        scores = take("MatMul", query, key)
+        is_near = self.window is not None and self.cursor.name(1) == self.within_window
+        scores = take("Add", scores, self.within_window if is_near else ignored)
         context = take("MatMul", take("Softmax", scores, axis=-1), value)
         context = take("Transpose", context, perm=(0, 2, 1, 3))
-        return take("Reshape", context, _integers(0, 0, self.hidden))
+        context = take("Reshape", context, _integers(0, 0, self.hidden))
+        return context, rotation, self.window if is_near else None
+
+    def _rotate(self, rows: str) -> tuple[str, int | None]:
+        """Read the rotation of queries or keys, if they are rotated."""
+        cursor, take = self.cursor, self.cursor.take
+        if cursor.operator != "Split":
+            return rows, None
+        left, right = cursor.take_many("Split", 2, rows, axis=3, num_outputs=2)
+        found = [number for number, names in enumerate(self.rotated) if cursor.name(1) == names[0]]
+        require(len(found) == 1, "another rotation")
+        cosines, sines = self.rotated[found[0]]
+        first = take("Sub", take("Mul", left, cosines), take("Mul", right, sines))
+        second = take("Add", take("Mul", right, cosines), take("Mul", left, sines))
+        return take("Concat", first, second, axis=3), found[0]
 
     def _by_head(self) -> Array:
         shape = self.cursor.constant(1, "int64", 4)
@@ -313,7 +380,10 @@ class _Reader:
         require(len({product.kind for product in read.products}) <= 1, "products of several kinds")
         has_pooler = read.pooling == "cls" and read.memory is None and read.activation == "tanh"
         require(has_pooler or not self.pairs, "another pooling")
+        require(read.positions is not None or len(read.rotations) > 0, "no positions")
         require(read.bias is None or read.bias.shape[1] == 2 * read.longest - 1, "a bias of other lengths")
+        head = (read.longest, read.hidden // read.heads)
+        require(all(each.shape == head for each in read.rotations), "rotations of other sizes")
         require(read.memory is None or read.memory.size == read.words.size, "a memory of other words")
 
 

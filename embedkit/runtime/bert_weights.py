@@ -97,9 +97,11 @@ class Layer:
         projection: H -> 3H, query, key and value, including the scale of queries.
         context: H -> H, applied to the heads' outputs.
         context_norm: applied to the sum of that and the layer's input.
-        wide: H -> I, before the GELU.
+        wide: H -> I, before the GELU; H -> 2I if the network is gated.
         narrow: I -> H, after it.
         norm: applied to the sum of that and the output of ``context_norm``.
+        rotation: number of the rotation of queries and keys, if any.
+        window: the largest distance of a key from its query, if limited.
     """
 
     projection: Product
@@ -108,6 +110,8 @@ class Layer:
     wide: Product
     narrow: Product
     norm: Norm
+    rotation: int | None = None
+    window: int | None = None
 
     @property
     def products(self) -> tuple[Product, Product, Product, Product]:
@@ -124,13 +128,19 @@ class BertWeights:
 
     Attributes:
         words: the word table.
-        positions: ``(P, H) float32``; includes the token type if there is only one, as for texts.
+        positions: ``(P, H) float32``; includes the token type if there is only one, as for texts. None if
+            rotations alone depend on positions.
         skipped: an id whose tokens have position 0 and are not counted, so that others have positions from 1, as
             RoBERTa's padding token; None if all tokens are counted from 0.
         types: ``(T, H) float32``, the token types of pairs, if there are several.
         norm: applied to the sum of these.
         bias: ``(heads, 2 P - 1) float32``, what each head adds to a score by the distance of the key from the
             query, from ``1 - P`` to ``P - 1`` for texts of at most P tokens; None if attention ignores distances.
+        rotations: ``(P, H / heads) float32`` each, cosines and then sines, by which layers rotate the pairs that
+            the halves of each head's queries and keys form.
+        pre_norm: whether the sums of a layer go on to the next sum as they are, and norms apply to the inputs of
+            products and of pooling only.
+        gated: whether the GELU of a wide product's first half is multiplied by its second half.
         epsilon: of every LayerNorm.
         heads: number of heads of every layer, a divisor of H; 1 without layers.
         gelu: the exact form or the tanh approximation.
@@ -144,11 +154,14 @@ class BertWeights:
     """
 
     words: WordTable
-    positions: FloatArray
+    positions: FloatArray | None
     skipped: int | None
     types: FloatArray | None
     norm: Norm
     bias: FloatArray | None
+    rotations: tuple[FloatArray, ...]
+    pre_norm: bool
+    gated: bool
     epsilon: float
     heads: int
     gelu: Literal["erf", "tanh"]
@@ -162,17 +175,17 @@ class BertWeights:
     @property
     def longest(self) -> int:
         """Maximum number of tokens of a text, for which there are positions."""
-        return len(self.positions) - (self.skipped is not None)
+        return len(self.rotations[0] if self.positions is None else self.positions) - (self.skipped is not None)
 
     @property
     def hidden(self) -> int:
         """H, the width of a state."""
-        return int(self.positions.shape[1])
+        return self.words.width if self.positions is None else int(self.positions.shape[1])
 
     @property
     def intermediate(self) -> int:
         """I, the width inside feed-forward blocks; H without layers."""
-        return len(self.layers[0].wide.bias) if self.layers else self.hidden
+        return len(self.layers[0].narrow.weight) if self.layers else self.hidden
 
     @property
     def pooled_width(self) -> int:
@@ -183,6 +196,13 @@ class BertWeights:
     def dimension(self) -> int:
         """D, the width of a row after the head."""
         return self.pooled_width if self.head is None else len(self.head.bias)
+
+    @property
+    def is_bert(self) -> bool:
+        """Whether it is BERT's own network, without additions."""
+        return not (
+            self.positions is None or self.bias is not None or self.pre_norm or self.gated or self.rotations
+        )
 
     @property
     def products(self) -> tuple[Product, ...]:

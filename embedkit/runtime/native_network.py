@@ -300,7 +300,8 @@ def _read(model: bytes, *, pairs: bool) -> BertWeights:
 
 def _fits(weights: BertWeights) -> bool:
     widths = (weights.hidden, weights.intermediate, weights.pooled_width, weights.dimension)
-    return all(width % _MULTIPLE == 0 for width in widths) and weights.hidden // weights.heads % _LANES == 0
+    head, lanes = weights.hidden // weights.heads, _LANES * (2 if weights.rotations else 1)
+    return all(width % _MULTIPLE == 0 for width in widths) and head % lanes == 0
 
 
 def _is_quickest(weights: BertWeights, instructions: str) -> bool:
@@ -371,6 +372,8 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
                 _product(layer.wide),
                 _product(layer.narrow),
                 _norm(layer.norm),
+                -1 if layer.rotation is None else layer.rotation,
+                -1 if layer.window is None else layer.window,
             )
             for layer in weights.layers
         ],
@@ -378,6 +381,9 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "tanh_head": weights.activation == "tanh",
         "score": None if weights.last is None else _score(weights.last),
         "bias": weights.bias,
+        "rotations": weights.rotations,
+        "pre_norm": weights.pre_norm,
+        "gated": weights.gated,
         **({} if weights.skipped is None else {"skipped": weights.skipped}),
     }
 

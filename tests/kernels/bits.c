@@ -70,6 +70,8 @@ typedef struct {
     WordKind words;
     Activation gelu, head;
     bool first_token, score, biased;
+    bool pre_norm, gated;
+    int rotations, window; /* 0: none; the window is that of the second layer */
 } Shape;
 
 static void draw_product(Product *p, const Shape *s, int inputs, int outputs, int panel) {
@@ -127,12 +129,14 @@ static void draw_net(Net *n, const Shape *s, int panel) {
                .skipped = -1,
                .dimension = s->dimension ? s->dimension : pooled,
                .epsilon = 1e-12f,
+               .pre_norm = s->pre_norm,
+               .gated = s->gated,
                .gelu = s->gelu,
                .first_token = s->first_token,
                .has_head = s->dimension > 0,
                .unit = !s->score,
                .head_kind = s->head,
-               .places = draw_floats((size_t)PLACES * (size_t)s->hidden, 0.3f, 0.0f),
+               .places = s->rotations ? NULL : draw_floats((size_t)PLACES * (size_t)s->hidden, 0.3f, 0.0f),
                .types = draw_floats(2 * (size_t)s->hidden, 0.3f, 0.0f),
                .layer = aligned(2 * sizeof(Layer))};
     draw_words(&n->words, s->words, s->hidden);
@@ -142,9 +146,14 @@ static void draw_net(Net *n, const Shape *s, int panel) {
         draw_product(&n->layer[l].projection, s, s->hidden, 3 * s->hidden, panel);
         draw_product(&n->layer[l].context, s, s->hidden, s->hidden, panel);
         draw_norm(&n->layer[l].context_norm, s->hidden);
-        draw_product(&n->layer[l].wide, s, s->hidden, s->intermediate, panel);
+        draw_product(&n->layer[l].wide, s, s->hidden, s->intermediate * (1 + s->gated), panel);
         draw_product(&n->layer[l].narrow, s, s->intermediate, s->hidden, panel);
         draw_norm(&n->layer[l].norm, s->hidden);
+        n->layer[l].window = l && s->window ? s->window : -1;
+        if (l < s->rotations) {
+            n->rotation[l] = draw_floats((size_t)PLACES * (size_t)(s->hidden / s->heads), 1.0f, 0.0f);
+            n->layer[l].rotation = n->rotation[l];
+        }
     }
     if (n->has_head) draw_product(&n->head, s, pooled, s->dimension, panel);
     if (s->biased) n->bias = draw_floats((size_t)n->heads * biases_of_head(n), 3.0f, 0.0f);
@@ -169,7 +178,9 @@ static void free_net(Net *n) {
                      (void *)n->memory.values,
                      (void *)n->memory.scales,
                      n->score,
-                     n->bias};
+                     n->bias,
+                     n->rotation[0],
+                     n->rotation[1]};
     for (int l = 0; l < n->layers; l++) {
         free_product(&n->layer[l].projection);
         free_product(&n->layer[l].context);
@@ -242,6 +253,9 @@ int main(void) {
         {192, 12, 320, 0, 0, 63, true, WORDS_FLOAT, GELU_ERF, AS_IS, true, false},
         {64, 2, 192, 0, 0, 0, false, WORDS_FLOAT, GELU_ERF, AS_IS, false, false, .biased = true},
         {128, 4, 64, 64, 64, 127, false, WORDS_INT8, GELU_ERF, TANH, true, true, .biased = true},
+        {64, 2, 192, 0, 0, 0, false, WORDS_FLOAT, GELU_ERF, AS_IS, true, false, false, true, true, 2, 5},
+        {128, 4, 64, 0, 0, 127, false, WORDS_INT8, GELU_TANH, AS_IS, false, false, false, true, true, 1, 12},
+        {128, 1, 64, 0, 64, 63, true, WORDS_INT4, GELU_ERF, TANH, true, false, true, false, true, 0, 1},
     };
     int differing = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
