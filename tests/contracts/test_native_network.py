@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from embedkit.cli.main import main
 from embedkit.errors import InputError, ModelError, ProviderError
@@ -46,7 +55,11 @@ MAX_LENGTH = 300
 # Largest difference of a value. int8-static rounds the same values in the same steps, but occasionally one in
 # the other direction; int8 rounds each token with its own step.
 DIFFERENCE = {"fp32": 2e-6, "int8-static": 5e-3, "int8": 3e-2}
-NETWORKS: dict[str, Any] = {"bert": (BertConfig, BertModel), "mpnet": (MPNetConfig, MPNetModel)}
+NETWORKS: dict[str, Any] = {
+    "bert": (BertConfig, BertModel),
+    "mpnet": (MPNetConfig, MPNetModel),
+    "modernbert": (ModernBertConfig, lambda config, **_: ModernBertModel(config)),
+}
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 
 needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
@@ -76,6 +89,8 @@ def make_encoder(toy_tokenizer_json: str) -> Any:
             "max_position_embeddings": MAX_LENGTH + (2 if family == "mpnet" else 0),
             "initializer_range": 0.15,
         }
+        if family == "modernbert":
+            settings |= {"local_attention": 16, "global_attn_every_n_layers": 2, "pad_token_id": 0}
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(5)
             config, network = NETWORKS[family]
@@ -166,6 +181,8 @@ def test_padding_within_a_text_is_not_counted(toy_tokenizer_json: str) -> None:
         ("mean", 64, {"num_hidden_layers": 0}),
         ("mean", None, {"family": "mpnet"}),
         ("cls", None, {"family": "mpnet", "num_attention_heads": 4}),
+        ("mean", 64, {"family": "modernbert", "num_hidden_layers": 3}),
+        ("cls", None, {"family": "modernbert", "intermediate_size": 64, "attention_bias": True}),
     ],
 )
 def test_agrees_for_every_shape(
@@ -217,7 +234,7 @@ def test_int8_is_closer_to_float_than_one_scale_per_text(make_encoder: Any, toke
 
 
 @needs_kernel
-@pytest.mark.parametrize("changes", [{}, {"memory": 64}, {"family": "mpnet"}])
+@pytest.mark.parametrize("changes", [{}, {"memory": 64}, {"family": "mpnet"}, {"family": "modernbert"}])
 @pytest.mark.parametrize("products", DIFFERENCE)
 def test_a_text_has_the_same_bits_in_any_batch(
     make_encoder: Any, tokens: Tokens, products: str, changes: dict[str, Any]
@@ -242,6 +259,7 @@ def test_every_instruction_set_gives_the_same_bits(
         (make_encoder(memory=192, outlier=30.0), 127),
         (make_encoder("cls", None), 63),
         (make_encoder(family="mpnet"), 127),
+        (make_encoder(family="modernbert"), 63),
     )
     for encoder, levels in encoders:
         content = write(encoder, products, words, levels=levels)
@@ -349,12 +367,12 @@ def teams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @needs_kernel
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(("pooling", "family"), [("mean", "bert"), ("cls", "bert"), ("cls", "modernbert")])
 @pytest.mark.parametrize("products", DIFFERENCE)
 def test_threads_that_share_a_batch_change_no_bit(
-    make_encoder: Any, tokens: Tokens, products: str, pooling: str, teams: list[int]
+    make_encoder: Any, tokens: Tokens, products: str, pooling: str, family: str, teams: list[int]
 ) -> None:
-    weights = read_bert(write(make_encoder(pooling), products))
+    weights = read_bert(write(make_encoder(pooling, family=family), products))
     for instructions in native_instructions():
         alone = run(NativeNetwork(weights, threads=1, instructions=instructions), tokens)
         shared = run(NativeNetwork(weights, threads=4, instructions=instructions), tokens)
@@ -668,6 +686,29 @@ class TestSizes:
         ):
             with pytest.raises(ValueError, match="biases"):
                 NativeNetwork(broken)
+
+    @needs_kernel
+    def test_of_rotations_and_gates(self, make_encoder: Any) -> None:
+        graph = read_bert(write(make_encoder(family="modernbert")))
+        assert graph is not None
+        first, second = graph.rotations
+        layer = graph.layers[0]
+        for broken, message in (
+            (dataclasses.replace(graph, rotations=(first, second[:-1])), "a rotation has 299 positions"),
+            (dataclasses.replace(graph, rotations=(first[:0], second)), "a rotation has 0 positions"),
+            (dataclasses.replace(graph, rotations=(first, second, second)), "3 rotations"),
+            (dataclasses.replace(graph, rotations=(first,)), "the rotation 1, which is not there"),
+            (dataclasses.replace(graph, heads=4), "rotations of heads of width 16"),
+            (dataclasses.replace(graph, rotations=(first * np.nan, second)), "NaN or infinite"),
+            (dataclasses.replace(graph, gated=False), "bytes"),
+            (dataclasses.replace(graph, layers=(dataclasses.replace(layer, rotation=5),)), "the rotation 5"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                NativeNetwork(broken)
+        wide = dataclasses.replace(graph, layers=(dataclasses.replace(layer, window=2**31 - 1),))
+        none = dataclasses.replace(graph, layers=(dataclasses.replace(layer, window=None),))
+        tokens = Tokens([[5] * MAX_LENGTH, [6, 7]], [])
+        assert np.array_equal(run(NativeNetwork(wide), tokens), run(NativeNetwork(none), tokens))
 
     @needs_kernel
     def test_of_a_run(self, make_encoder: Any) -> None:

@@ -134,7 +134,7 @@ def make_network(draw: Draw, bert: Any, options: dict[str, Any], instructions: s
     """Return a network with weights of its own, or with those that another one has packed."""
     if draw.below(2):
         return bert.Network(**options, instructions=instructions, packed=None)
-    products = [each for layer in options["layers"] for each in layer if len(each) > 2]  # the others are norms
+    products = [each for layer in options["layers"] for each in layer[:5] if len(each) > 2]  # the others are norms
     products += [options["head"]] if options["head"] else []
     size = sum(len(product[0]) for product in products) - (64 if draw.rarely() else 0)
     packed = mmap.mmap(-1, max(size, 1))
@@ -168,6 +168,7 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
     vocabulary, places = draw.one_of([3, 8], [0, -1, 2**31 - 1]), draw.one_of([5, 9], [0])
     with_head, with_types, with_score = draw.below(2), draw.below(2), draw.below(3) == 0
     with_bias, skipped = draw.below(3) == 0, draw.one_of([-1, 0], [1, 2**31 - 1])
+    rotations, gated = draw.one_of([0, 0, 1, 2], [3]), draw.below(3) == 0
     is_byte, is_static, kind = draw.below(3) > 0, draw.below(2) == 1, draw.below(3)
     sizes = hidden, inner, memory, vocabulary
     if not all(0 <= size < 1000 for size in sizes):  # the kernel has to refuse them, whatever the buffers hold
@@ -199,9 +200,11 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
             product(hidden_bytes, 3 * hidden_bytes),
             product(hidden_bytes, hidden_bytes),
             norm(hidden_bytes),
-            product(hidden_bytes, inner_bytes),
+            product(hidden_bytes, inner_bytes * (1 + gated)),
             product(inner_bytes, hidden_bytes),
             norm(hidden_bytes),
+            draw.one_of([-1, rotations - 1], [rotations, -2, 2**31 - 1]),
+            draw.one_of([-1, 1, 3], [0, -2, 2**31 - 1]),
         )
 
     (word_values, word_scales), (memory_values, memory_scales) = (
@@ -225,7 +228,12 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
         "word_scales": word_scales,
         "memory": memory_values,
         "memory_scales": memory_scales,
-        "positions": draw.floats(places * hidden_bytes),
+        "positions": None if rotations and draw.below(2) else draw.floats(places * hidden_bytes),
+        "rotations": [
+            draw.floats((places - (skipped >= 0)) * (hidden_bytes // max(heads, 1))) for _ in range(rotations)
+        ],
+        "pre_norm": draw.below(2),
+        "gated": gated,
         "types": draw.floats(2 * hidden_bytes) if with_types else None,
         "norm": norm(hidden_bytes),
         "layers": [layer() for _ in range(draw.below(3))],

@@ -67,7 +67,7 @@ def test_a_shift_is_the_mean_input_times_the_rounding_errors():
     np.testing.assert_allclose(shifts["product"], [10 * 0.3, 2 * 0.4], rtol=1e-6)
 
 
-@pytest.mark.parametrize("architecture", ["mpnet", "distilbert"])
+@pytest.mark.parametrize("architecture", ["mpnet", "modernbert", "distilbert"])
 def test_other_architectures_are_compensated(make_any, architecture):
     model = make_any(architecture, head=6)
     wanted, graph = build_graph(model, FloatArithmetic()), build_graph(model, Int8Arithmetic(64))

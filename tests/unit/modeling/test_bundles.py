@@ -104,7 +104,7 @@ def test_another_network_on_the_kernel_is_refused(tokenizer, tmp_path):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     network = MPNetModel(MPNetConfig(vocab_size=tokenizer.vocabulary_size, **sizes), add_pooling_layer=False)
     export(SentenceEncoder(network, tokenizer, name="toy").eval(), tmp_path / "toy.onnx", precision="fp32")
-    with pytest.raises(ModelError, match="it is an MPNet"):
+    with pytest.raises(ModelError, match="it is an MPNet or a ModernBERT"):
         from_bundle(tmp_path / "toy.onnx")
 
 

@@ -16,7 +16,16 @@ import onnx
 import pytest
 import torch
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
-from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel, RobertaConfig, RobertaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from embedkit.errors import BundleIntegrityError
 from embedkit.export import bert
@@ -44,7 +53,12 @@ MakePairs = Callable[..., PairEncoder]
 @pytest.fixture(scope="module")
 def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
     """``make_encoder(pooling="mean", head=None, memory=None, ...)``, with random weights and biases."""
-    networks = {BertConfig: BertModel, RobertaConfig: RobertaModel, MPNetConfig: MPNetModel}
+    networks = {
+        BertConfig: BertModel,
+        RobertaConfig: RobertaModel,
+        MPNetConfig: MPNetModel,
+        ModernBertConfig: lambda config, **_: ModernBertModel(config),
+    }
     tokenizer = Tokenizer(toy_tokenizer_json, 20)
 
     def make(
@@ -66,16 +80,17 @@ def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
             "pad_token_id": 0,
             "initializer_range": 0.2,
         }
+        if family is ModernBertConfig:
+            settings |= {"local_attention": 6, "global_attn_every_n_layers": 2}
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(3)
             backbone = networks[family](family(**settings | changes), add_pooling_layer=False)
             for parameter in backbone.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(0.2 * torch.randn_like(parameter))
-            for layer in backbone.encoder.layer:  # an outlying input, so that int8-static smooths
-                layer.attention.get_submodule("output" if family is not MPNetConfig else "").LayerNorm.weight[
-                    3
-                ] *= 30
+            for name, parameter in backbone.named_parameters():
+                if "attention" in name and name.endswith("LayerNorm.weight"):
+                    parameter[3] *= 30  # an outlying input, so that int8-static smooths
             encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
             if memory is not None:
                 encoder.memory = WordMemory(tokenizer.vocabulary_size, memory)
@@ -127,20 +142,34 @@ def embed(graph: BertWeights, batch: TokenBatch) -> Rows:
     places = np.arange(ids.shape[1])
     if graph.skipped is not None:
         places = np.cumsum(ids != graph.skipped, axis=1) * (ids != graph.skipped)
-    rows = rows_of(graph.words)[ids] + graph.positions[places].astype(np.float64)
+    rows = rows_of(graph.words)[ids] + (
+        0 if graph.positions is None else graph.positions[places].astype(np.float64)
+    )
     rows = rows if graph.types is None else rows + graph.types[batch.token_type_ids]
-    states = normalise(rows, graph.norm, graph.epsilon)
+    states = residual = normalise(rows, graph.norm, graph.epsilon)
     distances = np.arange(ids.shape[1]) - np.arange(ids.shape[1])[:, None]
     biases = 0 if graph.bias is None else graph.bias[:, distances + graph.longest - 1]
     for layer in graph.layers:
         parts = np.split(multiply(layer.projection, states), 3, axis=-1)
         query, key, value = (part.reshape(*ids.shape, graph.heads, -1).swapaxes(1, 2) for part in parts)
-        scores = query @ key.swapaxes(2, 3) + biases + np.where(mask, 0, -np.inf)[:, None, None]
-        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        context = (shares / shares.sum(axis=-1, keepdims=True) @ value).swapaxes(1, 2).reshape(states.shape)
-        mixed = normalise(multiply(layer.context, context) + states, layer.context_norm, graph.epsilon)
-        opened = gelu(multiply(layer.wide, mixed), graph.gelu)
-        states = normalise(multiply(layer.narrow, opened) + mixed, layer.norm, graph.epsilon)
+        if layer.rotation is not None:
+            query, key = (rotate(part, graph.rotations[layer.rotation]) for part in (query, key))
+        far = 0 if layer.window is None else np.where(np.abs(distances) > layer.window, -np.inf, 0)
+        scores = query @ key.swapaxes(2, 3) + biases + far + np.where(mask, 0, -np.inf)[:, None, None]
+        shares = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), -1e9))
+        context = (
+            (shares / np.maximum(shares.sum(axis=-1, keepdims=True), 1e-9) @ value)
+            .swapaxes(1, 2)
+            .reshape(states.shape)
+        )
+        summed = multiply(layer.context, context) + residual
+        mixed = normalise(summed, layer.context_norm, graph.epsilon)
+        wide, gate = (
+            np.split(multiply(layer.wide, mixed), 2, axis=-1) if graph.gated else (multiply(layer.wide, mixed), 1)
+        )
+        summed = multiply(layer.narrow, gelu(wide, graph.gelu) * gate) + (summed if graph.pre_norm else mixed)
+        states = normalise(summed, layer.norm, graph.epsilon)
+        residual = summed if graph.pre_norm else states
     pooled = states[:, 0] if graph.pooling == "cls" else (states * mask[..., None]).sum(1) / mask.sum(1)[:, None]
     if graph.memory is not None:
         remembered = (rows_of(graph.memory)[ids] * mask[..., None]).sum(1) / mask.sum(1)[:, None]
@@ -150,6 +179,15 @@ def embed(graph: BertWeights, batch: TokenBatch) -> Rows:
     if graph.last is not None:
         return 1 / (1 + np.exp(-multiply(graph.last, pooled)[:, 0]))
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+
+def rotate(rows: Rows, rotation: Rows) -> Rows:
+    """Rotate ``(B, heads, L, width)`` as complex numbers."""
+    half = rows.shape[-1] // 2
+    turned = (rows[..., :half] + 1j * rows[..., half:]) * (rotation[:, :half] + 1j * rotation[:, half:])[
+        : rows.shape[2]
+    ]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
 def rows_of(words: WordTable) -> Rows:
@@ -223,6 +261,9 @@ def test_what_is_read_gives_the_embeddings_of_the_graph(
     [
         {"family": RobertaConfig, "head": 6},
         {"family": MPNetConfig, "head": 6},
+        {"family": ModernBertConfig, "head": 6},
+        {"family": ModernBertConfig, "norm_bias": True, "attention_bias": True, "mlp_bias": True},
+        {"family": ModernBertConfig, "num_hidden_layers": 3, "global_attn_every_n_layers": 1, "pooling": "cls"},
         {"hidden_act": "gelu_new"},
         {"num_attention_heads": 1, "num_hidden_layers": 1, "layer_norm_eps": 1e-3},
         {"pooling": "cls", "head": 6},
@@ -236,7 +277,10 @@ def test_any_of_the_family_is_read(make_encoder: MakeEncoder, changes: dict[str,
     graph = check(write(encoder, words="int4"), encoder, 1e-5)
 
     assert graph.gelu == ("tanh" if "hidden_act" in changes else "erf")
-    assert graph.epsilon == pytest.approx(encoder.config.layer_norm_eps)
+    is_modern = encoder.config.model_type == "modernbert"
+    assert graph.epsilon == pytest.approx(getattr(encoder.config, "norm_eps" if is_modern else "layer_norm_eps"))
+    assert (graph.pre_norm, graph.gated, graph.positions is None) == (is_modern, is_modern, is_modern)
+    assert graph.is_bert == (encoder.config.model_type in {"bert", "roberta"})
     assert len(graph.layers) == encoder.config.num_hidden_layers
     assert graph.heads == encoder.config.num_attention_heads
 
@@ -391,11 +435,12 @@ def test_a_logit_of_bytes_is_none(make_pairs: MakePairs, monkeypatch: pytest.Mon
 
 
 def variants(make_encoder: MakeEncoder, make_pairs: MakePairs) -> dict[str, onnx.ModelProto]:
-    """Return seven graphs that together contain everything a graph can consist of."""
+    """Return eight graphs that together contain everything a graph can consist of."""
     remembering = make_encoder(pooling="cls", head=6, activation="linear", memory=16)
     return {
         "memory": write(remembering, words="int4"),
         "mpnet": write(make_encoder(family=MPNetConfig)),
+        "modernbert": write(make_encoder(family=ModernBertConfig)),
         "pairs": write(make_pairs()),
         "pairs of one type": write(make_pairs(type_vocab_size=1), "int8"),
         "fp32": write(make_encoder(pooling="cls", num_hidden_layers=2)),
@@ -404,7 +449,7 @@ def variants(make_encoder: MakeEncoder, make_pairs: MakePairs) -> dict[str, onnx
     }
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "memory", "mpnet", "pairs", "pairs of one type"])
+@pytest.fixture(scope="module", params=[*KINDS, "memory", "mpnet", "modernbert", "pairs", "pairs of one type"])
 def model(request: pytest.FixtureRequest, make_encoder: MakeEncoder, make_pairs: MakePairs) -> onnx.ModelProto:
     found = variants(make_encoder, make_pairs)[request.param]
     assert read(found) is not None
@@ -486,12 +531,12 @@ def test_every_edit_of_a_node_makes_it_another_graph(model: onnx.ModelProto, ste
 
 def is_fixed(tensor: TensorProto) -> bool:
     """Return whether it is a constant of the architecture; all others are weights."""
-    ends = (".weight", ".bias", "_int8", "_int4", "_scale", ".factors", ".activation_zero", "padding_id")
-    return not tensor.name.endswith(ends)
+    ends = (".weight", ".bias", "_int8", "_int4", "_scale", ".factors", ".activation_zero", "padding_id", "window")
+    return not tensor.name.endswith(ends) and not tensor.name.startswith("rotation.")
 
 
 # Tables that may be shorter.
-TABLES = [f"embeddings.{name}_embeddings.weight" for name in ("position", "word", "token_type")]
+TABLES = [f"embeddings.{name}embeddings.weight" for name in ("position_", "word_", "token_type_", "tok_")]
 BIAS = "encoder.relative_attention_bias.weight"  # is as long as the positions
 
 
@@ -516,6 +561,14 @@ def test_a_skipped_id_is_one_of_the_words(make_encoder: MakeEncoder) -> None:
     (skipped,) = (each for each in edited.graph.initializer if each.name == "padding_id")
     for value, fits in ((3, True), (-1, False)):
         skipped.CopyFrom(numpy_helper.from_array(np.array(value), skipped.name))
+        assert (read(edited) is not None) == fits
+
+
+def test_a_window_is_no_distance_below_0(make_encoder: MakeEncoder) -> None:
+    edited = write(make_encoder(family=ModernBertConfig))
+    (window,) = (each for each in edited.graph.initializer if each.name == "window")
+    for value, fits in ((0, True), (-1, False), (2**40, False)):
+        window.CopyFrom(numpy_helper.from_array(np.array(value), window.name))
         assert (read(edited) is not None) == fits
 
 
