@@ -28,18 +28,21 @@ from transformers import AutoConfig, AutoModel
 from embedkit.benchmarking.variants import bert_tokenizer
 from embedkit.export.graph import build_graph
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
-from embedkit.export.writer import FloatArithmetic
+from embedkit.export.writer import Arithmetic, FloatArithmetic
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.runtime.native_network import native_instructions
+from embedkit.runtime.bundle import write_bundle
+from embedkit.runtime.manifest import Golden, Manifest
+from embedkit.runtime.native_network import NativeNetwork, native_instructions
 from embedkit.runtime.tokenization import Tokenizer
 
 MAX_LENGTH = 128
+TEXTS = ["Bees dance.", "Ants follow a scent."]
 # Title -> type in transformers, settings beside its defaults, which are those of the base size; and pooling.
 NETWORKS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "MPNet-Base": ("mpnet", {"pad_token_id": 1}, "mean"),
     "ModernBERT-Base": ("modernbert", {"pad_token_id": 0}, "cls"),
 }
-PEERS = {"embedkit fp32": "fp32", "embedkit int8": "int8", "sentence-transformers": "model"}
+PEERS = {"embedkit fp32": "fp32.onnx", "embedkit int8": "int8.onnx", "sentence-transformers": "model"}
 
 
 def main() -> None:
@@ -68,7 +71,7 @@ def main() -> None:
 
 
 def write_network(name: str, folder: Path) -> None:
-    """Write the same random weights as a folder of sentence-transformers and as two graphs."""
+    """Write the same random weights as a folder of sentence-transformers and as two bundles, without gates."""
     kind, settings, pooling = NETWORKS[name]
     tokenizer = Tokenizer(bert_tokenizer().json, MAX_LENGTH)
     torch.manual_seed(0)
@@ -76,16 +79,16 @@ def write_network(name: str, folder: Path) -> None:
     config = AutoConfig.for_model(kind, vocab_size=tokenizer.vocabulary_size, **specials, **settings)
     model = SentenceEncoder(AutoModel.from_config(config), tokenizer, pooling=pooling, name=kind).eval()
     model.save(folder / "model")
-    for precision, arithmetic in {
-        "fp32": FloatArithmetic(),
-        "int8": Int8Arithmetic(largest_weight("cpu-avx2")),
-    }.items():
-        written = folder / precision
-        written.mkdir()
-        (written / "model.onnx").write_bytes(build_graph(model, arithmetic).SerializeToString())
-        (written / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
-        lengths = {"hidden_size": config.hidden_size, "max_position_embeddings": MAX_LENGTH}
-        (written / "config.json").write_text(json.dumps(lengths), encoding="utf-8")
+    largest = largest_weight("cpu-avx2")
+    arithmetics: dict[str, Arithmetic] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(largest)}
+    for precision, arithmetic in arithmetics.items():
+        content = build_graph(model, arithmetic).SerializeToString()
+        tokens = tokenizer.tokenize(TEXTS)
+        network = NativeNetwork.find(content)
+        assert network is not None
+        golden = Golden(TEXTS, list(tokens.ids), network.run(tokens), 1e-3)
+        manifest = Manifest(kind, model.dimension, MAX_LENGTH, pooling=pooling, precision=precision)
+        write_bundle(folder / f"{precision}.onnx", content, manifest, tokenizer.json, golden)
 
 
 def timed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import cast
 
 import numpy as np
 import torch
@@ -82,7 +83,9 @@ def _weights(bert: BertWeights) -> dict[str, FloatArray]:
     """Return all weights of the backbone by their names in transformers."""
     weights = {
         "embeddings.word_embeddings.weight": bert.words.rows(),
-        "embeddings.position_embeddings.weight": bert.positions[-bert.longest :],  # BERT skips no id
+        "embeddings.position_embeddings.weight": cast("FloatArray", bert.positions)[
+            -bert.longest :
+        ],  # BERT skips no id
         # Folded into the positions at export.
         "embeddings.token_type_embeddings.weight": np.zeros((1, bert.hidden), dtype=np.float32),
         **_norm("embeddings.LayerNorm", bert.norm),

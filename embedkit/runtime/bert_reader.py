@@ -103,8 +103,8 @@ class _Reader:
         pooled, head, activation = self._head(self._mean(rows, mask), memory.width)
         nothing = np.zeros((memory.size, 0), dtype=np.float32)
         words, norm = WordTable(nothing), Norm(nothing[0], nothing[0])
-        form = (), False, False, 0.0, 1, "erf", ()
-        read = BertWeights(words, nothing, None, None, norm, None, *form, "mean", memory, head, activation, None)
+        embedded = words, nothing, None, None, norm, None, (), False, False
+        read = BertWeights(*embedded, 0.0, 1, "erf", (), "mean", memory, head, activation, None)
         self._finish(self._scale(pooled), read)
         return read
 
