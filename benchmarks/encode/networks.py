@@ -87,7 +87,8 @@ def write_network(name: str, folder: Path) -> None:
         network = NativeNetwork.find(content)
         assert network is not None
         golden = Golden(TEXTS, list(tokens.ids), network.run(tokens), 1e-3)
-        manifest = Manifest(kind, model.dimension, MAX_LENGTH, pooling=pooling, precision=precision)
+        sizes = {"dimension": model.dimension, "max_length": MAX_LENGTH}
+        manifest = Manifest(name=kind, pooling=pooling, precision=precision, **sizes)
         write_bundle(folder / f"{precision}.onnx", content, manifest, tokenizer.json, golden)
 
 
