@@ -65,7 +65,7 @@ def _load(arguments: argparse.Namespace) -> Service:
     from embedkit.config import from_mapping
     from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
-    from embedkit.serving.http.catalogue import Assets
+    from embedkit.serving.http.registry import Assets
     from embedkit.serving.http.service import Service
     from embedkit.serving.http.settings import ServerSettings
     from embedkit.serving.retrieval.collection import Collection
@@ -82,5 +82,5 @@ def _load(arguments: argparse.Namespace) -> Service:
         return Assets([encoder], reranker, Collection.open(arguments.collection, queries=encoder))
 
     service = Service(settings, load)
-    service.catalogue.warm_up()
+    service.registry.warm_up()
     return service

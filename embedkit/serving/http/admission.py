@@ -61,7 +61,7 @@ class Rate:
         return units / self._per_s
 
 
-class Held:
+class Reservation:
     """Admitted work that is not complete.
 
     Attributes:
@@ -90,16 +90,16 @@ class Admission:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._largest_s = limit_s / _LARGEST_PART
-        self._held_ns = self._charged_ns = 0
+        self._reserved_ns = self._charged_ns = 0
         self._charged_ns_by_name: defaultdict[str, int] = defaultdict(int)
 
     @property
-    def held_s(self) -> float:
+    def reserved_s(self) -> float:
         """Seconds of admitted work that is not complete."""
-        return self._held_ns / _NS
+        return self._reserved_ns / _NS
 
     @contextlib.contextmanager
-    def hold(self, seconds: float) -> Iterator[Held]:
+    def reserve(self, seconds: float) -> Iterator[Reservation]:
         """Admit work, and count it until the block ends.
 
         Args:
@@ -110,28 +110,30 @@ class Admission:
                 after the caller's deadline; carries the time to retry after.
         """
         self._require_room(seconds, CALLER.get())
-        held = Held()
-        self.correct(held, seconds)
+        reservation = Reservation()
+        self.correct(reservation, seconds)
         try:
-            yield held
+            yield reservation
         finally:
-            self.correct(held, 0.0)
+            self.correct(reservation, 0.0)
 
-    def correct(self, held: Held, seconds: float) -> None:
+    def correct(self, reservation: Reservation, seconds: float) -> None:
         """Replace the estimate of admitted work."""
         work_ns, charge_ns = int(seconds * _NS), int(min(seconds, self._largest_s) * _NS)
-        self._held_ns += work_ns - held.work_ns
-        self._charged_ns += charge_ns - held.charge_ns
-        self._charged_ns_by_name[CALLER.get().name] += charge_ns - held.charge_ns
-        held.work_ns, held.charge_ns = work_ns, charge_ns
+        self._reserved_ns += work_ns - reservation.work_ns
+        self._charged_ns += charge_ns - reservation.charge_ns
+        self._charged_ns_by_name[CALLER.get().name] += charge_ns - reservation.charge_ns
+        reservation.work_ns, reservation.charge_ns = work_ns, charge_ns
 
     def _require_room(self, seconds: float, caller: Caller) -> None:
-        if not self._held_ns:
+        if not self._reserved_ns:
             return
-        wanted, held_s = _ROOM * min(seconds, self._largest_s), self.held_s
+        wanted, reserved_s = _ROOM * min(seconds, self._largest_s), self.reserved_s
         mine = self._charged_ns_by_name[caller.name] / _NS
         if self._charged_ns and self._charged_ns / _NS + wanted > self._limit_s:
-            raise OverloadedError(f"{held_s:.2f} s of work are queued; try again later", _whole_seconds(held_s))
+            raise OverloadedError(
+                f"{reserved_s:.2f} s of work are queued; try again later", _whole_seconds(reserved_s)
+            )
         if mine > 0 and mine + wanted > caller.share * self._limit_s:
             raise OverloadedError(
                 f"requests with the key {caller.name!r} have {mine:.2f} s of work queued, which is their whole "
@@ -139,10 +141,11 @@ class Admission:
                 _whole_seconds(mine),
             )
         left = math.inf if caller.deadline is None else caller.deadline - time.monotonic()
-        if 0 < left < held_s:  # the guard handles deadlines that have already passed
+        if 0 < left < reserved_s:  # the guard handles deadlines that have already passed
             raise OverloadedError(
-                f"{held_s:.2f} s of work are queued, more than the time limit of this request; try again later",
-                _whole_seconds(held_s),
+                f"{reserved_s:.2f} s of work are queued, more than the time limit of this request; "
+                "try again later",
+                _whole_seconds(reserved_s),
             )
 
 

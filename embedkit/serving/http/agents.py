@@ -14,8 +14,8 @@ from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.extras import require
 from embedkit.serving.http.admission import CALLER
 from embedkit.serving.http.answers import Answer
-from embedkit.serving.http.catalogue import Catalogue
 from embedkit.serving.http.protocols.collection import DocumentBody
+from embedkit.serving.http.registry import Registry
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Route
 from embedkit.serving.http.service import Service
@@ -73,8 +73,8 @@ class Agents:
         ] = False,
     ) -> list[dict[str, Any]]:
         """Find the documents of the collection nearest in meaning to a query, best first."""
-        with self._answering() as catalogue:
-            hits = await catalogue.needed_library().search(
+        with self._answering() as registry:
+            hits = await registry.needed_collection().search(
                 query, k, conditions=filter, hybrid=hybrid, rerank=rerank
             )
             found: list[dict[str, Any]] = self._result(
@@ -89,8 +89,8 @@ class Agents:
         model: Annotated[str | None, Field(description="name of the model; default: the first one")] = None,
     ) -> list[list[float]]:
         """Embed texts: unit vectors, whose inner products are the texts' similarities."""
-        with self._answering() as catalogue:
-            done = await catalogue.embedder(model).embed(texts)
+        with self._answering() as registry:
+            done = await registry.embedder(model).embed(texts)
             found: list[list[float]] = self._result(done.rows.tolist(), "send fewer texts")
         return found
 
@@ -98,10 +98,10 @@ class Agents:
         self, documents: Annotated[list[DocumentBody], Field(min_length=1, description="documents to add")]
     ) -> dict[str, int]:
         """Add documents to the collection: how many are new, and how many replaced others."""
-        with self._answering() as catalogue:
+        with self._answering() as registry:
             if not CALLER.get().may_write:
                 raise InputError("this API key does not have the scope 'write'")
-            added, replaced = await catalogue.needed_library().upsert(
+            added, replaced = await registry.needed_collection().upsert(
                 [document.record() for document in documents]
             )
         return {"added": added, "replaced": replaced}
@@ -119,11 +119,11 @@ class Agents:
         return self._types.CallToolResult(content=[block], structured_content={"result": content})
 
     @contextlib.contextmanager
-    def _answering(self) -> Iterator[Catalogue]:
-        """Lease the catalogue; report only the messages of embedkit's own errors to agents."""
+    def _answering(self) -> Iterator[Registry]:
+        """Lease the registry; report only the messages of embedkit's own errors to agents."""
         try:
-            with self._service.lease() as catalogue:
-                yield catalogue
+            with self._service.lease() as registry:
+                yield registry
         except EmbedkitError as error:
             raise self._tool_error(str(error)) from error
 

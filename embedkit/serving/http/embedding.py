@@ -17,7 +17,7 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.token_ids import TokenSpan
 from embedkit.runtime.tokenization import Tokens
-from embedkit.serving.http.admission import Admission, Held, Rate
+from embedkit.serving.http.admission import Admission, Rate, Reservation
 from embedkit.serving.http.batcher import Batcher, background_threads
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
@@ -47,13 +47,13 @@ class Embedded:
     truncated: int
 
 
-class Gate:
+class Limits:
     """Checks applied to texts before any model."""
 
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
 
-    def check_limits(self, texts: Sequence[str]) -> None:
+    def check(self, texts: Sequence[str]) -> None:
         """Reject a request that is too large.
 
         Raises:
@@ -139,8 +139,8 @@ class Embedder:
         encoder: as given.
     """
 
-    def __init__(self, encoder: Encoder, gate: Gate, admission: Admission, make_batcher: MakeBatcher) -> None:
-        self.encoder, self._gate, self._admission = encoder, gate, admission
+    def __init__(self, encoder: Encoder, limits: Limits, admission: Admission, make_batcher: MakeBatcher) -> None:
+        self.encoder, self._limits, self._admission = encoder, limits, admission
         self._rate, self._listing_rate = Rate(_TOKENS_PER_S), Rate(_CHARACTERS_PER_S)
         self._lister = background_threads(1, "tokens")  # one, because tokens take a hundred times a text's memory
         self._batcher = make_batcher(encoder.name, encoder.encode_tokens, self._rate)
@@ -190,12 +190,14 @@ class Embedder:
             TooLargeError: the request is too large.
             OverloadedError: too much work is waiting.
         """
-        self._gate.check_limits(texts)
+        self._limits.check(texts)
         if not texts:
             raise InputError("expected at least one text, got an empty list")
         self.check_dimensions(dimensions)
-        with self._admission.hold(self.price(texts)) as held:
-            found = await self.run(texts, role=role, prompt_name=prompt_name, truncate=truncate, held=held)
+        with self._admission.reserve(self.price(texts)) as reservation:
+            found = await self.run(
+                texts, role=role, prompt_name=prompt_name, truncate=truncate, reservation=reservation
+            )
         return self._cut(found, dimensions)
 
     async def embed_ids(self, ids: Sequence[Sequence[int]], *, dimensions: int | None = None) -> Embedded:
@@ -210,13 +212,13 @@ class Embedder:
             TooLargeError: there are too many.
             OverloadedError: too much work is waiting.
         """
-        self._gate.check_count(len(ids))
+        self._limits.check_count(len(ids))
         if not ids:
             raise InputError("expected at least one list of token ids, got none")
         self.check_dimensions(dimensions)
         tokens = self.encoder.check_token_ids(ids)
         count = tokens.total
-        with self._admission.hold(self._rate.seconds(count)):
+        with self._admission.reserve(self._rate.seconds(count)):
             rows = await self._batcher.submit(tokens)
         return self._cut(Embedded(rows, count, 0), dimensions)
 
@@ -235,14 +237,14 @@ class Embedder:
             TooLargeError: the request or the answer is too large.
             OverloadedError: too much work is waiting.
         """
-        self._gate.check_limits(texts)
+        self._limits.check(texts)
         characters = sum(map(len, texts))
 
         def work() -> tuple[bytes, int]:
             found = self.encoder.token_spans(texts, special_tokens=special_tokens, prompt_name=prompt_name)
-            return _tokens_to_json(found, self._gate.check_answer), sum(map(len, found))
+            return _tokens_to_json(found, self._limits.check_answer), sum(map(len, found))
 
-        with self._admission.hold(self._listing_rate.seconds(characters)):
+        with self._admission.reserve(self._listing_rate.seconds(characters)):
             began = time.monotonic()
             done = await asyncio.get_running_loop().run_in_executor(self._lister, work)
             if characters > _CHARACTERS_AT_ONCE:  # in smaller requests, characters do not dominate the time
@@ -262,28 +264,28 @@ class Embedder:
         role: Role | None = None,
         prompt_name: str | None = None,
         truncate: bool | None = None,
-        held: Held | None = None,
+        reservation: Reservation | None = None,
     ) -> Embedded:
-        """Embed texts that were admitted as part of ``held``, or of work that holds more than they cost.
+        """Embed texts that were admitted as part of ``reservation``, or of work that holds more than they cost.
 
         Args:
             texts: N texts, at least one.
             role: selects the model's prompt for queries or documents.
             prompt_name: selects another prompt.
             truncate: as for :meth:`embed`.
-            held: corrected to the actual cost once the texts are tokenized.
+            reservation: corrected to the actual cost once the texts are tokenized.
 
         Raises:
             InputError: a text or an argument does not fit the model.
         """
         with span("tokenize", model=self.encoder.name, texts=len(texts)):
-            tokens = await self._gate.beside(
+            tokens = await self._limits.beside(
                 sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
             )
-        self._gate.accept(tokens, self.encoder, truncate=truncate)
+        self._limits.accept(tokens, self.encoder, truncate=truncate)
         count = tokens.total
-        if held is not None:
-            self._admission.correct(held, self._rate.seconds(count))
+        if reservation is not None:
+            self._admission.correct(reservation, self._rate.seconds(count))
         with span("wait and embed", model=self.encoder.name, tokens=count):
             rows = await self._batcher.submit(tokens)
         return Embedded(rows, count, tokens.truncated)

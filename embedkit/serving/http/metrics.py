@@ -50,11 +50,11 @@ class Metrics:
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, about, ["model"], buckets=buckets, registry=self._registry)
 
-    def watch_admission(self, held_s: Callable[[], float]) -> None:
+    def watch_admission(self, reserved_s: Callable[[], float]) -> None:
         """Report the admitted work whenever the metrics are read."""
         Gauge(
             "embedkit_admitted_work_seconds", "Work that was let in and is not done", registry=self._registry
-        ).set_function(held_s)
+        ).set_function(reserved_s)
 
     def watch_queues(self, queues: Mapping[str, Callable[[], int]]) -> None:
         """Report the tokens waiting for each model whenever the metrics are read; replaces earlier queues."""

@@ -13,8 +13,8 @@ from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.manifest import Manifest
-from embedkit.serving.http.admission import Admission, Held, Rate
-from embedkit.serving.http.embedding import Embedder, Gate, MakeBatcher, least_pair_tokens
+from embedkit.serving.http.admission import Admission, Rate, Reservation
+from embedkit.serving.http.embedding import Embedder, Limits, MakeBatcher, least_pair_tokens
 from embedkit.serving.http.tracing import span
 
 _TOKENS_PER_S = 20_000.0  # initial estimate
@@ -54,15 +54,15 @@ class Ranker(Protocol):
 class CosineRanker:
     """Scores by the cosine of embeddings, if there is no cross-encoder."""
 
-    def __init__(self, embedder: Embedder, gate: Gate, admission: Admission) -> None:
-        self._embedder, self._gate, self._admission = embedder, gate, admission
+    def __init__(self, embedder: Embedder, limits: Limits, admission: Admission) -> None:
+        self._embedder, self._limits, self._admission = embedder, limits, admission
         self.manifest = embedder.encoder.manifest
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
         """See :class:`Ranker`; scores are in [-1, 1]."""
         check_texts(texts)
-        self._gate.check_limits([query, *texts])
-        with self._admission.hold(self._embedder.price([query, *texts])):
+        self._limits.check([query, *texts])
+        with self._admission.reserve(self._embedder.price([query, *texts])):
             one, many = await asyncio.gather(
                 self._embedder.run([query], role="query", truncate=truncate),
                 self._embedder.run(texts, role="document", truncate=truncate),
@@ -74,8 +74,10 @@ class CosineRanker:
 class CrossRanker:
     """Scores by a cross-encoder, with its own batches."""
 
-    def __init__(self, model: CrossEncoder, gate: Gate, admission: Admission, make_batcher: MakeBatcher) -> None:
-        self._model, self._gate, self._admission = model, gate, admission
+    def __init__(
+        self, model: CrossEncoder, limits: Limits, admission: Admission, make_batcher: MakeBatcher
+    ) -> None:
+        self._model, self._limits, self._admission = model, limits, admission
         self._rate = Rate(_TOKENS_PER_S)
         self._batcher = make_batcher(
             model.name, lambda tokens: model.predict_tokens(tokens, "sigmoid"), self._rate
@@ -91,9 +93,9 @@ class CrossRanker:
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
         """See :class:`Ranker`; scores are in [0, 1]."""
         check_texts(texts)
-        self._gate.check_limits([query, *texts])
-        with self._admission.hold(self.price(query, map(len, texts))) as held:
-            return await self.run(query, texts, truncate=truncate, held=held)
+        self._limits.check([query, *texts])
+        with self._admission.reserve(self.price(query, map(len, texts))) as reservation:
+            return await self.run(query, texts, truncate=truncate, reservation=reservation)
 
     async def predict(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None) -> Ranked:
         """Score pairs with arbitrary first texts; scores are in [0, 1].
@@ -103,27 +105,36 @@ class CrossRanker:
             TooLargeError: the request is too large.
             OverloadedError: too much work is waiting.
         """
-        self._gate.check_limits([first + second for first, second in pairs])
-        with self._admission.hold(self.price("", (len(first) + len(second) for first, second in pairs))) as held:
-            return await self._run(pairs, truncate=truncate, held=held)
+        self._limits.check([first + second for first, second in pairs])
+        with self._admission.reserve(
+            self.price("", (len(first) + len(second) for first, second in pairs))
+        ) as reservation:
+            return await self._run(pairs, truncate=truncate, reservation=reservation)
 
     async def run(
-        self, query: str, texts: Sequence[str], *, truncate: bool | None = None, held: Held | None = None
+        self,
+        query: str,
+        texts: Sequence[str],
+        *,
+        truncate: bool | None = None,
+        reservation: Reservation | None = None,
     ) -> Ranked:
-        """Score texts that were admitted as part of ``held``, or of work that holds more than they cost.
+        """Score texts that were admitted as part of ``reservation``, or of work that holds more than they cost.
 
         Raises:
             InputError: a text does not fit the model.
         """
-        return await self._run([(query, text) for text in texts], truncate=truncate, held=held)
+        return await self._run([(query, text) for text in texts], truncate=truncate, reservation=reservation)
 
-    async def _run(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None, held: Held | None) -> Ranked:
+    async def _run(
+        self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None, reservation: Reservation | None
+    ) -> Ranked:
         characters = sum(len(first) + len(second) for first, second in pairs)
-        tokens = await self._gate.beside(characters, lambda: self._model.tokenize(pairs))
-        self._gate.accept(tokens, self._model, truncate=truncate)
+        tokens = await self._limits.beside(characters, lambda: self._model.tokenize(pairs))
+        self._limits.accept(tokens, self._model, truncate=truncate)
         count = int(tokens.lengths.sum())
-        if held is not None:
-            self._admission.correct(held, self._rate.seconds(count))
+        if reservation is not None:
+            self._admission.correct(reservation, self._rate.seconds(count))
         with span("wait and score", model=self._model.name, tokens=count):
             scores = await self._batcher.submit(tokens)
         return Ranked(scores, count, tokens.truncated)

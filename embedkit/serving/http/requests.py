@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.serving.http.admission import ANYBODY, Caller
 from embedkit.serving.http.answers import Answer, Headers, explain, explain_validation, problem, to_json
-from embedkit.serving.http.catalogue import Catalogue
 from embedkit.serving.http.guard import Guard, allowed_origin, preflight
 from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.registry import Registry
 from embedkit.serving.http.routes import Found, Route, RouteTable
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.tracing import TRACING
@@ -54,7 +54,7 @@ class Request:
         status: status of the answer.
         seconds: time limit for its work.
         caller: its client.
-        catalogue: the models and the collection that answer it.
+        registry: the models and the collection that answer it.
         keep_alive, awaits_continue, is_complete, is_considered, answered: its state on its connection.
         refusal: the answer, if it is refused.
         task: computes the answer.
@@ -80,7 +80,7 @@ class Request:
     refusal: Answer | None = None
     task: asyncio.Task[None] | None = None
     began: float = field(default_factory=time.perf_counter)
-    _catalogue: Catalogue | None = None
+    _registry: Registry | None = None
     _ended: bool = False
 
     @property
@@ -104,10 +104,10 @@ class Request:
         return "other" if self.found.route is None else self.found.route.path
 
     @property
-    def catalogue(self) -> Catalogue:
+    def registry(self) -> Registry:
         """The models and the collection, leased to it."""
-        assert self._catalogue is not None
-        return self._catalogue
+        assert self._registry is not None
+        return self._registry
 
     def query(self, name: str) -> str | None:
         """Return a query parameter."""
@@ -202,15 +202,15 @@ class Application:
         route = request.found.route
         assert route is not None
         try:
-            with self._service.lease() as catalogue:
-                request._catalogue = catalogue  # noqa: SLF001 - a request's own module
+            with self._service.lease() as registry:
+                request._registry = registry  # noqa: SLF001 - a request's own module
                 if route.schema is None:
                     return await route.run(request)
                 body: Any = request.body
                 if b"content-encoding" in request.headers:
                     body = await self._inflated(request)
                 answer = await route.run(route.schema.model_validate_json(body), request)
-                catalogue.gate.check_answer(len(answer.body))
+                registry.limits.check_answer(len(answer.body))
                 return answer
         except ValidationError as error:
             assert route.schema is not None

@@ -56,7 +56,7 @@ def all_routes(service: Service, agents: Agents | None = None) -> list[Route]:
     """Return the routes of the service's features."""
     modules = (openai, cohere, tei, ollama, collection, operations)
     routes = [*operations.page, *(route for module in modules for route in module.routes)]
-    if service.catalogue.library is not None and service.settings.allow_writes:
+    if service.registry.collection is not None and service.settings.allow_writes:
         routes += collection.writing_routes
     return routes if agents is None else [*routes, agents.route]
 
@@ -155,7 +155,7 @@ class Server:
         if self._parent is not None:
             self._parent.confirm()
             return
-        models = [card["id"] for card in self._service.catalogue.cards()]
+        models = [card["id"] for card in self._service.registry.cards()]
         logger.info("listening", extra={"fields": {"url": self.url, "models": models}})
 
     @contextlib.contextmanager

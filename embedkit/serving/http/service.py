@@ -1,4 +1,4 @@
-"""The service: the current catalogue, and the state that survives its replacement by a reload.
+"""The service: the current registry, and the state that survives its replacement by a reload.
 
 With several workers, each has a service; they ask each other over sockets in a private folder.
 """
@@ -16,15 +16,15 @@ import orjson
 
 from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.serving.http.admission import Admission
-from embedkit.serving.http.catalogue import Assets, Catalogue
 from embedkit.serving.http.metrics import Metrics, Snapshot
+from embedkit.serving.http.registry import Assets, Registry
 from embedkit.serving.http.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
 
 class Service:
-    """Leases the current catalogue to requests, and replaces it on demand without losing a request.
+    """Leases the current registry to requests, and replaces it on demand without losing a request.
 
     Args:
         settings: limits and permissions.
@@ -49,12 +49,12 @@ class Service:
         self.siblings = siblings or Siblings()
         self.metrics = Metrics()
         self.admission = admission = Admission(settings.queue_s)
-        self.metrics.watch_admission(lambda: admission.held_s)
+        self.metrics.watch_admission(lambda: admission.reserved_s)
         self.draining = False
         self._one_reload = asyncio.Lock()
         self._reloading: asyncio.Task[None] | None = None
-        self._catalogue = self._make()
-        self.metrics.watch_queues(self._catalogue.queues)
+        self._registry = self._make()
+        self.metrics.watch_queues(self._registry.queues)
 
     @classmethod
     def load(cls, models: Sequence[str], settings: ServerSettings, *, siblings: Siblings | None = None) -> Self:
@@ -65,24 +65,24 @@ class Service:
         """
         weights_folder = None if siblings is None else siblings.folder
         service = cls(settings, lambda: Assets.load(models, settings, weights_folder), siblings=siblings)
-        service.catalogue.warm_up()
+        service.registry.warm_up()
         return service
 
     @property
-    def catalogue(self) -> Catalogue:
-        """The current catalogue; a request uses the one it leases."""
-        return self._catalogue
+    def registry(self) -> Registry:
+        """The current registry; a request uses the one it leases."""
+        return self._registry
 
     @contextlib.contextmanager
-    def lease(self) -> Iterator[Catalogue]:
-        """Lease the current catalogue, which stays open during the block even if a reload replaces it."""
-        catalogue = self._catalogue
-        catalogue.users += 1
+    def lease(self) -> Iterator[Registry]:
+        """Lease the current registry, which stays open during the block even if a reload replaces it."""
+        registry = self._registry
+        registry.users += 1
         try:
-            yield catalogue
+            yield registry
         finally:
-            catalogue.users -= 1
-            self._close_if_unused(catalogue)
+            registry.users -= 1
+            self._close_if_unused(registry)
 
     async def reload(self) -> None:
         """Load models and collection again from the same sources; new requests use the new ones.
@@ -104,7 +104,7 @@ class Service:
                 self.metrics.count_reload("failed")
                 logger.error("reload failed, and everything stays as it was: %s", error)  # noqa: TRY400
                 raise
-            before, self._catalogue = self._catalogue, fresh
+            before, self._registry = self._registry, fresh
             self.metrics.watch_queues(fresh.queues)
             self.metrics.count_reload("done")
             models = {card["id"]: card["fingerprint"][:12] for card in fresh.cards()}
@@ -144,19 +144,19 @@ class Service:
 
     def close(self) -> None:
         """Stop all threads."""
-        self._catalogue.close()
+        self._registry.close()
 
-    def _make(self) -> Catalogue:
-        return Catalogue(self._load(), self.settings, self.metrics, self.admission)
+    def _make(self) -> Registry:
+        return Registry(self._load(), self.settings, self.metrics, self.admission)
 
-    def _make_warm(self) -> Catalogue:
-        catalogue = self._make()
-        catalogue.warm_up()
-        return catalogue
+    def _make_warm(self) -> Registry:
+        registry = self._make()
+        registry.warm_up()
+        return registry
 
-    def _close_if_unused(self, catalogue: Catalogue) -> None:
-        if catalogue is not self._catalogue and not catalogue.users:
-            catalogue.close()
+    def _close_if_unused(self, registry: Registry) -> None:
+        if registry is not self._registry and not registry.users:
+            registry.close()
 
 
 Answers = Mapping[str, Callable[[], Awaitable[Any]]]

@@ -101,7 +101,7 @@ _ROLES: Final[dict[str, Role]] = {"search_query": "query", "search_document": "d
 @routes.post("/v2/embed", CohereEmbedAnswer)
 async def embed(body: CohereEmbedRequest, request: Request) -> Answer:
     """Embed texts: lists of rows by type."""
-    embedder = request.catalogue.embedder(body.model)
+    embedder = request.registry.embedder(body.model)
     done = await _embed(body, request, embedder)
     return to_json(
         _content(body, done, _by_type(body, body.embedding_types or ["float"], done.rows, embedder.encoder))
@@ -111,7 +111,7 @@ async def embed(body: CohereEmbedRequest, request: Request) -> Answer:
 @routes.post("/v1/embed", CohereEmbedAnswer)
 async def embed_as_before(body: CohereEmbedRequest, request: Request) -> Answer:
     """Embed texts: a list of rows, or lists by type if types are requested."""
-    embedder = request.catalogue.embedder(body.model)
+    embedder = request.registry.embedder(body.model)
     done = await _embed(body, request, embedder)
     found = _by_type(body, body.embedding_types or ["float"], done.rows, embedder.encoder)
     return to_json(_content(body, done, found if body.embedding_types else found["float"]))
@@ -152,7 +152,7 @@ def _by_type(
 @routes.post("/v2/rerank", RerankAnswer)
 async def rerank(body: RerankRequest, request: Request) -> Answer:
     """Order documents by relevance to a query, best first."""
-    ranker = request.catalogue.ranker(body.model)
+    ranker = request.registry.ranker(body.model)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     ranked = await ranker.rank(body.query, texts)
     request.note(texts=len(texts), tokens=ranked.tokens, truncated=ranked.truncated)

@@ -176,7 +176,7 @@ class DeleteAnswer(Schema):
 @routes.post("/v1/search", SearchAnswer)
 async def search(body: SearchRequest, request: Request) -> Answer:
     """Find the documents nearest in meaning to a query."""
-    hits = await request.catalogue.needed_library().search(
+    hits = await request.registry.needed_collection().search(
         body.query,
         body.k,
         conditions=read_filter(body.filter) if isinstance(body.filter, str) else body.filter,
@@ -186,29 +186,29 @@ async def search(body: SearchRequest, request: Request) -> Answer:
         effort=body.effort,
     )
     request.note(hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
-    gate = request.catalogue.gate
+    limits = request.registry.limits
     characters = sum(len(hit.text) for hit in hits)
-    content = await gate.beside(characters, lambda: _hits_to_json(hits, gate.check_answer))
+    content = await limits.beside(characters, lambda: _hits_to_json(hits, limits.check_answer))
     return Answer(content)
 
 
 @routes.get("/v1/collection", CollectionCard | None)
 async def describe(request: Request) -> Answer:
     """Describe the collection and the available search stages; null if the server has none."""
-    library = request.catalogue.library
-    return to_json(None if library is None else library.card())
+    collection = request.registry.collection
+    return to_json(None if collection is None else collection.card())
 
 
 @routes.get("/v1/collection/map", CollectionMap)
 async def draw_map(request: Request) -> Answer:
     """Return the documents in two dimensions, the principal axes of their embeddings."""
-    return _to_json(await request.catalogue.needed_library().map())
+    return _to_json(await request.registry.needed_collection().map())
 
 
 @routes.get("/v1/documents/{id}", StoredDocument)
 async def get_document(request: Request) -> Answer:
     """Return the document with this id."""
-    document = await request.catalogue.needed_library().get(request.found.id)
+    document = await request.registry.needed_collection().get(request.found.id)
     if document is None:
         return problem(request.path, 404, "there is no document with this id")
     return _to_json(_content(document))
@@ -217,7 +217,7 @@ async def get_document(request: Request) -> Answer:
 @writing_routes.post("/v1/documents", UpsertAnswer)
 async def upsert(body: UpsertRequest, request: Request) -> Answer:
     """Add documents, replacing those with the same ids. They are stored when the response arrives."""
-    added, replaced = await request.catalogue.needed_library().upsert(
+    added, replaced = await request.registry.needed_collection().upsert(
         [document.record() for document in body.documents]
     )
     request.note(added=added, replaced=replaced)
@@ -227,7 +227,7 @@ async def upsert(body: UpsertRequest, request: Request) -> Answer:
 @writing_routes.post("/v1/documents/delete", DeleteAnswer)
 async def delete(body: DeleteRequest, request: Request) -> Answer:
     """Delete documents by id; unknown ids are ignored."""
-    deleted = await request.catalogue.needed_library().delete(body.ids)
+    deleted = await request.registry.needed_collection().delete(body.ids)
     request.note(deleted=deleted)
     return to_json({"deleted": deleted})
 

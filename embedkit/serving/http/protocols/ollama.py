@@ -128,7 +128,7 @@ async def embed_one(body: OllamaEmbeddingsRequest, request: Request) -> Answer:
 @routes.get("/api/tags", OllamaModels)
 async def list_models(request: Request) -> Answer:
     """The models that embed."""
-    cards = [card for card in request.catalogue.cards() if card["kind"] == "encoder"]
+    cards = [card for card in request.registry.cards() if card["kind"] == "encoder"]
     models = [
         {
             "name": f"{card['id']}{_TAG}",
@@ -136,7 +136,7 @@ async def list_models(request: Request) -> Answer:
             "modified_at": "1970-01-01T00:00:00Z",
             "size": 0,
             "digest": card["fingerprint"],
-            "details": _details(request.catalogue.embedder(card["id"])),
+            "details": _details(request.registry.embedder(card["id"])),
         }
         for card in cards
     ]
@@ -163,7 +163,7 @@ async def version(_: Request) -> Answer:
 
 
 def _embedder(name: str, request: Request) -> Embedder:
-    return request.catalogue.embedder(name.removesuffix(_TAG))
+    return request.registry.embedder(name.removesuffix(_TAG))
 
 
 async def _embed(

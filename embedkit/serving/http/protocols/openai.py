@@ -109,7 +109,7 @@ class ModelList(Schema):
 @routes.post("/v1/embeddings", EmbeddingsAnswer)
 async def embed(body: EmbeddingsRequest, request: Request) -> Answer:
     """Embed one text or several."""
-    embedder = request.catalogue.embedder(body.model)
+    embedder = request.registry.embedder(body.model)
     kind = _embedding_type(body)
     is_packed = PRECISIONS[kind] != "float32"
     dimensions = None if is_packed else body.dimensions  # bytes and bits are computed from all dimensions
@@ -145,7 +145,7 @@ def _embedding_type(body: EmbeddingsRequest) -> EmbeddingType:
 def _token_ids(body: EmbeddingsRequest, embedder: Embedder, request: Request) -> list[list[int]]:
     """Return the token ids of a request, if they belong to the model that embeds them."""
     encoder = embedder.encoder
-    if body.tokenizer != encoder.fingerprint and request.catalogue.embedder(body.tokenizer).encoder is not encoder:
+    if body.tokenizer != encoder.fingerprint and request.registry.embedder(body.tokenizer).encoder is not encoder:
         raise InputError(f"tokenizer: expected {encoder.name!r}, the requested model, got {body.tokenizer!r:.80}")
     if body.prompt_name is not None:
         raise InputError("prompt_name: prompts cannot be prepended to token ids; send texts")
@@ -158,10 +158,10 @@ def _token_ids(body: EmbeddingsRequest, embedder: Embedder, request: Request) ->
 @routes.get("/v1/models", ModelList)
 async def list_models(request: Request) -> Answer:
     """The models of this server."""
-    return to_json({"object": "list", "data": request.catalogue.cards()})
+    return to_json({"object": "list", "data": request.registry.cards()})
 
 
 @routes.get("/v1/models/{id}", ModelCard)
 async def describe_model(request: Request) -> Answer:
     """One model of this server, by its name or an alias."""
-    return to_json(request.catalogue.card(request.found.id))
+    return to_json(request.registry.card(request.found.id))

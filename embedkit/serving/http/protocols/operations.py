@@ -67,7 +67,7 @@ async def reload(request: Request) -> Answer:
         await request.service.reload_everywhere()
     except EmbedkitError as error:
         return explain(error, request.path, in_full=True)
-    return to_json({"object": "list", "data": request.service.catalogue.cards()})
+    return to_json({"object": "list", "data": request.service.registry.cards()})
 
 
 @routes.get("/metrics", scope="metrics")

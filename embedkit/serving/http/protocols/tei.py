@@ -220,7 +220,7 @@ async def embed(body: TeiEmbedRequest, request: Request) -> Answer:
     """Embed one text or several: a list of embeddings."""
     if body.normalize is False:
         raise InputError("normalize: false is not supported, because this server returns unit vectors")
-    done = await request.catalogue.embedder(body.model).embed(
+    done = await request.registry.embedder(body.model).embed(
         as_texts(body.inputs), prompt_name=body.prompt_name, dimensions=body.dimensions, truncate=body.truncate
     )
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
@@ -231,7 +231,7 @@ async def embed(body: TeiEmbedRequest, request: Request) -> Answer:
 async def compare(body: SimilarityRequest, request: Request) -> Answer:
     """Return the cosine of one text with each of several."""
     given, how = body.inputs, body.parameters or SimilarityParameters(prompt_name=None)
-    done = await request.catalogue.embedder(body.model).embed(
+    done = await request.registry.embedder(body.model).embed(
         [given.source_sentence, *given.sentences], prompt_name=how.prompt_name, truncate=how.truncate
     )
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
@@ -252,7 +252,7 @@ async def infer(body: InferRequest, request: Request) -> Answer:
 async def tokenize(body: TeiTokenizeRequest, request: Request) -> Answer:
     """Return the tokens of one text or several, not truncated, with their character offsets."""
     texts = as_texts(body.inputs)
-    content, tokens = await request.catalogue.embedder(body.model).list_tokens(
+    content, tokens = await request.registry.embedder(body.model).list_tokens(
         texts, special_tokens=body.add_special_tokens, prompt_name=body.prompt_name
     )
     request.note(texts=len(texts), tokens=tokens)
@@ -267,7 +267,7 @@ async def predict(body: TeiPredictRequest, request: Request) -> Answer:
     several = isinstance(body.inputs[0], list)
     pairs = cast(list[tuple[str, str]], body.inputs if several else [body.inputs])
     pairs = [(first, second) for first, second in pairs]
-    ranked = await request.catalogue.needed_cross().predict(pairs, truncate=body.truncate)
+    ranked = await request.registry.needed_cross().predict(pairs, truncate=body.truncate)
     request.note(texts=len(pairs), tokens=ranked.tokens, truncated=ranked.truncated)
     found = [[{"score": score, "label": _LABEL}] for score in ranked.scores.tolist()]
     return to_json(found if several else found[0])
@@ -276,7 +276,7 @@ async def predict(body: TeiPredictRequest, request: Request) -> Answer:
 @routes.get("/info", TeiInfo, query={"model": "name of the model; default: the first one"})
 async def info(request: Request) -> Answer:
     """Describe a model, by default the default one, and the limits."""
-    encoder, settings = request.catalogue.embedder(request.query("model")).encoder, request.catalogue.settings
+    encoder, settings = request.registry.embedder(request.query("model")).encoder, request.registry.settings
     manifest = encoder.manifest
     return to_json(
         {
@@ -300,7 +300,7 @@ async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Answer:
     """Order ``texts``, or infinity's ``documents``, by relevance to a query, best first."""
     if body.raw_scores:
         raise InputError("raw_scores: true is not supported, because scores are those of the whole model")
-    ranker = request.catalogue.ranker(None if body.model == _NO_MODEL else body.model)
+    ranker = request.registry.ranker(None if body.model == _NO_MODEL else body.model)
     texts = body.texts if body.texts is not None else body.documents or []
     ranked = await ranker.rank(body.query, texts, truncate=body.truncate)
     request.note(texts=len(texts), tokens=ranked.tokens, truncated=ranked.truncated)

@@ -20,8 +20,8 @@ import httpx
 import pytest
 
 from embedkit import Encoder
-from embedkit.serving.http.catalogue import Assets
 from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.server import Server
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings

@@ -19,13 +19,13 @@ from embedkit.serving.http.protocols.openai import EmbeddingsRequest
 
 def test_excess_work_is_refused_with_a_time_to_retry():
     admission = Admission(4.0)
-    with admission.hold(1.0), admission.hold(1.0), admission.hold(0.5):
-        with pytest.raises(OverloadedError, match=r"2\.50 s of work are queued") as caught, admission.hold(0.8):
+    with admission.reserve(1.0), admission.reserve(1.0), admission.reserve(0.5):
+        with pytest.raises(OverloadedError, match=r"2\.50 s of work are queued") as caught, admission.reserve(0.8):
             pass
         assert caught.value.retry_after_s == 3
-        with admission.hold(0.7):
-            assert admission.held_s == pytest.approx(3.2)
-    assert admission.held_s == 0
+        with admission.reserve(0.7):
+            assert admission.reserved_s == pytest.approx(3.2)
+    assert admission.reserved_s == 0
 
 
 def test_costly_work_leaves_room_for_cheap_work():
@@ -34,30 +34,30 @@ def test_costly_work_leaves_room_for_cheap_work():
         costly = 0
         with contextlib.suppress(OverloadedError):
             for costly in range(100):  # noqa: B007 - how many were let in
-                stack.enter_context(admission.hold(60.0))
+                stack.enter_context(admission.reserve(60.0))
         assert costly == 3  # several, however busy it is
         for _ in range(90):
-            stack.enter_context(admission.hold(0.01))
-        assert admission.held_s == pytest.approx(3 * 60 + 0.9)
+            stack.enter_context(admission.reserve(0.01))
+        assert admission.reserved_s == pytest.approx(3 * 60 + 0.9)
 
 
 def test_an_estimate_can_be_corrected():
     admission = Admission(10.0)
-    with admission.hold(1.0) as held:
-        admission.correct(held, 3.0)
-        assert admission.held_s == pytest.approx(3.0)
-    assert admission.held_s == 0
+    with admission.reserve(1.0) as reservation:
+        admission.correct(reservation, 3.0)
+        assert admission.reserved_s == pytest.approx(3.0)
+    assert admission.reserved_s == 0
 
 
 def test_a_key_holds_no_more_than_its_share():
     admission = Admission(10.0)
     token = CALLER.set(Caller("batch jobs", share=0.3))
     try:
-        with admission.hold(2.0):
-            with pytest.raises(OverloadedError, match="batch jobs"), admission.hold(1.0):
+        with admission.reserve(2.0):
+            with pytest.raises(OverloadedError, match="batch jobs"), admission.reserve(1.0):
                 pass
             CALLER.set(Caller("search"))
-            with admission.hold(2.0), admission.hold(2.0):
+            with admission.reserve(2.0), admission.reserve(2.0):
                 pass
     finally:
         CALLER.reset(token)
@@ -65,12 +65,12 @@ def test_a_key_holds_no_more_than_its_share():
 
 def test_work_that_would_miss_its_deadline_is_refused_at_once():
     admission = Admission(10.0)
-    with admission.hold(2.0):
+    with admission.reserve(2.0):
         token = CALLER.set(Caller(deadline=time.monotonic() + 1))
         try:
             with (
                 pytest.raises(OverloadedError, match="more than the time limit of this request"),
-                admission.hold(0.1),
+                admission.reserve(0.1),
             ):
                 pass
         finally:
@@ -82,7 +82,7 @@ def test_a_deadline_that_has_passed_is_no_overload():
     admission = Admission(10.0)
     token = CALLER.set(Caller(deadline=time.monotonic() - 1))
     try:
-        with admission.hold(2.0), admission.hold(0.1):
+        with admission.reserve(2.0), admission.reserve(0.1):
             pass
     finally:
         CALLER.reset(token)
@@ -197,9 +197,9 @@ def test_admitted_work_is_a_metric(client):
 def test_nothing_remains_of_much_work_of_all_sizes():
     admission, source = Admission(1000.0), random.Random(7)
     for _ in range(2000):
-        with admission.hold(source.random() / 3) as first, admission.hold(source.random() / 7):
+        with admission.reserve(source.random() / 3) as first, admission.reserve(source.random() / 7):
             admission.correct(first, source.random() / 11)
-    assert admission.held_s == 0
+    assert admission.reserved_s == 0
     assert admission._charged_ns == 0
 
 
@@ -207,6 +207,6 @@ def test_nothing_remains_of_finished_work():
     admission = Admission(100.0)
     with contextlib.ExitStack() as work:
         for seconds in (0.1, 0.2, 0.3, 1e-17):
-            held = work.enter_context(admission.hold(seconds))
-            admission.correct(held, seconds / 3)
-    assert admission.held_s == 0
+            reservation = work.enter_context(admission.reserve(seconds))
+            admission.correct(reservation, seconds / 3)
+    assert admission.reserved_s == 0

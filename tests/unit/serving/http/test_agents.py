@@ -80,7 +80,7 @@ def test_agents_search_add_and_embed_over_stdio(place, toy_encoder):
 def agents_url(place, toy_encoder, served):
     pytest.importorskip("mcp")
     from embedkit.serving.http.agents import Agents
-    from embedkit.serving.http.catalogue import Assets
+    from embedkit.serving.http.registry import Assets
     from embedkit.serving.http.service import Service
     from embedkit.serving.http.settings import ServerSettings
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from embedkit import Collection
-from embedkit.serving.http.catalogue import Assets
+from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embedkit.cli import serve as command
-from embedkit.serving.http.catalogue import Assets
+from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.server import all_routes
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings

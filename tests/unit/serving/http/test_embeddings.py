@@ -17,8 +17,8 @@ import pytest
 from embedkit import Encoder
 from embedkit.errors import OverloadedError
 from embedkit.runtime.bundle import read_bundle
-from embedkit.serving.http.catalogue import Assets
 from embedkit.serving.http.embedding import least_tokens
+from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
@@ -208,7 +208,7 @@ def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder
     )
 
     async def run():
-        asked = (service.catalogue.embedder().embed(["bees"] * 300) for _ in range(10))
+        asked = (service.registry.embedder().embed(["bees"] * 300) for _ in range(10))
         return await asyncio.gather(*asked, return_exceptions=True)
 
     try:

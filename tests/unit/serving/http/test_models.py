@@ -8,7 +8,7 @@ import pytest
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.errors import ConfigError, FingerprintError
-from embedkit.serving.http.catalogue import Assets
+from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 

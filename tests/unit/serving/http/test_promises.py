@@ -15,9 +15,9 @@ import pytest
 from embedkit import Collection, Encoder
 from embedkit.errors import ModelError
 from embedkit.runtime.threads import available_threads
-from embedkit.serving.http import library
-from embedkit.serving.http.catalogue import Assets
+from embedkit.serving.http import shared_collection
 from embedkit.serving.http.protocols import operations
+from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.workers import Workers
 from embedkit.write_lock import write_lock
@@ -135,7 +135,7 @@ def test_small_segments_are_merged_after_upserts(serve, toy_encoder, tmp_path):
 
 
 def test_a_write_waits_for_other_processes_for_a_limited_time(serve, toy_encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(library, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(shared_collection, "_PATIENCE_S", 0.2)
     place = tmp_path / "idx"
     collection = Collection.build([("a", "a dog")], encoder=toy_encoder, path=place, show_progress_bar=False)
     content = {"documents": [{"id": "b", "text": "the sea"}]}

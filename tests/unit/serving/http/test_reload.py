@@ -13,9 +13,9 @@ import pytest
 
 from embedkit import Collection, Encoder
 from embedkit.errors import EmbedkitError
-from embedkit.serving.http.catalogue import Assets
 from embedkit.serving.http.keys import Key, KeyRing
 from embedkit.serving.http.keys import _digest as digest
+from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
@@ -122,16 +122,16 @@ def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
 
 def test_requests_finish_on_the_model_they_began_with(bundle, replace):
     service = Service.load([str(bundle)], ServerSettings(threads=1))
-    old = service.catalogue.embedder().encoder.encode(TEXTS)
+    old = service.registry.embedder().encoder.encode(TEXTS)
 
     async def run():
-        with service.lease() as catalogue:
+        with service.lease() as registry:
             replace(5)
             await service.reload()
-            assert service.catalogue is not catalogue
-            done = await catalogue.embedder().embed(TEXTS)
+            assert service.registry is not registry
+            done = await registry.embedder().embed(TEXTS)
         with pytest.raises(RuntimeError, match="shutdown"):  # its threads ended with its last request
-            await catalogue.embedder().embed(TEXTS)
+            await registry.embedder().embed(TEXTS)
         return done.rows
 
     try:
@@ -155,7 +155,7 @@ def test_a_rebuilt_collection_is_noticed(toy_encoder, write_toy_bundle, tmp_path
     async def run():
         Collection.build(["the sea", "a boat"], encoder=other, path=place, replace=True, show_progress_bar=False)
         await service.reload()
-        return await service.catalogue.needed_library().search("the sea", 5), service.catalogue.library.card()
+        return await service.registry.needed_collection().search("the sea", 5), service.registry.collection.card()
 
     try:
         hits, card = asyncio.run(run())

@@ -11,7 +11,7 @@ import pytest
 
 from embedkit import CrossEncoder
 from embedkit.cli import serve as command
-from embedkit.serving.http.catalogue import Assets
+from embedkit.serving.http.registry import Assets
 
 QUERY = "a dog in the garden"
 DOCUMENTS = ["the sea", "a good dog", "music in the garden of a king and a queen and a child", "dog"]

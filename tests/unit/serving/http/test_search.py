@@ -318,4 +318,4 @@ def test_a_collection_on_milvus_is_served(serve, toy_encoder, toy_bundle, tmp_pa
         assert client.post("/v1/documents/delete", json={"ids": ["new"]}).json() == {"deleted": 1}
         warnings = client.post("/v1/search", json={**body, "filter": {"yaer": 1}}).json()["warnings"]
         assert "did you mean 'year'?" in warnings[0]
-    service.catalogue.needed_library().collection.close()
+    service.registry.needed_collection().collection.close()

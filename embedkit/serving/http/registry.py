@@ -1,4 +1,4 @@
-"""The catalogue of a server: its models by name, and its collection."""
+"""The registry of a server: its models by name, and its collection."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from embedkit.runtime.engine import Verification
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.admission import Admission, Rate
 from embedkit.serving.http.batcher import Batcher, BatchReport
-from embedkit.serving.http.embedding import Embedder, Gate
-from embedkit.serving.http.library import Library
+from embedkit.serving.http.embedding import Embedder, Limits
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.ranking import CosineRanker, CrossRanker, Ranker
 from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.http.shared_collection import SharedCollection
 from embedkit.serving.retrieval.collection import Collection
 
 _TOKENS_TO_LEARN_FROM = 256  # in smaller batches, tokens do not dominate the time
@@ -63,7 +63,7 @@ class Assets:
         return cls(encoders, reranker, collection)
 
 
-class Catalogue:
+class Registry:
     """The models and the collection that answer requests. It is immutable: a reload creates another one.
 
     Args:
@@ -74,9 +74,9 @@ class Catalogue:
 
     Attributes:
         settings: as given.
-        gate: checks applied to all texts.
-        library: the collection, if any.
-        users: number of requests in progress that use the catalogue.
+        limits: checks applied to all texts.
+        collection: the collection, if any.
+        users: number of requests in progress that use the registry.
 
     Raises:
         ConfigError: two models have the same name, or an alias refers to no model.
@@ -85,21 +85,23 @@ class Catalogue:
     def __init__(self, assets: Assets, settings: ServerSettings, metrics: Metrics, admission: Admission) -> None:
         self.settings, self._metrics, self._admission = settings, metrics, admission
         self.users = 0
-        self.gate = gate = Gate(settings, metrics)
+        self.limits = limits = Limits(settings, metrics)
         self._queues: dict[str, Callable[[], int]] = {}
         _check_names(assets)
         self._embedders = {
-            encoder.name: Embedder(encoder, gate, admission, self._make_batcher) for encoder in assets.encoders
+            encoder.name: Embedder(encoder, limits, admission, self._make_batcher) for encoder in assets.encoders
         }
         reranker = assets.reranker
-        self.cross = None if reranker is None else CrossRanker(reranker, gate, admission, self._make_batcher)
+        self.cross = None if reranker is None else CrossRanker(reranker, limits, admission, self._make_batcher)
         self._aliases = _aliases(settings.aliases, {model.name for model in _models(assets)})
         self._cards = {model.name: _card(model) for model in _models(assets)}
         collection = assets.collection
-        self.library = (
+        self.collection = (
             None
             if collection is None
-            else Library(collection, self._searcher(collection), self.cross, gate, admission, settings.refresh_s)
+            else SharedCollection(
+                collection, self._searcher(collection), self.cross, limits, admission, settings.refresh_s
+            )
         )
 
     def embedder(self, name: str | None = None) -> Embedder:
@@ -128,7 +130,7 @@ class Catalogue:
             return self.cross
         if real is not None and real not in self._embedders:
             raise self._missing(name, list(self._cards))
-        return CosineRanker(self.embedder(real), self.gate, self._admission)
+        return CosineRanker(self.embedder(real), self.limits, self._admission)
 
     def needed_cross(self) -> CrossRanker:
         """Return the cross-encoder.
@@ -140,15 +142,15 @@ class Catalogue:
             raise InputError("this server has no cross-encoder; an operator can add one with --reranker")
         return self.cross
 
-    def needed_library(self) -> Library:
+    def needed_collection(self) -> SharedCollection:
         """Return the collection.
 
         Raises:
             InputError: the server has none.
         """
-        if self.library is None:
+        if self.collection is None:
             raise InputError("this server has no collection; an operator can add one with --collection")
-        return self.library
+        return self.collection
 
     def cards(self) -> list[dict[str, Any]]:
         """Return the content of ``/v1/models``."""
@@ -179,7 +181,7 @@ class Catalogue:
 
     def close(self) -> None:
         """Stop all threads."""
-        for part in (*self._embedders.values(), self.cross, self.library):
+        for part in (*self._embedders.values(), self.cross, self.collection):
             if part is not None:
                 part.close()
 

@@ -16,7 +16,7 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.admission import Admission, Rate
 from embedkit.serving.http.batcher import background_threads
-from embedkit.serving.http.embedding import Embedder, Gate
+from embedkit.serving.http.embedding import Embedder, Limits
 from embedkit.serving.http.ranking import CrossRanker
 from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.collection import Collection
@@ -37,17 +37,17 @@ _MAP_CHARACTERS = 200
 _PATIENCE_S, _RETRY_S = 10.0, 0.02  # for a write while another process is writing to the collection
 
 
-class Library:
+class SharedCollection:
     """A collection shared by many requests; writes of other processes become visible within ``refresh_s`` seconds.
 
-    Only work that needs no model runs in the library's threads. Queries and candidates go through the batchers of
+    Only work that needs no model runs in its threads. Queries and candidates go through the batchers of
     the server's models, interleaved with all other texts.
 
     Args:
         collection: the collection.
         embedder: the model that embeds its queries.
         ranker: the re-ranker, if any.
-        gate: checks the size of requests.
+        limits: checks the size of requests.
         admission: admits work.
         refresh_s: maximum delay until writes of other processes are visible.
 
@@ -60,12 +60,12 @@ class Library:
         collection: Collection,
         embedder: Embedder,
         ranker: CrossRanker | None,
-        gate: Gate,
+        limits: Limits,
         admission: Admission,
         refresh_s: float,
     ) -> None:
         self.collection, self._embedder, self._ranker = collection, embedder, ranker
-        self._gate, self._admission, self._refresh_s = gate, admission, refresh_s
+        self._limits, self._admission, self._refresh_s = limits, admission, refresh_s
         self._readers = background_threads(available_threads(), "search")
         self._writer = background_threads(1, "write")
         self._cartographer = background_threads(1, "map")
@@ -107,8 +107,8 @@ class Library:
         """
         if rerank and self._ranker is None:
             raise InputError("rerank: this server has no re-ranker; an operator can add one with --reranker")
-        self._gate.check_limits([query])
-        self._gate.check_filter(conditions)
+        self._limits.check([query])
+        self._limits.check_filter(conditions)
         passes = {"filter": len(conditions or ()), "dense": effort, "lexical": int(bool(hybrid))}
         units = {stage: len(self.collection) * count for stage, count in passes.items() if count}
         price = self._embedder.price([query]) + sum(self._rates[stage].seconds(n) for stage, n in units.items())
@@ -121,7 +121,7 @@ class Library:
                 query, k, filter=conditions, hybrid=hybrid, rerank=rerank, candidates=candidates, effort=effort
             )
 
-        with self._admission.hold(price):
+        with self._admission.reserve(price):
             hits = await self._run(await _beside(self._readers, begin))
         for stage, count in units.items():
             if stage in hits.latency_ms:  # a filter may have no conditions
@@ -199,9 +199,9 @@ class Library:
             OverloadedError: too much work is waiting.
         """
         texts = [text for record in records if isinstance(text := record.get("text"), str)]
-        self._gate.check_limits(texts)
+        self._limits.check(texts)
         characters = sum(map(len, texts))
-        with self._admission.hold(self._rates["upsert"].seconds(characters)):
+        with self._admission.reserve(self._rates["upsert"].seconds(characters)):
             began = time.monotonic()
             done = await _beside(self._writer, _patiently, lambda: self._upsert(records))
             self._rates["upsert"].learn(characters, time.monotonic() - began)
@@ -231,8 +231,8 @@ class Library:
             CollectionBusyError: another process has been writing for some seconds.
             OverloadedError: too much work is waiting.
         """
-        self._gate.check_limits(ids)
-        with self._admission.hold(self._rates["delete"].seconds(len(ids))):
+        self._limits.check(ids)
+        with self._admission.reserve(self._rates["delete"].seconds(len(ids))):
             began = time.monotonic()
             deleted: int = await _beside(self._writer, _patiently, lambda: self.collection.delete(ids))
             self._rates["delete"].learn(len(ids), time.monotonic() - began)
