@@ -55,6 +55,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="embeddings: .npy, .parquet or .jsonl, or a folder, which may be a URL",
     )
+    _add_encoding(parser)
+    _add_compute(parser)
+    configure_bulk(parser)
+
+
+def _add_encoding(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of texts and the form of their embeddings."""
     parser.add_argument(
         "--text-column", default="text", metavar="NAME", help="column or key of the texts (default: %(default)s)"
     )
@@ -77,6 +84,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="texts longer than the model's maximum are cut, refused, or encoded as the mean of their windows "
         "(default: %(default)s)",
     )
+
+
+def _add_compute(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of processors."""
     parser.add_argument(
         "--threads",
         type=int,
@@ -96,7 +107,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="ONNX Runtime execution provider, e.g. CUDAExecutionProvider; may be repeated",
     )
-    configure_bulk(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:

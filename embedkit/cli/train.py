@@ -96,6 +96,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--teacher-name", action="append", metavar="NAME", help="name of each --teacher on model cards"
     )
+    _add_student(parser)
+    parser.add_argument("--dev", help="scored sentence pairs for checkpoint selection, for example STS-B dev")
+    parser.add_argument("--epochs", type=int, help="passes over the corpus")
+    parser.add_argument("--steps", type=int, help="number of steps, instead of epochs")
+    parser.add_argument("--seed", type=int, help="seed of all random numbers; default: 1000")
+    parser.add_argument("--name", help="name of the encoder")
+    parser.add_argument("--data", help="base folder for relative paths in the recipe")
+    parser.add_argument("--cache", help="folder of prepared corpora and teacher vectors")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting")
+    parser.add_argument("--check", action="store_true", help="check and print the configuration without training")
+    parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
+
+
+def _add_student(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of the model to train."""
     parser.add_argument("--student", help="pre-trained model to start from, folder or hub id")
     parser.add_argument("--start", help="initialisation: teacher (its words), layers (of the teacher) or random")
     for flag, what in _SHAPE.items():
@@ -109,16 +124,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="maximum number of pieces that the student keeps of its tokenizer, by their use in the corpus; "
         "default: all",
     )
-    parser.add_argument("--dev", help="scored sentence pairs for checkpoint selection, for example STS-B dev")
-    parser.add_argument("--epochs", type=int, help="passes over the corpus")
-    parser.add_argument("--steps", type=int, help="number of steps, instead of epochs")
-    parser.add_argument("--seed", type=int, help="seed of all random numbers; default: 1000")
-    parser.add_argument("--name", help="name of the encoder")
-    parser.add_argument("--data", help="base folder for relative paths in the recipe")
-    parser.add_argument("--cache", help="folder of prepared corpora and teacher vectors")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting")
-    parser.add_argument("--check", action="store_true", help="check and print the configuration without training")
-    parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
 
 
 def run(arguments: argparse.Namespace) -> int | None:

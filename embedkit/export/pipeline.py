@@ -234,18 +234,10 @@ def export(
     manifest = Manifest(
         name=name or card.name or model.name,
         **_describe(model),
-        max_length=model.max_length,
-        base=card.base or model.name,
-        method=card.method,
-        teacher=card.teacher,
-        corpus=card.corpus,
-        config=card.config,
-        metrics=card.metrics,
+        **_describe_origin(card, model),
         gates={gate.name: gate.figures for gate in gates},
         precision=precision if words == _WORD_TABLE[precision] else f"{precision} with {words} words",
         target=target if precision.startswith("int8") else _TARGET[precision],
-        licence=card.licence,
-        created_by=f"embedkit {__version__}",
         ranges=_measure_ranges(model, content, calibration),
     )
     golden = _make_golden(model, content, _GOLDEN_TOLERANCE[precision])
@@ -287,16 +279,32 @@ def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
     if isinstance(model, PairEncoder):
         return {
             "kind": "cross-encoder",
+            "max_length": model.max_length,
             "dimension": 1,
             "pooling": "cls",
             "normalize": False,
             "activation": model.activation,
         }
     return {
+        "max_length": model.max_length,
         "dimension": model.dimension,
         "pooling": model.pooling,
         "prompts": model.prompts,
         "default_prompt": model.default_prompt or "",
+    }
+
+
+def _describe_origin(card: Card, model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
+    """Return the fields of the manifest that say where the model is from."""
+    return {
+        "base": card.base or model.name,
+        "method": card.method,
+        "teacher": card.teacher,
+        "corpus": card.corpus,
+        "config": card.config,
+        "metrics": card.metrics,
+        "licence": card.licence,
+        "created_by": f"embedkit {__version__}",
     }
 
 
