@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from embedkit.errors import ExportError
 from embedkit.export.graph_parts import find_states
-from embedkit.export.writer import MEMORY_ROWS, check_graph
+from embedkit.export.writer import MEMORY_ROWS, check_graph, infer_shapes
 
 # Replaces values beyond float16's range, such as masks; the exponential of its negative is 0 as well.
 _LARGEST = 6e4
@@ -36,7 +36,7 @@ def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
     halved = onnx.ModelProto()
     halved.CopyFrom(model)
     graph = halved.graph
-    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    inferred = infer_shapes(model).graph
     floats = _float_values(inferred)
     last = _last_of_tokens(inferred) if pooling is None else {find_states(graph, pooling), MEMORY_ROWS}
     body = _ancestors(graph, last)

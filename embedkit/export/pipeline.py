@@ -228,7 +228,8 @@ def export(
         gates.append(check_weights(unrounded, content))
     if origin is not None:
         candidate = Candidate(content, model.tokenizer) if vocabulary is None else None
-        gates.append(check_reading(original, *origin, candidate=candidate, least=limits.cosine))
+        most = limits.difference
+        gates.append(check_reading(original, *origin, candidate=candidate, least=limits.cosine, most=most))
     _require(gates)
 
     manifest = Manifest(

@@ -65,21 +65,22 @@ def _trace(model: SentenceEncoder | PairEncoder) -> onnx.ModelProto:
     """Return torch's trace of the model, up to the pooled embedding or the logit."""
     names = PAIR_INPUTS if isinstance(model, PairEncoder) else TEXT_INPUTS
     inputs, shape = example_inputs(model), {0: "batch", 1: "length"}
-    with tempfile.TemporaryDirectory() as folder, _ready(model), warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about values fixed by the trace: the gates test other shapes
         path = Path(folder) / "traced.onnx"
         try:
-            torch.onnx.export(
-                model,
-                inputs,
-                path,
-                input_names=list(names),
-                output_names=[_OUTPUT],
-                dynamic_axes=dict.fromkeys(names, shape) | {_OUTPUT: {0: "batch"}},
-                opset_version=OPSET,
-                dynamo=False,
-            )
-        except Exception as error:  # an architecture's own code raises anything while it is traced
+            with _ready(model):
+                torch.onnx.export(
+                    model,
+                    inputs,
+                    path,
+                    input_names=list(names),
+                    output_names=[_OUTPUT],
+                    dynamic_axes=dict.fromkeys(names, shape) | {_OUTPUT: {0: "batch"}},
+                    opset_version=OPSET,
+                    dynamo=False,
+                )
+        except Exception as error:  # an architecture's own code raises anything while it is prepared and traced
             reason = first_line(error)
             raise ExportError(f"torch cannot trace {model.name}, a {model.config.model_type}: {reason}") from error
         return onnx.load(path)

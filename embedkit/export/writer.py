@@ -5,7 +5,8 @@ In opset 20, LayerNormalization and Gelu are single operators; ONNX Runtime supp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,8 +108,24 @@ def check_graph(model: onnx.ModelProto) -> None:
     Raises:
         ExportError: it is not.
     """
-    try:
+    with _onnx_errors():
         onnx.checker.check_model(model, full_check=True)
+
+
+def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with types and shapes of its values.
+
+    Raises:
+        ExportError: they contradict each other.
+    """
+    with _onnx_errors():
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+
+
+@contextlib.contextmanager
+def _onnx_errors() -> Iterator[None]:
+    try:
+        yield
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ExportError(f"the graph that was written is not valid ONNX: {reason}") from error

@@ -37,6 +37,7 @@ from embedkit.modeling.pretrained import (
     longest_text,
     model_name,
     refuse_custom_code,
+    words_of,
 )
 from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.shared_layers import separate, writing_tensors
@@ -283,7 +284,7 @@ class SentenceEncoder(nn.Module):
         backbone = _load_backbone(layout.backbone, trust_remote_code=trust_remote_code)
         longest = longest_text(backbone.config)
         length = max_length if max_length is not None else min(layout.max_length or _USUAL_LENGTH, longest)
-        memory = _load_memory(layout, int(backbone.config.vocab_size))
+        memory = _load_memory(layout, words_of(backbone.config))
         chosen = pooling or layout.pooling or "mean"
         states = _width_of_states(backbone, layout.backbone)
         width = states * len(pooling_modes(chosen)) + (memory.width if memory else 0)

@@ -82,16 +82,31 @@ def check_fit(config: PretrainedConfig, tokenizer: Tokenizer | PairTokenizer) ->
     Raises:
         ModelError: it has more pieces than the model has rows, or a longer maximum length.
     """
-    if tokenizer.vocabulary_size > config.vocab_size:
+    rows = words_of(config)
+    if tokenizer.vocabulary_size > rows:
         raise ModelError(
-            f"the tokenizer has {tokenizer.vocabulary_size} pieces, but the model's word table has only "
-            f"{config.vocab_size} rows; they belong to different models"
+            f"the tokenizer has {tokenizer.vocabulary_size} pieces, but the model's word table has only {rows} "
+            "rows; they belong to different models"
         )
     if tokenizer.max_length > longest_text(config):
         raise ModelError(
             f"max_length is {tokenizer.max_length}, but this model supports at most {longest_text(config)} tokens",
             parameters=["max_length"],
         )
+
+
+def words_of(config: PretrainedConfig) -> int:
+    """Return the number of rows of the word table.
+
+    Raises:
+        ModelError: the configuration does not have it, as those of models that read more than texts.
+    """
+    rows = getattr(config, "vocab_size", None)
+    if type(rows) is not int:
+        raise ModelError(
+            f"the configuration of a {config.model_type} has no vocab_size, so it reads more than texts"
+        )
+    return rows
 
 
 def longest_text(config: PretrainedConfig) -> int:

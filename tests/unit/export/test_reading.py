@@ -1,9 +1,12 @@
 """Faults of reading that token ids cannot show: each is planted, and the gate on texts notices it."""
 
+import importlib.util
 import json
+import sys
 
 import numpy as np
 import pytest
+import torch
 from onnx import numpy_helper
 
 from embedkit.errors import ExportError, ModelError
@@ -15,7 +18,7 @@ from embedkit.export.reading import check_reading
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 
@@ -31,9 +34,9 @@ def change(path, **settings):
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-def check(model, folder):
-    candidate = Candidate(build_graph(model, FloatArithmetic()).SerializeToString(), model.tokenizer)
-    return check_reading(model, folder, max_length=None, candidate=candidate, least=0.99999)
+def check(model, folder, graph=None):
+    candidate = Candidate((graph or build_graph(model, FloatArithmetic())).SerializeToString(), model.tokenizer)
+    return check_reading(model, folder, max_length=None, candidate=candidate, least=0.99999, most=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -75,28 +78,91 @@ def test_prompts_are_among_the_texts(folder):
 
 
 @pytest.fixture
-def peer(monkeypatch):
-    """``peer(run)``: sentence-transformers is there, and runs folders by this function."""
+def installed(monkeypatch):
+    """Make sentence-transformers 6 seem to be installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: name == "sentence_transformers" or find(name, *rest)
+    )
+    monkeypatch.setattr(reading, "_version", lambda package: f"{package} 6")
 
-    def install(run):
-        monkeypatch.setattr(reading.importlib.util, "find_spec", lambda _: True)
-        monkeypatch.setattr(reading, "_version", lambda package: f"{package} 6")
-        monkeypatch.setattr(reading, "_run_sentence_transformers", run)
 
-    return install
+@pytest.fixture
+def peer(monkeypatch, installed):
+    """``peer(run)``: sentence-transformers runs folders by this function."""
+    return lambda run: monkeypatch.setattr(reading, "_run_sentence_transformers", run)
 
 
 def test_embeddings_of_the_folder_s_library_decide(folder, peer):
     model = SentenceEncoder.load(folder)
     right = TorchEncoder(model).encode
-    peer(lambda model, folder, length, texts, trusted: right(texts))
+    peer(lambda model, folder, length, texts, trusted: (right(texts), []))
     assert check(model, folder).passed
 
-    peer(lambda model, folder, length, texts, trusted: right([f"{text} it" for text in texts]))
+    peer(lambda model, folder, length, texts, trusted: (right([f"{text} it" for text in texts]), []))
     found = check(model, folder)
     assert not found.passed
-    assert found.figures["torch_difference"] > found.figures["torch_difference_allowed"]
+    assert found.figures["largest_torch_difference"] > found.figures["largest_torch_difference_allowed"]
     assert found.figures["differently_tokenized"] == 0
+
+
+class Library:
+    """sentence-transformers, with one model of these settings."""
+
+    def __init__(self, model, **changes):
+        self.model, self.dimension = model, changes.get("dimension")
+        self.prompts = {"query": "", "document": ""} | changes.get("prompts", {})
+        self.default_prompt_name = changes.get("default_prompt")
+        self.activation_fn = changes.get("activation", torch.nn.Sigmoid())
+
+    def SentenceTransformer(self, *_, **__):  # noqa: N802
+        return self
+
+    CrossEncoder = SentenceTransformer
+
+    def float(self):
+        return self
+
+    def encode(self, texts, **_):
+        return TorchEncoder(self.model).encode(texts)[:, : self.dimension]
+
+    def predict(self, pairs, **_):
+        return TorchCrossEncoder(self.model).predict(pairs)
+
+
+@pytest.fixture
+def library(monkeypatch, installed):
+    """``library(model, ...)``: sentence-transformers reads these settings."""
+    return lambda model, **changes: monkeypatch.setitem(
+        sys.modules, "sentence_transformers", Library(model, **changes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prompts", {"query": "find: "}), ("prompts", {"own": ""}), ("default_prompt", "query"), ("dimension", 8)],
+)
+def test_a_setting_that_the_folder_s_library_reads_otherwise_fails(folder, library, name, value):
+    model = SentenceEncoder.load(folder)
+    library(model)
+    assert check(model, folder).passed
+
+    library(model, **{name: value})
+    found = check(model, folder)
+    assert not found.passed
+    assert found.figures["differently_read"] == name
+
+
+def test_an_activation_that_the_folder_s_library_reads_otherwise_fails(make_pair_encoder, tmp_path, library):
+    make_pair_encoder().save(tmp_path / "cross")
+    model = PairEncoder.load(tmp_path / "cross")
+    library(model)
+    assert check(model, tmp_path / "cross").passed
+
+    library(model, activation=torch.nn.Identity())
+    found = check(model, tmp_path / "cross")
+    assert not found.passed
+    assert found.figures["differently_read"] == "activation"
 
 
 def test_a_folder_that_its_library_cannot_run_is_reported_in_one_sentence(folder, peer):
@@ -152,18 +218,17 @@ def test_embeddings_made_for_dot_products_are_refused(folder):
         load_source(str(folder))
 
 
-def test_padding_tokens_within_a_text_are_not_counted(make_encoder, tmp_path):
-    make_encoder(family="roberta").save(tmp_path / "model")
-    model = SentenceEncoder.load(tmp_path / "model")
-    right = Candidate(build_graph(model, FloatArithmetic()).SerializeToString(), model.tokenizer)
+@pytest.mark.parametrize("kind", ["encoder", "cross-encoder"])
+def test_padding_tokens_within_a_text_are_not_counted(make_encoder, make_pair_encoder, tmp_path, kind):
+    made = make_encoder if kind == "encoder" else make_pair_encoder
+    made(family="roberta").save(tmp_path / "model")
+    model = (SentenceEncoder if kind == "encoder" else PairEncoder).load(tmp_path / "model")
     counting = build_graph(model, FloatArithmetic())
     for node in counting.graph.node:
         if node.op_type == "Equal":  # no id is -1, so all are counted
             minus_one = numpy_helper.from_array(np.array(-1), "minus_one")
             counting.graph.initializer.append(minus_one)
             node.input[1] = "minus_one"
-    wrong = Candidate(counting.SerializeToString(), model.tokenizer)
 
-    options = {"max_length": None, "least": 0.99999}
-    assert check_reading(model, tmp_path / "model", candidate=right, **options).passed
-    assert not check_reading(model, tmp_path / "model", candidate=wrong, **options).passed
+    assert check(model, tmp_path / "model").passed
+    assert not (found := check(model, tmp_path / "model", counting)).passed, found.figures

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -221,6 +222,13 @@ def test_several_labels_are_refused(raw_folder):
     network.save_pretrained(raw_folder)
     with pytest.raises(ModelError, match="has one label, but this classifier has 3"):
         PairEncoder.load(raw_folder)
+
+
+def test_a_classifier_of_more_than_texts_is_refused(pair_encoder, monkeypatch):
+    monkeypatch.setattr(pair_encoder.network, "config", SimpleNamespace(num_labels=1, model_type="several"))
+
+    with pytest.raises(ModelError, match="a several has no vocab_size, so it reads more than texts"):
+        PairEncoder(pair_encoder.network, pair_encoder.tokenizer)
 
 
 def test_pairs_longer_than_the_positions_are_refused(make_encoder):
