@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Load the collection and its model, and serve agents until a signal stops it."""
     from embedkit.serving.http.agents import Agents
-    from embedkit.serving.http.keys import KeyRing
+    from embedkit.serving.http.guard import KeyRing
     from embedkit.serving.http.log_lines import log_in_lines
     from embedkit.serving.http.server import Server
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from embedkit.cli.texts import kept_file
 
 if TYPE_CHECKING:
-    from embedkit.training.checkpoint import TrainState
     from embedkit.training.config import RunConfig
+    from embedkit.training.run_folder import TrainState
 
 logger = logging.getLogger(__name__)
 

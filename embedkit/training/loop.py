@@ -19,7 +19,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.progress import Progress
 from embedkit.training import processes
 from embedkit.training.batches import Batches
-from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.networks import (
     ActivationPenalty,
@@ -30,7 +29,7 @@ from embedkit.training.networks import (
     rounded_words,
 )
 from embedkit.training.optim import OptimConfig, build_optimizer, schedule
-from embedkit.training.run_folder import RunFolder
+from embedkit.training.run_folder import RunFolder, TrainState, load_checkpoint, save_checkpoint
 
 
 def total_steps(batches_per_epoch: int, *, accumulate: int, epochs: int, steps: int | None) -> tuple[int, int]:

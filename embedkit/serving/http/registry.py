@@ -15,9 +15,8 @@ from embedkit.runtime.engine import Verification
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.admission import Admission, Rate
 from embedkit.serving.http.batcher import Batcher, BatchReport
-from embedkit.serving.http.embedding import Embedder, Limits
+from embedkit.serving.http.embedding import CosineRanker, CrossRanker, Embedder, Limits, Ranker
 from embedkit.serving.http.metrics import Metrics
-from embedkit.serving.http.ranking import CosineRanker, CrossRanker, Ranker
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.shared_collection import SharedCollection
 from embedkit.serving.retrieval.collection import Collection

@@ -20,8 +20,7 @@ from pydantic import ValidationError
 from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.serving.http.admission import ANYBODY, Caller
 from embedkit.serving.http.answers import Answer, Headers, explain, explain_validation, problem, to_json
-from embedkit.serving.http.guard import Guard, allowed_origin, preflight
-from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.guard import Guard, KeyRing, allowed_origin, preflight
 from embedkit.serving.http.registry import Registry
 from embedkit.serving.http.routes import Found, Route, RouteTable
 from embedkit.serving.http.service import Service

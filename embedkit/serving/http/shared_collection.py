@@ -16,8 +16,7 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.admission import Admission, Rate
 from embedkit.serving.http.batcher import background_threads
-from embedkit.serving.http.embedding import Embedder, Limits
-from embedkit.serving.http.ranking import CrossRanker
+from embedkit.serving.http.embedding import CrossRanker, Embedder, Limits
 from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document

@@ -22,7 +22,7 @@ import orjson
 
 from embedkit.config import from_mapping
 from embedkit.errors import EmbedkitError
-from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.guard import KeyRing
 from embedkit.serving.http.log_lines import log_in_lines
 from embedkit.serving.http.server import Parent, Server
 from embedkit.serving.http.service import Service, Siblings

@@ -20,7 +20,7 @@ from pathlib import Path
 from embedkit.config import to_mapping
 from embedkit.errors import ConfigError, WorkerError
 from embedkit.runtime.threads import available_threads
-from embedkit.serving.http.listener import BACKLOG, bind, explain_refusal, url_of
+from embedkit.serving.http.server import BACKLOG, bind, explain_refusal, url_of
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.worker import GO, READY, SERVING, STOPPING, Order
 from embedkit.write_lock import write_lock

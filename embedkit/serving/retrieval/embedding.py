@@ -21,8 +21,7 @@ from embedkit.errors import CollectionError, InputError, ModelError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import numerics_of
-from embedkit.serving.retrieval.document_store import DocumentStore
-from embedkit.serving.retrieval.segment_files import map_array, write_array
+from embedkit.serving.retrieval.segment_files import DocumentStore, map_array, write_array
 
 UNFINISHED: Final = ".unfinished"
 

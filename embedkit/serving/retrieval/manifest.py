@@ -23,11 +23,10 @@ from embedkit.atomic import atomic_file
 from embedkit.config import from_mapping, setting
 from embedkit.errors import CollectionError, ConfigError
 from embedkit.runtime.numerics import UNKNOWN
-from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
 from embedkit.serving.retrieval.lexical import WordCounts
 from embedkit.serving.retrieval.models import QueryModel
-from embedkit.serving.retrieval.segment_files import FileSeal
+from embedkit.serving.retrieval.segment_files import DocumentStore, FileSeal
 from embedkit.serving.retrieval.store import MANIFEST
 
 FORMAT: Final = 4

@@ -23,8 +23,8 @@ from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import shown
 from embedkit.runtime.numerics import numerics_of
-from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.embedding import embed_texts
+from embedkit.serving.retrieval.segment_files import DocumentStore
 
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder

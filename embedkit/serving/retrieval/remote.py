@@ -19,13 +19,13 @@ from embedkit.errors import CollectionError, DataError, EmbedkitError, InputErro
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import UNKNOWN, joined
-from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, check_effort, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
 from embedkit.serving.retrieval.models import Models, QueryModel, agreement_on, query_model
+from embedkit.serving.retrieval.segment_files import DocumentStore, write_documents
 from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Upserted
 

@@ -20,7 +20,6 @@ from embedkit.extras import require
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.columns import Column, ColumnBuilder, ColumnFiles, write_columns
-from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, check_effort, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
@@ -28,7 +27,7 @@ from embedkit.serving.retrieval.index_kinds import index_class, kind_for
 from embedkit.serving.retrieval.lexical import LexicalIndex, WordCounts, Words, term_factors
 from embedkit.serving.retrieval.manifest import VECTORS, Manifest, SegmentEntry, Tombstones
 from embedkit.serving.retrieval.models import Models
-from embedkit.serving.retrieval.segment_files import FileSeal, map_array, write_array
+from embedkit.serving.retrieval.segment_files import DocumentStore, FileSeal, map_array, write_array
 
 _ABSENT: Final[list[Any]] = []  # no entry, unlike null
 _MOST_COLUMNS = 32

@@ -24,7 +24,6 @@ from embedkit.object_store import is_url, open_store
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import UNKNOWN, numerics_of
-from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.documents import (
     Columns,
     Document,
@@ -35,6 +34,7 @@ from embedkit.serving.retrieval.documents import (
 )
 from embedkit.serving.retrieval.embedding import EmbeddingJournal, embed_documents, embed_texts, largest_deviation
 from embedkit.serving.retrieval.models import SAMPLE
+from embedkit.serving.retrieval.segment_files import DocumentStore
 
 EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
 

@@ -35,13 +35,13 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.child import Child, describe_error, parent, read_frame, write_frame
 from embedkit.runtime.numerics import joined
-from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import UNFINISHED, EmbeddingJournal, prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.index_kinds import describe_cost, kind_for
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
 from embedkit.serving.retrieval.models import agreement_on, query_model
+from embedkit.serving.retrieval.segment_files import DocumentStore, write_documents
 from embedkit.serving.retrieval.snapshot import Snapshot, write_segment, write_tombstones
 from embedkit.serving.retrieval.sources import Source, embeddings_of
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.method import BatchSpec, Presets
@@ -30,6 +29,7 @@ from embedkit.training.recipes.trans_encoder import (
     check_trans_encoder,
     trans_encoder,
 )
+from embedkit.training.run_folder import TrainState
 
 __all__ = ["RECIPES", "Recipe", "one_stage"]
 

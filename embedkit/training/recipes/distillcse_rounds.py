@@ -13,13 +13,13 @@ from typing import Literal
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import processes
-from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig, teacher_weights
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Stage, check_stage
+from embedkit.training.run_folder import TrainState
 from embedkit.training.teachers import TeacherConfig, TeacherVectors, load_vectors
 
 

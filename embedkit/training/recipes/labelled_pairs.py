@@ -27,7 +27,6 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, PairBatchSource, pair_batch
-from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.method import Batch, BatchSpec, Learner, Presets, StepOutput, scored
@@ -36,6 +35,7 @@ from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.score_distillation import ranking_evaluation
 from embedkit.training.recipes.stage import Stage
 from embedkit.training.recipes.trans_encoder import EncoderToCross
+from embedkit.training.run_folder import TrainState
 from embedkit.training.students import load_cross_encoder
 
 _PRESET: Mapping[str, Mapping[str, Any]] = {

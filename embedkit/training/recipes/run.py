@@ -19,7 +19,6 @@ from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.training import processes
-from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.joined import JoinedVectors
@@ -30,7 +29,7 @@ from embedkit.training.recipes import RECIPES, Recipe, one_stage
 from embedkit.training.recipes.materials import Control, Materials, Split, corpus_inputs, prepare
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
 from embedkit.training.recipes.stage import Stage
-from embedkit.training.run_folder import RunFolder, environment
+from embedkit.training.run_folder import RunFolder, TrainState, environment
 from embedkit.training.students import build_student
 from embedkit.training.teachers import TeacherVectors
 from embedkit.training.trackers import find_trackers

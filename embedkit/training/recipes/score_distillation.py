@@ -32,7 +32,6 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, pair_batch
-from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import Scores
@@ -41,6 +40,7 @@ from embedkit.training.methods.score_distillation import PairLoss, ScoreDistilla
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, mine, score
 from embedkit.training.recipes.materials import Control, corpus_inputs
 from embedkit.training.recipes.stage import Stage
+from embedkit.training.run_folder import TrainState
 from embedkit.training.students import adjust, load_cross_encoder
 
 logger = logging.getLogger(__name__)

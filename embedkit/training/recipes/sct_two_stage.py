@@ -9,12 +9,12 @@ import dataclasses
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.methods.sct import SCT, SCTDistillation, SCTDistillationConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Stage, check_stage
+from embedkit.training.run_folder import TrainState
 from embedkit.training.self_supervision import SCTConfig
 
 

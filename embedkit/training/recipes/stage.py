@@ -17,7 +17,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training import processes
 from embedkit.training.batches import Batches, BatchSource, check_batches, chunk_view
-from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.distillation import Distillation
@@ -26,7 +25,7 @@ from embedkit.training.method import Learner
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.materials import Control, HeldOut, Materials, Split
-from embedkit.training.run_folder import RunFolder
+from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.students import recorded_teacher
 from embedkit.training.trackers import find_trackers
 

@@ -40,13 +40,12 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.training import processes
 from embedkit.training.batches import BatchSource, PairBatchSource, check_batches
-from embedkit.training.checkpoint import TrainState
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.method import Batch, BatchSpec, Learner, Method, StepOutput, pooled, scored, unit_embeddings
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Stage, to_device
-from embedkit.training.run_folder import RunFolder
+from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.views import ViewsConfig
 
 logger = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError, DataError
-from embedkit.serving.retrieval import document_store
-from embedkit.serving.retrieval.document_store import DocumentStore, write_documents
+from embedkit.serving.retrieval import segment_files
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.segment_files import DocumentStore, write_documents
 
 DOCUMENTS = [
     Document("a", "one\ntwo\r\nthree"),
@@ -38,7 +38,7 @@ def test_a_repeated_id_names_both_documents(tmp_path):
 
 
 def test_ids_with_one_hash_are_distinguished(tmp_path, monkeypatch):
-    monkeypatch.setattr(document_store, "text_hash", lambda id_: 2**64 - 1)
+    monkeypatch.setattr(segment_files, "text_hash", lambda id_: 2**64 - 1)
     store = write_documents(tmp_path, [Document(id_, "t") for id_ in "xyz"])
     assert [store.find(id_) for id_ in "xyzw"] == [0, 1, 2, None]
     with pytest.raises(DataError, match="documents 1 and 3 have the same id 'x'"):
@@ -107,7 +107,7 @@ def test_damaged_rows_of_ids_are_an_error(tmp_path):
 
 
 def test_metadata_of_all_equals_that_of_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(document_store, "_BLOCK", 3)
+    monkeypatch.setattr(segment_files, "_BLOCK", 3)
     texts = ["a\nb", "\u2028", "c,\n", '"]', "e", "f", "g"]
     documents = [
         Document(str(row), text, {"x": text, "row": row} if row % 2 else None) for row, text in enumerate(texts)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGK
 BUILD = """
 import os, runpy, shutil, signal, sys
 from pathlib import Path
-from embedkit.serving.retrieval import Collection, document_store, embedding, snapshot
+from embedkit.serving.retrieval import Collection, embedding, segment_files, snapshot
 
 conftest, path, moment = sys.argv[1:]
 encoder = runpy.run_path(conftest)["WordEncoder"]()
@@ -51,7 +51,7 @@ def dies_after(owner, name):
 
 replace = Path.replace
 if moment == "documents written":
-    dies_after(document_store, "write_array")
+    dies_after(segment_files, "write_array")
 elif moment == "encoding":
     encode = encoder.encode
     encoder.encode = lambda texts: die() if "second text" in texts else encode(texts)

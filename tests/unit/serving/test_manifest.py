@@ -7,10 +7,9 @@ import shutil
 import pytest
 
 from embedkit.errors import CollectionError
-from embedkit.serving.retrieval.document_store import DocumentStore
 from embedkit.serving.retrieval.lexical import WordCounts
 from embedkit.serving.retrieval.manifest import FORMAT, Manifest, SegmentEntry, Tombstones, _checksum
-from embedkit.serving.retrieval.segment_files import FileSeal
+from embedkit.serving.retrieval.segment_files import DocumentStore, FileSeal
 
 FILES = (*sorted(DocumentStore.FILES), "vectors.npy")
 MANIFEST = Manifest(

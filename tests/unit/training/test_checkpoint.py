@@ -11,9 +11,9 @@ from safetensors.torch import load_file, safe_open, save_file
 from torch import nn
 
 from embedkit.errors import CheckpointError, StorageError
-from embedkit.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from embedkit.training.components import VectorQueue
 from embedkit.training.optim import OptimConfig, build_optimizer
+from embedkit.training.run_folder import TrainState, load_checkpoint, save_checkpoint
 
 
 class Parts:
@@ -154,7 +154,7 @@ def test_a_failed_save_leaves_the_previous_checkpoint(saved, monkeypatch, error)
         temporary.write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr("embedkit.training.checkpoint.save_file", fail)
+    monkeypatch.setattr("embedkit.training.run_folder.save_file", fail)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StorageError):
         parts.save(path)
     assert path.read_bytes() == before

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from embedkit import __version__
 from embedkit.errors import InputError
 from embedkit.serving.http.answers import Answer, to_json
+from embedkit.serving.http.embedding import Ranked
 from embedkit.serving.http.protocols.fields import (
     Dimensions,
     ModelName,
@@ -22,7 +23,6 @@ from embedkit.serving.http.protocols.fields import (
     as_texts,
     refuse_token_ids,
 )
-from embedkit.serving.http.ranking import Ranked
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
 

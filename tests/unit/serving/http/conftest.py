@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from embedkit import Encoder
-from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.guard import KeyRing
 from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.server import Server
 from embedkit.serving.http.service import Service

@@ -12,8 +12,8 @@ import pytest
 
 from embedkit import Collection
 from embedkit.errors import MissingExtraError
-from embedkit.serving.http.keys import Key, KeyRing
-from embedkit.serving.http.keys import _digest as digest
+from embedkit.serving.http.guard import Key, KeyRing
+from embedkit.serving.http.guard import _digest as digest
 
 DOCUMENTS = [
     {"id": "dog", "text": "a dog in the garden", "lang": "en"},

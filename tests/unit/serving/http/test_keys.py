@@ -11,7 +11,7 @@ import pytest
 from embedkit import Collection
 from embedkit.errors import ConfigError, OverloadedError
 from embedkit.serving.http.connections import Connections
-from embedkit.serving.http.keys import Guesses, Key, KeyRing
+from embedkit.serving.http.guard import Guesses, Key, KeyRing
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
 
 FILE = f"""
@@ -177,7 +177,7 @@ def try_key(guesses, key, address="192.0.2.1"):
 
 def test_guesses_are_limited_by_address(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("embedkit.serving.http.keys.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("embedkit.serving.http.guard.time.monotonic", lambda: now[0])
     guesses = Guesses(KeyRing.of("the-right-key", "the-other-key"))
     assert try_key(guesses, b"the-right-key")
     found = [try_key(guesses, b"guess %d" % number) for number in range(100)]

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from embedkit.serving.http.listener import Listener, bind, explain_refusal
+from embedkit.serving.http.server import Listener, bind, explain_refusal
 
 
 class Echo(asyncio.Protocol):

@@ -13,8 +13,8 @@ import pytest
 
 from embedkit import Collection, Encoder
 from embedkit.errors import EmbedkitError
-from embedkit.serving.http.keys import Key, KeyRing
-from embedkit.serving.http.keys import _digest as digest
+from embedkit.serving.http.guard import Key, KeyRing
+from embedkit.serving.http.guard import _digest as digest
 from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings

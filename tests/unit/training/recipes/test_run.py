@@ -12,12 +12,12 @@ import torch
 from embedkit.config import load_toml, merge, to_mapping
 from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.checkpoint import TrainState
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES, materials
 from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import find_method, resolve, run
 from embedkit.training.recipes.stage import Stage
+from embedkit.training.run_folder import TrainState
 
 BARE = {"method": "sct", "corpus": [{"path": "a.txt"}]}
 TAUGHT = {**BARE, "method": "sct-two-stage", "teacher": {"source": "teacher"}}
