@@ -29,6 +29,7 @@ logger = logging.getLogger("embedkit")
 
 OnOverflow = Literal["truncate", "error"]
 OnLong = Literal["truncate", "error", "windows"]
+_ON_LONG = get_args(OnLong)
 _Batch = TypeVar("_Batch")  # the items of a batch: a slice, or positions
 _Item = TypeVar("_Item")
 
@@ -70,7 +71,7 @@ class Plan:
         Raises:
             InputError: an option is invalid.
         """
-        check_choice(on_overflow, get_args(OnLong), "on_overflow")
+        check_choice(on_overflow, _ON_LONG, "on_overflow")
         count, shows = check_count(batch_size, "batch_size"), check_progress(show_progress_bar)
         return cls(count, on_overflow == "error", on_overflow == "windows", shows)
 

@@ -15,6 +15,7 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_choice, check_flag, check_whole
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+_PRECISIONS = get_args(Precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Packing:
             InputError: the model does not support an option.
         """
         kept = dimension if truncate_dim is None else check_whole(truncate_dim, "truncate_dim", most=dimension)
-        check_choice(precision, get_args(Precision), "precision")
+        check_choice(precision, _PRECISIONS, "precision")
         normalize = check_flag(normalize, "normalize_embeddings")
         if unit and not normalize:
             raise InputError("normalize_embeddings=False is not possible: this model itself gives unit rows")

@@ -65,7 +65,7 @@ class WordPieces(KernelPieces):
     def encode(self, texts: list[str], threads: int = 1) -> tuple[TokenIds, list[int], list[int]] | None:
         """Return ids as :meth:`KernelPieces.encode`; the kernel may learn the characters of the texts before."""
         found = super().encode(texts, threads)
-        if found is None or not self._learn([texts[position] for position in found[2]]):
+        if found is None or not found[2] or not self._learn([texts[position] for position in found[2]]):
             return found
         return super().encode(texts, threads)
 

@@ -131,8 +131,9 @@ def checked_reranker(reranker: Reranker | None) -> Reranker | None:
     Raises:
         InputError: it neither scores pairs nor embeds texts.
     """
-    is_model = isinstance(reranker, (PairScorer, TextEncoder)) and not isinstance(reranker, type)
-    if reranker is not None and not is_model:
+    if reranker is None:  # quickly: it takes long to see whether an object has the members of a protocol
+        return None
+    if not isinstance(reranker, (PairScorer, TextEncoder)) or isinstance(reranker, type):
         raise InputError(f"rerank: expected a CrossEncoder or its name, or an Encoder, got {shown(reranker)}")
     return reranker
 
