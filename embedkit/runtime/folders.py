@@ -156,12 +156,22 @@ def read_layout(folder: Path) -> Layout:
     network = read_json(backbone / "config.json", optional=True)
     if (modules and modules[0][0] == _STATIC) or (not modules and network.get("model_type") == "model2vec"):
         return _read_static(folder, settings, modules or [(_STATIC, folder)])
+    if (
+        adapter := backbone / "adapter_config.json"
+    ).exists():  # which transformers ignores without the package peft
+        raise ModelError(
+            f"{adapter}: embedkit does not support adapters; merge them into the weights of the model"
+        )
     transformer = read_transformer(backbone)
     architecture = str((network.get("architectures") or [""])[0])
     kind = _kind(folder, settings, transformer, architecture, is_plain=not modules)
     _check_modalities(folder, transformer, _OUTPUTS[kind])
     _check_modules(folder, kind, [name for name, _ in modules])
     prompts, default_prompt = _read_prompts(folder / _CONFIG, settings)
+    if kind == "cross-encoder" and prompts.get(default_prompt or ""):
+        raise ModelError(
+            f"{folder / _CONFIG}: embedkit puts no prompt before a cross-encoder's texts (default_prompt_name)"
+        )
     return Layout(
         backbone=backbone,
         kind=kind,

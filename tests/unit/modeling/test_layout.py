@@ -177,6 +177,24 @@ def test_a_reranker_made_of_a_language_model_is_refused(folder):
         read_layout(folder)
 
 
+def test_a_default_prompt_of_a_cross_encoder_is_refused(folder):
+    (folder / "modules.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["BertForSequenceClassification"]}))
+    edit(folder / "config_sentence_transformers.json", prompts={"query": "find: "}, default_prompt_name=None)
+    assert read_layout(folder).kind == "cross-encoder"
+    edit(folder / "config_sentence_transformers.json", default_prompt_name="query")
+
+    with pytest.raises(ModelError, match="no prompt before a cross-encoder's texts"):
+        read_layout(folder)
+
+
+def test_adapters_beside_the_weights_are_refused(folder):
+    (folder / "adapter_config.json").write_text("{}")
+
+    with pytest.raises(ModelError, match=r"adapter_config\.json: embedkit does not support adapters"):
+        read_layout(folder)
+
+
 def test_pooling_without_prompts_is_recorded(folder):
     edit(folder / "1_Pooling" / "config.json", include_prompt=False)
 
