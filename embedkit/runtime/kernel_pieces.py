@@ -14,6 +14,7 @@ from embedkit.runtime.token_ids import TokenIds
 _CUT, _LEFT = 1, 2
 # Creating a kernel takes as long as this many short texts, so it is skipped for a few.
 _TEXTS_THAT_PAY = 1000
+_CHARACTERS = 64  # of a short text; the kernel reads no more of a long one than is needed
 _TEXTS_OF_A_THREAD = 512  # fewer take less time than starting a thread
 
 
@@ -47,7 +48,7 @@ class KernelPieces(ABC):
 
         The last have no ids. Returns None until enough texts have come for the kernel to pay off.
         """
-        kernel = self._kernel or self._count(len(texts))
+        kernel = self._kernel or self._count(texts)
         if kernel is None:
             return None
         found = _tokenize(kernel, texts, min(threads, len(texts) // _TEXTS_OF_A_THREAD))
@@ -63,9 +64,9 @@ class KernelPieces(ABC):
     def __reduce__(self) -> tuple[type[KernelPieces], tuple[Any, ...]]:
         return type(self), self._arguments
 
-    def _count(self, texts: int) -> _Kernel | None:
+    def _count(self, texts: list[str]) -> _Kernel | None:
         """Return the kernel, if it pays off by now; two threads may both create one, which are equal."""
-        self._missing -= texts
+        self._missing -= max(len(texts), sum(map(len, texts)) // _CHARACTERS)
         if self._missing <= 0:
             try:
                 self._kernel = self._make()

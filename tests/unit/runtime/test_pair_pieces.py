@@ -81,3 +81,12 @@ def test_a_few_pairs_do_not_wait_for_the_kernel(toy_tokenizer_json: str) -> None
     assert tokenizer._pieces is not None
     tokenizer.tokenize([("dog", "sea")])
     assert tokenizer._pieces.words._kernel is None
+
+
+def test_a_long_pair_waits_for_the_kernel_which_reads_its_beginning(toy_tokenizer_json: str) -> None:
+    tokenizer = PairTokenizer(toy_tokenizer_json, 32)
+    pair = ("dog", "cat " * 50_000)
+    tokens = tokenizer.tokenize([pair])
+    assert tokenizer._pieces.words._kernel is not None
+    tokenizer._pieces = None
+    assert tokens == tokenizer.tokenize([pair])
