@@ -122,6 +122,7 @@ LOOK_ALIKES: Mapping[str, LookAlike] = {
     "Qwen3 cross-encoder": LookAlike("qwen3", _DECODER, "score"),
     "Qwen3-Reranker": LookAlike("qwen3", _DECODER, "answer", padding="left"),
     "Llama, last token": LookAlike("llama", _DECODER, "lasttoken"),
+    "GPT-2, last token": LookAlike("gpt2", {"n_positions": LENGTH + 2, "n_inner": 256, **_DECODER}, "lasttoken"),
     "EmbeddingGemma": LookAlike(
         "gemma3_text", {**_DECODER, **_WINDOWS, "use_bidirectional_attention": True}, dense=(256, 96)
     ),

@@ -32,7 +32,7 @@ from embedkit.modeling.pretrained import first_line
 
 _OUTPUT = "traced"
 _RESERVED = (*PAIR_INPUTS, "score", "sentence_embedding")  # of every bundle; a module may have the same name
-_PRODUCTS = ("MatMul", "Gemm")  # torch writes Gemm only as values @ weight.T + bias
+_PRODUCTS = ("MatMul", "Gemm")  # torch writes Gemm only as values @ weight + bias, the weight transposed or not
 
 
 def trace_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
@@ -167,7 +167,9 @@ class _Copier:
         if node.op_type == "MatMul":
             arithmetic.matmul(self.graph, name, value, weight)
             return
-        product = arithmetic.matmul(self.graph, f"{name}.product", value, weight.T)
+        is_transposed = any(each.name == "transB" and each.i for each in node.attribute)
+        weight = weight.T if is_transposed else weight  # GPT-2's are not
+        product = arithmetic.matmul(self.graph, f"{name}.product", value, weight)
         self.graph.add("Add", name, product, self._constant(node.input[2]))
 
     def _keep(self, node: onnx.NodeProto) -> None:

@@ -103,6 +103,7 @@ ARCHITECTURES = {
         "pos_att_type": ["p2c", "c2p"],
         "norm_rel_ebd": "layer_norm",  # a LayerNormalization of constants
     },
+    "gpt2": {"n_positions": 42, "n_inner": 48, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0},
     "gemma3_text": {
         "num_key_value_heads": 2,

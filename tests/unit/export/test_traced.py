@@ -22,6 +22,7 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.native_network import NATIVE, native_instructions
 
 ARCHITECTURES = ["distilbert", "mpnet", "modernbert", "electra", "albert", "deberta-v2"]
+FORMS = {"fp32": 1e-5, "int8": 0.2}  # precision -> largest difference
 TEXTS = [*PROBE_TEXTS[:9], "", "the cat", "the dog is " * 20]
 
 
@@ -58,6 +59,16 @@ def test_masks_that_a_network_adds_are_traced(make_any, tmp_path):
     np.testing.assert_allclose(bundle.encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=1e-5)
     model.config.sliding_window = 512
     assert np.abs(bundle.encode(TEXTS) - TorchEncoder(model).encode(TEXTS)).max() > 1e-3  # the window is in it
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_weights_that_are_stored_transposed_are_read(make_any, tmp_path, precision):
+    model = make_any("gpt2", pooling="lasttoken")
+
+    export(model, tmp_path / "toy.onnx", precision=precision, thresholds=loose(precision))
+
+    expected = TorchEncoder(model).encode(TEXTS)
+    np.testing.assert_allclose(Encoder.load(tmp_path / "toy.onnx").encode(TEXTS), expected, atol=FORMS[precision])
 
 
 def test_a_module_may_have_the_name_of_the_output(make_any, tmp_path):
