@@ -55,8 +55,7 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", choices=HOLDS, default=["avx512", "avx2"])
     arguments = parser.parse_args()
     arguments.threads = 1
-    titles = read_texts(arguments.data / "train", arguments.texts)["titles"]
-    texts = {"titles": titles, "one": titles[:1]}
+    texts = {"titles": read_texts(arguments.data / "train", arguments.texts)["titles"]}
     rows = []
     for name in NETWORKS:
         with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +94,7 @@ def write_network(name: str, folder: Path) -> None:
 def timed(
     target: str, folder: str, texts: dict[str, list[str]], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Return a row for each precision and kind of text."""
+    """Return a row for each precision."""
     hold = {**HOLDS[target], "EMBEDKIT_INSTRUCTIONS": target}
     with ExitStack() as stack:
         peers = {
@@ -136,14 +135,13 @@ def write(report: dict[str, Any]) -> None:
     columns = {
         "network": "network",
         "target": "target",
-        "texts": "texts",
         "precision": "precision",
         "embedkit_ms": "embedkit",
         "sentence_transformers_ms": "sentence-transformers, fp32",
         "times": "times embedkit",
     }
     lines = [head, "", *(f"- {name}: {value}" for name, value in report["about"].items()), ""]
-    lines += [f"| {' | '.join(columns.values())} |", "|---|---|---|---|---:|---:|---:|"]
+    lines += [f"| {' | '.join(columns.values())} |", "|---|---|---|---:|---:|---:|"]
     lines += [f"| {' | '.join(str(row[name]) for name in columns)} |" for row in report["rows"]]
     (HERE / "networks.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

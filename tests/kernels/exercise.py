@@ -228,7 +228,7 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
         "word_scales": word_scales,
         "memory": memory_values,
         "memory_scales": memory_scales,
-        "positions": None if rotations and draw.below(2) else draw.floats(places * hidden_bytes),
+        "positions": None if rotations and skipped < 0 and draw.below(2) else draw.floats(places * hidden_bytes),
         "rotations": [
             draw.floats((places - (skipped >= 0)) * (hidden_bytes // max(heads, 1))) for _ in range(rotations)
         ],
