@@ -79,7 +79,9 @@ class ServerSettings:
         if self.workers > (most := most_processes()):
             problems.append(f"workers is at most {most} here, eight for each processor, not {self.workers}")
         if problems:
-            raise ConfigError(problems, parameters=["tls_certificate", "tls_key"])
+            raise ConfigError(
+                problems, parameters=("tls_certificate", "tls_key", "root_path", "cors_origins", "workers")
+            )
 
     @property
     def is_local(self) -> bool:

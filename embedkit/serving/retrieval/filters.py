@@ -25,8 +25,10 @@ from embedkit.serving.retrieval.exact_index import BoolArray
 Filter = Mapping[str, Any]
 
 _SIGNS: Final = {"=": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
-_PART = re.compile(r'(?:"(?:\\.|[^"\\])*"|[^,])+')  # between commas outside of quotation marks
-_CONDITION = re.compile(r"\s*([^\s=!<>]+)\s*(=|!=|>=|<=|>|<)\s*(.+?)\s*", re.DOTALL)
+# Both take a time proportional to the text: no part of it is read twice. A part lies between commas outside of
+# quotation marks, the last of which may be open.
+_PART = re.compile(r'(?:"(?:\\.|[^"\\])*+(?:"|\\?(?P<open>\Z))|[^,"])++', re.DOTALL)
+_CONDITION = re.compile(r"([^\s=!<>]++)\s*+([!<>]?+=|[<>])(?![=!<>])\s*+(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def read_filter(text: str) -> dict[str, Any]:
     A value is a number, ``true``, ``false``, ``null``, a text in quotation marks, or else the text itself.
 
     Raises:
-        InputError: a part is not a condition, or two are alike but for their values.
+        InputError: a part is not a condition, a quotation mark is not closed, or two conditions are alike but
+            for their values.
     """
     if text.lstrip().startswith("{"):
         try:
@@ -110,11 +113,16 @@ def read_filter(text: str) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise InputError(f"filter: not JSON: {error}") from error
     found: dict[str, Any] = {}
-    for part in filter(str.strip, _PART.findall(text)):
+    for match in _PART.finditer(text):
+        part = match[0].strip()
+        if not part:
+            continue
+        if match["open"] is not None:
+            raise InputError(f"filter: a quotation mark is not closed in {part!r:.80}")
         condition = _CONDITION.fullmatch(part)
         if condition is None:
             raise InputError(
-                f"filter: {part.strip()!r:.80} is not a condition; expected for example lang = en or year >= 2020"
+                f"filter: {part!r:.80} is not a condition; expected for example lang = en or year >= 2020"
             )
         field, sign, value = condition.groups()
         conditions = found.setdefault(field, {})

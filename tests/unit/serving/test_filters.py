@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import random
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -262,10 +264,32 @@ def test_filters_are_read_as_people_write_them(text, wanted):
     parse_filter(read_filter(text))
 
 
-@pytest.mark.parametrize("text", ["year 2019", "= en", "lang =", "lang = en, year", '{"lang": '])
+@pytest.mark.parametrize(
+    "text", ["year 2019", "= en", "lang =", "lang = en, year", '{"lang": ', "year >=", "lang == en", "lang => en"]
+)
 def test_what_is_not_a_condition_is_named(text):
     with pytest.raises(InputError, match=r"is not a condition|not JSON"):
         read_filter(text)
+
+
+@pytest.mark.parametrize(
+    "text", ['lang = "en', 'lang = "en, year = 3', 'size = 5", year = 3', 'lang = "en\\', 'a = "\\"']
+)
+def test_an_open_quotation_mark_is_an_error(text):
+    with pytest.raises(InputError, match="a quotation mark is not closed"):
+        read_filter(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"a\\' * 100_000, '"' * 300_001, f"a = b{' ' * 300_000}c", f"a{' ' * 300_000}b", f"a = b{' b' * 150_000}"],
+    ids=["escapes", "quotes", "spaces", "no sign", "words"],
+)
+def test_the_time_to_read_a_filter_is_linear_in_its_length(text):
+    began = time.process_time()
+    with contextlib.suppress(InputError):
+        read_filter(text)
+    assert time.process_time() - began < 2.0  # with backtracking, minutes
 
 
 @pytest.mark.parametrize("text", ["year > 2019, year > 2020", "lang = en, lang = de"])

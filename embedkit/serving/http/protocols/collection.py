@@ -176,17 +176,22 @@ class DeleteAnswer(Schema):
 @routes.post("/v1/search", SearchAnswer)
 async def search(body: SearchRequest, request: Request) -> Answer:
     """Find the documents nearest in meaning to a query."""
-    hits = await request.registry.needed_collection().search(
+    collection, limits = request.registry.needed_collection(), request.registry.limits
+    conditions = body.filter
+    if isinstance(conditions, str):
+        written = conditions
+        limits.check([written])
+        conditions = await limits.beside(len(written), lambda: read_filter(written))
+    hits = await collection.search(
         body.query,
         body.k,
-        conditions=read_filter(body.filter) if isinstance(body.filter, str) else body.filter,
+        conditions=conditions,
         hybrid=body.hybrid,
         rerank=body.rerank,
         candidates=body.candidates,
         effort=body.effort,
     )
     request.note(hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
-    limits = request.registry.limits
     characters = sum(len(hit.text) for hit in hits)
     content = await limits.beside(characters, lambda: _hits_to_json(hits, limits.check_answer))
     return Answer(content)

@@ -108,6 +108,8 @@ def test_a_filter_may_be_written(reading):
     wrong = reading.post("/v1/search", json={"query": "a dog", "filter": "year 1900"})
     assert wrong.status_code == 400
     assert wrong.json()["error"]["message"].startswith("filter: 'year 1900' is not a condition")
+    long = reading.post("/v1/search", json={"query": "a dog", "filter": f"lang = {'a' * 1_000_000}"})
+    assert long.status_code == 413
 
 
 @pytest.mark.parametrize(
