@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embedkit.cli.rows import SpooledRows, check_output, configure_input, lines_to, report
+from embedkit.cli.rows import SpooledRows, check_output, configure_input, counted, lines_to, report
 
 HELP = "group similar texts, or list the most similar pairs"
 EXAMPLES = """
@@ -104,12 +104,12 @@ def _pairs(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[st
 
 
 def _report(arguments: argparse.Namespace, rows: int, found: int, seconds: float) -> None:
-    kind = "pairs" if arguments.pairs else "groups"
+    kind = "pair" if arguments.pairs else "group"
     result = {
         "rows": rows,
-        kind: found,
+        f"{kind}s": found,
         "threshold": arguments.threshold,
         "seconds": round(seconds, 3),
     }
-    sentence = f"{arguments.output or 'found'}: {found:,} {kind} in {rows:,} rows, {seconds:,.1f} s"
+    sentence = f"{arguments.output or 'found'}: {counted(found, kind)} in {counted(rows, 'row')}, {seconds:,.1f} s"
     report(arguments, result, sentence)

@@ -8,7 +8,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedkit.cli.rows import SpooledRows, check_output, configure_input, lines_to, report, write_rows
+from embedkit.cli.rows import (
+    SpooledRows,
+    check_output,
+    configure_input,
+    counted,
+    lines_to,
+    report,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.similar import Groups
@@ -96,7 +104,8 @@ def _report(arguments: argparse.Namespace, groups: Groups, seconds: float) -> No
         "seconds": round(seconds, 3),
     }
     sentence = (
-        f"{arguments.output or 'kept'}: {kept:,} of {rows:,} rows; removed {exact:,} exact duplicates and "
-        f"{rows - kept - exact:,} with a cosine of at least {arguments.threshold:g}, {seconds:,.1f} s"
+        f"{arguments.output or 'kept'}: {kept:,} of {counted(rows, 'row')}; removed "
+        f"{counted(exact, 'exact duplicate')} and {rows - kept - exact:,} with a cosine of at least "
+        f"{arguments.threshold:g}, {seconds:,.1f} s"
     )
     report(arguments, result, sentence)

@@ -222,6 +222,11 @@ def report(arguments: argparse.Namespace, result: Mapping[str, Any], sentence: s
         print(sentence, file=sys.stderr if to_stdout else sys.stdout)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural if it is not 1."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def write_rows(rows: SpooledRows, chosen: Iterable[int], output: Path | None, *, as_json: bool) -> None:
     """Write some rows with all their columns, in the form of the output's suffix.
 

@@ -41,6 +41,11 @@ class TestDedup:
         assert "4 of 6 rows; removed 2 exact duplicates and 0 with a cosine" in capsys.readouterr().out
         assert "left out 1 blank line" in caplog.text
 
+    def test_one_of_each_is_singular(self, model, tmp_path, capsys):
+        (tmp_path / "texts.txt").write_text("a good dog\na good dog\n", encoding="utf-8")
+        assert main(["dedup", str(tmp_path / "texts.txt"), *model, "-o", str(tmp_path / "unique.txt")]) == 0
+        assert "1 of 2 rows; removed 1 exact duplicate and 0 with" in capsys.readouterr().out
+
     def test_removed_rows_name_what_they_duplicate(self, lines, model, tmp_path):
         removed = tmp_path / "removed.jsonl"
         assert main(["dedup", str(lines), *model, "-o", str(tmp_path / "out.txt"), "--removed", str(removed)]) == 0
@@ -156,4 +161,4 @@ class TestCluster:
         output = tmp_path / "pairs.jsonl"
         assert main(["cluster", str(lines), *model, "--pairs", "--max-pairs", "1", "-o", str(output)]) == 0
         assert read_json_lines(output) == [{"score": 1.0, "rows": [0, 2], "texts": ["a dog in the garden"] * 2}]
-        assert "1 pairs in 6 rows" in capsys.readouterr().out
+        assert "1 pair in 6 rows" in capsys.readouterr().out
