@@ -61,7 +61,7 @@ _NAMES = {
 }
 _ACTIVATIONS = {"distilbert": "activation", "modernbert": "hidden_activation"}  # in configurations
 _BIAS_OF_DISTANCES = "encoder.relative_attention_bias"
-_LOCAL = "sliding_attention"
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _DISTILBERT_EPSILON = 1e-12  # not a part of its configuration
 _GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 # Added to the scores of padding; its exponential is 0, and the sum of two is still finite.
@@ -87,11 +87,19 @@ def is_bert(model: SentenceEncoder | PairEncoder) -> bool:
 
 
 def _is_rotated(config: Any) -> bool:
-    """Whether positions of ModernBERT are rotations, as transformers describes them since version 5."""
-    rotations = getattr(config, "rope_parameters", None) or {}
-    return bool(rotations) and all(
-        rotations[kind].get("rope_type") == "default" for kind in set(config.layer_types)
-    )
+    """Whether positions of ModernBERT are plain rotations; versions of transformers before 5 know no others."""
+    rotations = getattr(config, "rope_parameters", None)
+    if rotations is None:
+        return getattr(config, "rope_scaling", None) is None
+    return all(rotations[kind].get("rope_type") == "default" for kind in set(config.layer_types))
+
+
+def _kinds_of_layers(config: Any) -> list[str]:
+    """Return what each layer of ModernBERT attends to, which transformers lists since version 5."""
+    if not hasattr(config, "layer_types"):
+        every = config.global_attn_every_n_layers
+        return [_LOCAL if index % every else _GLOBAL for index in range(config.num_hidden_layers)]
+    return list(config.layer_types)
 
 
 def _is_plain(model: SentenceEncoder) -> bool:
@@ -319,10 +327,10 @@ class _ModernWriter(_EncoderWriter):
         return self._normalise("embeddings.norm", self.arithmetic.gather(self.graph, name, words, "input_ids"))
 
     def _layers(self, states: str, ignored: str) -> str:
-        graph, kinds = self.graph, list(self.config.layer_types)
+        graph, kinds = self.graph, _kinds_of_layers(self.config)
         length = self._length()
         rotations = {kind: self._rotation(kind, length) for kind in dict.fromkeys(kinds)}
-        masks = {"full_attention": ignored}
+        masks = {_GLOBAL: ignored}
         if _LOCAL in kinds:
             masks[_LOCAL] = graph.add("Add", "outside", ignored, self._far(length))
         residual = states
@@ -365,7 +373,7 @@ class _ModernWriter(_EncoderWriter):
         """Compute what is added to the scores of keys beyond the window: ``(L, L)``."""
         graph = self.graph
         distances = graph.add("Abs", "absolute_distances", self._distances(length))
-        window = graph.constant("window", np.array(self.config.sliding_window))
+        window = graph.constant("window", np.array(self.config.local_attention // 2))
         far = graph.add("Cast", "far", graph.add("Greater", "is_far", distances, window), to=TensorProto.FLOAT)
         return graph.add("Mul", "far_scores", far, graph.number("masked", _MASKED))
 
@@ -449,8 +457,13 @@ def _rotation_of_positions(model: SentenceEncoder, kind: str) -> FloatArray:
     """Return the cosines and then the sines of each position: ``(P, H / heads)``."""
     places = torch.arange(model.tokenizer.max_length, device=model.device)
     body: Any = model.backbone
+    inputs = torch.empty(0, device=model.device), places[None]
     with torch.inference_mode():
-        parts = body.rotary_emb(torch.empty(0, device=model.device), places[None], kind)
+        if hasattr(body, "rotary_emb"):
+            parts = body.rotary_emb(*inputs, kind)
+        else:  # transformers before version 5: each layer has its own
+            layer = body.layers[_kinds_of_layers(model.config).index(kind)]
+            parts = layer.attn.rotary_emb(*inputs)
     return np.hstack([_to_array(part[0, :, : part.shape[2] // 2]) for part in parts])
 
 
