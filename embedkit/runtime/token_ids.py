@@ -99,6 +99,8 @@ class TokenIds(Sequence[list[int]]):
     def __getitem__(self, index: int | slice) -> list[int] | TokenIds:
         if isinstance(index, slice):
             rows = range(len(self))[index]
+            if len(rows) == len(self) and rows.step == 1:
+                return self
             if rows.step != 1 or not rows:
                 return self.take(rows)
             bounds = self.bounds[rows.start : rows.stop + 1]
