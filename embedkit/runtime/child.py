@@ -109,11 +109,12 @@ def parent() -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 def describe_error(error: EmbedkitError) -> dict[str, Any]:
     """Return the frame of an error, which :meth:`Child.receive` raises again."""
-    return {"error": type(error).__name__, "arguments": error.args}
+    return {"error": type(error).__name__, "arguments": error.args, "parameters": error.parameters}
 
 
 def _as_error(header: Mapping[str, Any]) -> EmbedkitError:
     error: EmbedkitError = getattr(errors, header["error"])(*header["arguments"])
+    error.parameters = tuple(header["parameters"])
     return error
 
 

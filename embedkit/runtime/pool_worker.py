@@ -3,8 +3,8 @@
 It exchanges frames (see :mod:`~embedkit.runtime.child`). The first frame holds ``source`` and the keyword
 arguments of ``Encoder.load``; the reply is ``fingerprint``. Each request then holds ``texts``, the position
 ``first`` of the first of them and ``options``; the reply is the rows, with ``dtype``, ``shape`` and the number of
-``truncated`` texts. Either reply can instead be an ``error`` and its ``arguments``. The process ends at the end of
-its input.
+``truncated`` texts. Either reply can instead be an ``error``, its ``arguments`` and ``parameters``. The process
+ends at the end of its input.
 """
 
 from __future__ import annotations
