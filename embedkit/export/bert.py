@@ -200,9 +200,8 @@ class _BodyWriter:
         graph, table = self.graph, self.weights[_BIAS_OF_DISTANCES]
         farthest = table.shape[1] // 2
         rows = graph.add("Add", "rows_of_distances", self._distances(self._length()), graph.integers(farthest))
-        return graph.add(
-            "Gather", _BIAS_OF_DISTANCES, graph.constant(f"{_BIAS_OF_DISTANCES}.weight", table), rows, axis=1
-        )
+        stored = graph.constant(f"{_BIAS_OF_DISTANCES}.weight", table)
+        return graph.add("Gather", _BIAS_OF_DISTANCES, stored, rows, axis=1)
 
     def _length(self) -> str:
         return self.graph.add("Shape", "length", "input_ids", start=1)
@@ -268,10 +267,9 @@ class _BodyWriter:
         return self.graph.add("Add", f"{name}.sum", product, self.graph.constant(f"{name}.bias", bias))
 
     def _normalise(self, name: str, value: str) -> str:
-        scale = self.graph.constant(f"{name}.weight", self.weights[f"{name}.weight"])
-        bias = self.graph.constant(
-            f"{name}.bias", self.weights.get(f"{name}.bias", np.zeros_like(self.weights[f"{name}.weight"]))
-        )
+        weight = self.weights[f"{name}.weight"]
+        scale = self.graph.constant(f"{name}.weight", weight)
+        bias = self.graph.constant(f"{name}.bias", self.weights.get(f"{name}.bias", np.zeros_like(weight)))
         return self.graph.add("LayerNormalization", name, value, scale, bias, axis=-1, epsilon=self.epsilon)
 
 
@@ -425,14 +423,8 @@ class _CrossEncoderWriter(_BodyWriter):
 
 def _read_weights(model: SentenceEncoder | PairEncoder) -> Weights:
     """Return all weights as float32 arrays under BERT's names; those outside the body keep their names."""
-    prefixes = ["backbone."]
-    if isinstance(model, PairEncoder):
-        prefixes = [f"network.{model.network.base_model_prefix}.", "network."]
-    names = _NAMES.get(model.config.model_type, {}).items()
     weights = {
-        functools.reduce(
-            lambda found, pair: found.replace(*pair), names, functools.reduce(str.removeprefix, prefixes, name)
-        ): _to_array(tensor)
+        _bert_name(name, model): _to_array(tensor)
         for name, tensor in model.state_dict().items()
         if tensor.is_floating_point()
     }
@@ -440,6 +432,18 @@ def _read_weights(model: SentenceEncoder | PairEncoder) -> Weights:
         del weights[f"{_BIAS_OF_DISTANCES}.weight"]  # by buckets of distances
         weights[_BIAS_OF_DISTANCES] = _bias_of_distances(model)
     return weights
+
+
+def _bert_name(name: str, model: SentenceEncoder | PairEncoder) -> str:
+    """Return BERT's name of a weight."""
+    prefixes = ["backbone."]
+    if isinstance(model, PairEncoder):
+        prefixes = [f"network.{model.network.base_model_prefix}.", "network."]
+    for prefix in prefixes:
+        name = name.removeprefix(prefix)
+    for part, of_bert in _NAMES.get(model.config.model_type, {}).items():
+        name = name.replace(part, of_bert)
+    return name
 
 
 def _bias_of_distances(model: SentenceEncoder | PairEncoder) -> FloatArray:

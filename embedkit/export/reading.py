@@ -108,7 +108,9 @@ def check_reading(
             if peer == "model2vec":
                 rows = _run_model2vec(folder, chosen)
             else:
-                rows, others = _run_sentence_transformers(original, folder, given, chosen, trust_remote_code)
+                rows, others = _run_sentence_transformers(
+                    original, folder, given, chosen, trust_remote_code=trust_remote_code
+                )
         except Exception as error:  # a library and a model's own code raise anything
             reason = first_line(error)
             raise ExportError(f"{figures['library']} cannot run {folder} for comparison: {reason}") from error
@@ -203,7 +205,8 @@ def _run_sentence_transformers(
     folder: Path,
     max_length: int | None,
     items: Sequence[Any],
-    trust_remote_code: bool,  # noqa: FBT001
+    *,
+    trust_remote_code: bool,
 ) -> tuple[FloatArray, list[str]]:
     """Return embeddings, of texts that contain their prompts, or scores, and which settings it reads otherwise."""
     peer: Any = importlib.import_module("sentence_transformers")

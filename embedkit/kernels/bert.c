@@ -257,7 +257,7 @@ static int read_layer(Network *self, Layer *l, PyObject *source) {
                           &wide, &narrow, &weight, &bias, &rotation, &l->window))
         return -1;
     if (rotation >= MOST_ROTATIONS || (rotation >= 0 && !self->net.rotation[rotation])) {
-        PyErr_Format(PyExc_ValueError, "a layer has the rotation %d, which is not there", rotation);
+        PyErr_Format(PyExc_ValueError, "a layer uses the rotation %d, which does not exist", rotation);
         return -1;
     }
     l->rotation = rotation < 0 ? NULL : self->net.rotation[rotation];

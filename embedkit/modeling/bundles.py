@@ -81,11 +81,10 @@ def _backbone(bert: BertWeights, tokenizer: Tokenizer) -> BertModel:
 
 def _weights(bert: BertWeights) -> dict[str, FloatArray]:
     """Return all weights of the backbone by their names in transformers."""
+    positions = cast("FloatArray", bert.positions)
     weights = {
         "embeddings.word_embeddings.weight": bert.words.rows(),
-        "embeddings.position_embeddings.weight": cast("FloatArray", bert.positions)[
-            -bert.longest :
-        ],  # BERT skips no id
+        "embeddings.position_embeddings.weight": positions[-bert.longest :],  # BERT skips no id
         # Folded into the positions at export.
         "embeddings.token_type_embeddings.weight": np.zeros((1, bert.hidden), dtype=np.float32),
         **_norm("embeddings.LayerNorm", bert.norm),

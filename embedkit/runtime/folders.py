@@ -156,9 +156,8 @@ def read_layout(folder: Path) -> Layout:
     network = read_json(backbone / "config.json", optional=True)
     if (modules and modules[0][0] == _STATIC) or (not modules and network.get("model_type") == "model2vec"):
         return _read_static(folder, settings, modules or [(_STATIC, folder)])
-    if (
-        adapter := backbone / "adapter_config.json"
-    ).exists():  # which transformers ignores without the package peft
+    adapter = backbone / "adapter_config.json"
+    if adapter.exists():  # which transformers ignores without the package peft
         raise ModelError(
             f"{adapter}: embedkit does not support adapters; merge them into the weights of the model"
         )

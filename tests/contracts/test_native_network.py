@@ -697,7 +697,7 @@ class TestSizes:
             (dataclasses.replace(graph, rotations=(first, second[:-1])), "a rotation has 299 positions"),
             (dataclasses.replace(graph, rotations=(first[:0], second)), "a rotation has 0 positions"),
             (dataclasses.replace(graph, rotations=(first, second, second)), "3 rotations"),
-            (dataclasses.replace(graph, rotations=(first,)), "the rotation 1, which is not there"),
+            (dataclasses.replace(graph, rotations=(first,)), "the rotation 1, which does not exist"),
             (dataclasses.replace(graph, heads=4), "rotations of heads of width 16"),
             (dataclasses.replace(graph, rotations=(first * np.nan, second)), "NaN or infinite"),
             (dataclasses.replace(graph, gated=False), "bytes"),

@@ -96,10 +96,10 @@ def peer(monkeypatch, installed):
 def test_embeddings_of_the_folder_s_library_decide(folder, peer):
     model = SentenceEncoder.load(folder)
     right = TorchEncoder(model).encode
-    peer(lambda model, folder, length, texts, trusted: (right(texts), []))
+    peer(lambda model, folder, length, texts, **_: (right(texts), []))
     assert check(model, folder).passed
 
-    peer(lambda model, folder, length, texts, trusted: (right([f"{text} it" for text in texts]), []))
+    peer(lambda model, folder, length, texts, **_: (right([f"{text} it" for text in texts]), []))
     found = check(model, folder)
     assert not found.passed
     assert found.figures["largest_torch_difference"] > found.figures["largest_torch_difference_allowed"]
@@ -166,7 +166,7 @@ def test_an_activation_that_the_folder_s_library_reads_otherwise_fails(make_pair
 
 
 def test_a_folder_that_its_library_cannot_run_is_reported_in_one_sentence(folder, peer):
-    def run(*_):
+    def run(*_, **__):
         raise KeyError("name")
 
     peer(run)
