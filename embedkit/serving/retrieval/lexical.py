@@ -176,9 +176,10 @@ def split_words(text: str, analysis: int = ANALYSIS) -> list[str]:
     """
     if analysis == 1 or text.isascii():
         return _WORD.findall(text.lower())
-    decomposed = unicodedata.normalize("NFKD", _SIGNS.sub(" ", text)).casefold()
+    word, unspaced_run, _, many_marks = _patterns()
+    text = many_marks.sub("\\g<0>\u034f", _SIGNS.sub(" ", text))
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
     folded = _OMITTED.sub("", unicodedata.normalize("NFKC", decomposed)).replace("i\u0307", "i")  # of a capital İ
-    word, unspaced_run, _ = _patterns()
     words: list[str] = word.findall(folded)
     if not _UNSPACED.search(folded):
         return words
@@ -194,8 +195,12 @@ def _pieces(run: str) -> Iterator[str]:
 
 
 @functools.cache
-def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Return the patterns of a word, of a run in a script without spaces, and of a character with its marks."""
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """Return the patterns of a word, a run in a script without spaces, a character with its marks, and 30 marks.
+
+    Normalisation sorts consecutive marks in quadratic time, so a joiner is put after each 30 of them, as in the
+    Stream-Safe Text Format of Unicode; no real text has as many.
+    """
     near, far = (
         "".join(chr(code) for code in codes if unicodedata.category(chr(code)).startswith("M"))
         for codes in (range(0x300, 0x10000), range(0x10000, 0x1F000))
@@ -205,6 +210,7 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
         re.compile(rf"\w+(?:{mark}+\w*)*"),
         re.compile(rf"((?:[{_UNSPACED_SET}]+{mark}*)+)"),
         re.compile(rf".{mark}*", re.DOTALL),
+        re.compile(rf"{mark}{{30}}"),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import time
 import unicodedata
 
 import pytest
@@ -82,6 +83,16 @@ def test_the_normal_form_makes_no_difference(form):
         each for each in letters if split_words(f"a{each}") != split_words(unicodedata.normalize(form, f"a{each}"))
     ]
     assert different == []
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0301\u0323\u0327"])
+def test_many_marks_are_cut_into_words_in_linear_time(marks):
+    text = f"a{marks * 100_000} bees"
+    began = time.process_time()
+    first, second = split_words(text)
+    assert time.process_time() - began < 5.0  # sorted all together, they take minutes
+    assert (first[0], second) == ("\u1ea1", "bees")
+    assert split_words(unicodedata.normalize("NFD", text[:21])) == split_words(text[:21])
 
 
 def test_segments_of_different_analyses_are_searched_together(tmp_path):
