@@ -59,16 +59,27 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--replace", action="store_true", help="replace FILE if it exists")
 
 
-def check_output(arguments: argparse.Namespace) -> None:
+def check_output(arguments: argparse.Namespace, *, whole_folder: bool = False) -> None:
     """Refuse to replace a file unless it was asked for, before any work starts.
 
+    Args:
+        arguments: those of :func:`add_output`.
+        whole_folder: whether a folder is written that replaces another with all its files.
+
     Raises:
-        InputError: the file exists, and ``--replace`` was not given.
+        InputError: the file exists, or the folder has files, and ``--replace`` was not given.
     """
     from embedkit.errors import InputError
 
-    if arguments.output.is_file() and not arguments.replace:
-        raise InputError(f"there is a file {arguments.output} already; add --replace, or choose another --output")
+    output: Path = arguments.output
+    if arguments.replace:
+        return
+    if output.is_file():
+        raise InputError(f"there is a file {output} already; add --replace, or choose another --output")
+    if whole_folder and output.is_dir() and any(output.iterdir()):
+        raise InputError(
+            f"there is a folder {output} with files already; add --replace, or choose another --output"
+        )
 
 
 def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
@@ -121,7 +132,7 @@ def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Export, and print the results of the gates."""
-    check_output(arguments)
+    check_output(arguments, whole_folder=arguments.format == "sentence-transformers" and not arguments.all)
     if arguments.all:
         _run_all(arguments)
         return

@@ -85,6 +85,19 @@ def test_an_existing_file_is_replaced_on_request_only(tmp_path, capsys, command)
     assert bundle.read_bytes() == b"mine"
 
 
+def test_the_files_of_an_existing_folder_are_replaced_on_request_only(model, tmp_path, capsys):
+    mine = tmp_path / "folder" / "mine"
+    mine.parent.mkdir()
+    mine.write_bytes(b"mine")
+    command = ["export", str(model), "-o", str(mine.parent), "--format", "sentence-transformers"]
+    command += ["--precision", "fp32"]
+    assert main(command) == 1
+    assert f"there is a folder {mine.parent} with files already; add --replace" in capsys.readouterr().err
+    assert mine.exists()
+    assert main([*command, "--replace"]) == 0
+    assert sorted(path.name for path in mine.parent.glob("m*")) == ["model.safetensors", "modules.json"]
+
+
 def test_a_replaced_file_is_the_new_one(model, tmp_path):
     (tmp_path / "toy.onnx").write_bytes(b"mine")
     command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "fp32"]
