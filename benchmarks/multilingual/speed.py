@@ -32,11 +32,10 @@ from embedkit.runtime.location import find_model
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "encode"))
-from run import Peer, describe  # noqa: E402
+from run import ONE_TURNS, Peer, describe  # noqa: E402
 
 PROMPT = "query: "
 SAME = 0.98
-ONE_TURNS = 50  # repetitions of a single text per turn
 
 
 def main() -> None:
