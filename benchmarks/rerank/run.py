@@ -4,6 +4,7 @@
 
 Ranks the retrieval sets under DIR/retrieval (nDCG@10) by an encoder, by BM25 and by both, each alone and with its
 best hundred re-ranked by every cross-encoder, and the re-ranking sets under DIR/rerank (MAP) by each model alone.
+"Half" gives the re-ranker half of the weight (``rerank_weight=0.5``), and the search, or the encoder, the other.
 Times 100 candidates of 100 words, alternately by all models. Writes NAME.json and NAME.md next to this file.
 
 A large cross-encoder takes hours for all pairs. ``--queries 50`` ranks every set by 50 queries, spread evenly over
@@ -26,15 +27,18 @@ from typing import Any
 import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
-from embedkit.evaluation.reranking import RerankingSet, average_precisions, load_lists, merged
-from embedkit.evaluation.retrieval import Judged, Ranking, RetrievalSet, load_retrieval, ndcg
-from embedkit.evaluation.tasks import EmbeddingPool, PairPool
+from embedkit.evaluation.reranking import Query, RerankingSet, average_precisions, load_lists, merged
+from embedkit.evaluation.retrieval import Judged, RetrievalSet, load_retrieval, ndcg
+from embedkit.evaluation.retrieval import Ranking as Judgement
+from embedkit.evaluation.tasks import EmbeddingPool, PairPool, Pool
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.exact_index import Ranking
 from embedkit.serving.retrieval.search import Fusion
 
 HERE = Path(__file__).parent
 TIMED, THREADS, ROUNDS = 100, 2, 5
+WEIGHTS = {"": 1.0, "half ": 0.5}
 WORDS = "the model reads a query and one of the passages that an index found for it"
 FUSIONS: dict[str, Any] = {
     "encoder": None,
@@ -118,14 +122,18 @@ def retrieve(
             documents, encoder=encoder, path=Path(folder) / "index", lexical=True, skip_empty=True
         )
         for name, hybrid in FUSIONS.items():
-            for model in (None, *scorers):
+            ways: dict[str, dict[str, Any]] = {name: {}}
+            for model in scorers:
+                for label, weight in WEIGHTS.items():
+                    ways[f"{name} + {label}{model.name}"] = {"rerank": model, "rerank_weight": weight}
+            for way, options in ways.items():
                 gains = []
                 for query in task.queries:
                     hits = collection.search(
-                        query.text, k=candidates, hybrid=hybrid, rerank=model, candidates=candidates
+                        query.text, k=candidates, hybrid=hybrid, candidates=candidates, **options
                     )
                     gains.append(measure(query, [hit.id for hit in hits]))
-                figures[name if model is None else f"{name} + {model.name}"] = float(np.mean(gains))
+                figures[way] = float(np.mean(gains))
     return figures
 
 
@@ -133,7 +141,7 @@ def measure(query: Judged, ids: Iterable[str]) -> float:
     """Return nDCG@10 of ranked documents."""
     ranked = [query.relevance.get(each, 0.0) for each in ids if each != query.hidden]
     wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)
-    return ndcg(Ranking(np.array(ranked, dtype=np.float64), np.array(wanted, dtype=np.float64)))
+    return ndcg(Judgement(np.array(ranked, dtype=np.float64), np.array(wanted, dtype=np.float64)))
 
 
 def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, float]:
@@ -143,8 +151,26 @@ def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]
     for model in rerankers:
         with Progress(f"{task.name}, {model.name}", None, unit="pairs") as bar:
             pairs = PairPool(model, bar)
-            figures[model.name] = float(average_precisions(pairs, task.queries, merged).mean())
+            for label, weight in WEIGHTS.items():
+                blended = [
+                    merged(blend(weight, *(of_query(each, query) for each in (pairs, pool))), query)
+                    for query in task.queries
+                ]
+                figures[f"{label}{model.name}"] = float(np.mean(blended))
     return figures
+
+
+def of_query(pool: Pool, query: Query) -> FloatArray:
+    """Score the candidates of a query: ``(C,) float32``."""
+    return pool.similarities([query.text] * len(query.candidates), query.candidates)
+
+
+def blend(weight: float, *scores: FloatArray) -> FloatArray:
+    """Add a re-ranker's scores to an encoder's as a search with ``rerank_weight`` does: ``(C,) float32``."""
+    orders = [np.argsort(-each, kind="stable") for each in scores]
+    rankings = [Ranking(each[order], order) for each, order in zip(scores, orders, strict=True)]
+    found = Fusion(method="weighted", dense_weight=weight).fuse(*rankings)
+    return found.scores[np.argsort(found.rows)]
 
 
 def time_candidates(models: Sequence[CrossEncoder]) -> dict[str, float]:

@@ -46,6 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rerank", metavar="MODEL", help="a cross-encoder, or another encoder, for the final order"
     )
     parser.add_argument(
+        "--rerank-weight",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="weight of the re-ranker's scores, 0 to 1, beside those of the search; default: 1",
+    )
+    parser.add_argument(
         "--candidates", type=int, metavar="N", help="documents passed from each stage to the next; default: 50"
     )
     parser.add_argument(
@@ -90,6 +97,7 @@ def _search(arguments: argparse.Namespace) -> Hits:
         filter=None if arguments.filter is None else read_filter(arguments.filter),
         hybrid=arguments.hybrid,
         rerank=None if arguments.rerank is None else load_model(arguments.rerank),
+        rerank_weight=arguments.rerank_weight,
         candidates=arguments.candidates,
         effort=arguments.effort,
     )

@@ -207,6 +207,7 @@ SEARCH = {
     "k": COUNT.refusing("huge"),  # more than the candidates
     "filter": kind(None, "None", "empty mapping"),
     "hybrid": kind(None, "None"),
+    "rerank_weight": kind(1.0, "zero", "numpy float"),
     "candidates": COUNT_OR_NONE.of(50),
     "effort": NUMBER.taking("huge"),
 }

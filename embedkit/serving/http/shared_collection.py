@@ -84,6 +84,7 @@ class SharedCollection:
         conditions: Mapping[str, Any] | None = None,
         hybrid: bool | str | None = None,
         rerank: bool = False,
+        rerank_weight: float = 1.0,
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> Hits:
@@ -95,6 +96,7 @@ class SharedCollection:
             conditions: filter on metadata.
             hybrid: how lexical results are fused, True for by ranks; None or False for no lexical search.
             rerank: whether the re-ranker determines the final order.
+            rerank_weight: weight of its scores, 0 to 1; the stage before has the rest.
             candidates: number of documents that a stage passes to the next.
             effort: search breadth of an approximate index.
 
@@ -117,7 +119,14 @@ class SharedCollection:
         def begin() -> Steps:
             self._refresh()
             return self.collection.search_steps(
-                query, k, filter=conditions, hybrid=hybrid, rerank=rerank, candidates=candidates, effort=effort
+                query,
+                k,
+                filter=conditions,
+                hybrid=hybrid,
+                rerank=rerank,
+                rerank_weight=rerank_weight,
+                candidates=candidates,
+                effort=effort,
             )
 
         with self._admission.reserve(price):

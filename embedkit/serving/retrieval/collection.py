@@ -385,6 +385,7 @@ class Collection:
         filter: Filter | None = None,
         hybrid: bool | str | Fusion | None = None,
         rerank: Reranker | str | os.PathLike[str] | None = None,
+        rerank_weight: float = 1.0,
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> Hits: ...
@@ -397,6 +398,7 @@ class Collection:
         filter: Filter | None = None,
         hybrid: bool | str | Fusion | None = None,
         rerank: Reranker | str | os.PathLike[str] | None = None,
+        rerank_weight: float = 1.0,
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> list[Hits]: ...
@@ -408,6 +410,7 @@ class Collection:
         filter: Filter | None = None,
         hybrid: bool | str | Fusion | None = None,
         rerank: Reranker | str | os.PathLike[str] | None = None,
+        rerank_weight: float = 1.0,
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> Hits | list[Hits]:
@@ -422,6 +425,8 @@ class Collection:
                 by their scores, or a :class:`Fusion`. The collection needs ``lexical=True``.
             rerank: reorders the candidates: a :class:`CrossEncoder`, which reads query and document together; its
                 bundled name or path, loaded by the first search that names it; or another encoder.
+            rerank_weight: weight of the re-ranker's scores in the final order, 0 to 1; the stage before has the
+                rest. Below 1, both are normalised to [0, 1] over the candidates and added.
             candidates: number of documents that a stage passes to the next; by default 50, but at least ``k``.
             effort: factor of the search breadth of an approximate index: 2 finds more of the true neighbours and
                 takes about twice as long, 0.5 the opposite. Has no effect with ``"exact"`` and ``"flat"``.
@@ -441,6 +446,7 @@ class Collection:
         cascade = Cascade(
             fusion=fusion_of(hybrid),
             reranker=self._reranker(rerank),
+            rerank_weight=rerank_weight,
             candidates=check_count(candidates, "candidates"),
             effort=_checked_effort(effort),
         )
@@ -461,6 +467,7 @@ class Collection:
         filter: Filter | None = None,
         hybrid: bool | str | Fusion | None = None,
         rerank: bool = False,
+        rerank_weight: float = 1.0,
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> Steps:
@@ -472,6 +479,7 @@ class Collection:
             filter: as for :meth:`search`.
             hybrid: as for :meth:`search`.
             rerank: whether a re-ranker determines the final order.
+            rerank_weight: as for :meth:`search`.
             candidates: as for :meth:`search`.
             effort: as for :meth:`search`.
 
@@ -484,6 +492,7 @@ class Collection:
         """
         cascade = Cascade(
             fusion=fusion_of(hybrid),
+            rerank_weight=rerank_weight,
             candidates=check_count(candidates, "candidates"),
             effort=_checked_effort(effort),
         )

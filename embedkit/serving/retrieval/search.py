@@ -34,8 +34,8 @@ class Hit:
         score: score of the last stage; with a single stage, the cosine of query and document.
         text: the document's text.
         metadata: the other columns of its record, if any.
-        scores: scores by stage: ``"dense"``, ``"lexical"``, ``"fused"``, ``"rerank"``; stages that did not propose
-            the document are absent. Ignored in comparisons.
+        scores: scores by stage: ``"dense"``, ``"lexical"``, ``"fused"``, ``"rerank"``, ``"blended"``; stages that
+            did not propose the document are absent. Ignored in comparisons.
     """
 
     id: str
@@ -197,14 +197,21 @@ class Cascade:
     Attributes:
         fusion: how lexical results are fused; None for dense search only.
         reranker: the model that scores texts; None for none.
+        rerank_weight: weight of the re-ranker's scores in the final order, in [0, 1]; those of the previous stage
+            have the rest. Below 1, both are normalised to [0, 1] over a query's candidates and added.
         candidates: number of documents that a stage passes to the next; None for 50, but at least ``k``.
         effort: factor of the search breadth of an approximate index.
     """
 
     fusion: Fusion | None = None
     reranker: Reranker | None = None
+    rerank_weight: float = 1.0
     candidates: int | None = None
     effort: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= check_number(self.rerank_weight, "rerank_weight") <= 1:
+            raise InputError(f"expected a rerank_weight of 0...1, got {self.rerank_weight}")
 
     def search(
         self,
@@ -245,6 +252,8 @@ class Cascade:
         Raises:
             InputError, CollectionError: as :meth:`search`.
         """
+        if self.rerank_weight < 1 and not rerank:
+            raise InputError("rerank_weight: there is no re-ranker; give one with rerank")
         wanted = self._wanted(k, rerank=rerank)
         clock = Clock()
         embeddings = yield Encode(queries)
@@ -266,7 +275,7 @@ class Cascade:
         if rerank:
             rows = [stages.ranking.rows[:wanted] for stages in all_stages]
             texts = [[view.read(int(row)).text for row in chosen] for chosen in rows]
-            _reorder(all_stages, rows, (yield Score(queries, texts)))
+            self._reorder(all_stages, rows, (yield Score(queries, texts)))
             clock.lap("rerank")
         return _hits(all_stages, view, k, clock, selection)
 
@@ -275,6 +284,17 @@ class Cascade:
             return embed_queries(step.queries, encoder)
         assert self.reranker is not None
         return rerank_scores(self.reranker, step.queries, step.texts)
+
+    def _reorder(
+        self, all_stages: Sequence[Stages], rows: Sequence[RowNumbers], scores: Sequence[FloatArray]
+    ) -> None:
+        for stages, chosen, given in zip(all_stages, rows, scores, strict=True):
+            before = Ranking(stages.ranking.scores[: len(chosen)], chosen)
+            order = np.argsort(-given, kind="stable")  # ties keep the order of the previous stage
+            stages.enter("rerank", Ranking(given[order], chosen[order]))
+            if self.rerank_weight < 1:
+                sum_of_scores = Fusion(method="weighted", dense_weight=self.rerank_weight)
+                stages.enter("blended", sum_of_scores.fuse(stages.ranking, before))
 
     def _wanted(self, k: int, *, rerank: bool) -> int:
         if k < 1:
@@ -318,12 +338,6 @@ def search_embeddings(
         all_stages[-1].enter("dense", Ranking(scores, rows))
     clock.lap("dense")
     return _hits(all_stages, view, k, clock, selection)
-
-
-def _reorder(all_stages: Sequence[Stages], rows: Sequence[RowNumbers], scores: Sequence[FloatArray]) -> None:
-    for stages, chosen, given in zip(all_stages, rows, scores, strict=True):
-        order = np.argsort(-given, kind="stable")  # ties keep the order of the previous stage
-        stages.enter("rerank", Ranking(given[order], chosen[order]))
 
 
 def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: Clock, selection: Selected) -> list[Hits]:

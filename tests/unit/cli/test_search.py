@@ -60,6 +60,15 @@ def test_a_bundled_cross_encoder_reranks_by_name(index, bundled_cross, capsys):
     ]
 
 
+def test_the_re_ranker_s_weight_is_passed_on(index, bundled_cross, capsys):
+    options = ["--rerank", bundled_cross, "--rerank-weight", "0.4", "--json"]
+    assert main(["search", index, "a good dog", *options]) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert all(hit["score"] == hit["scores"]["blended"] for hit in hits)
+    assert main(["search", index, "a good dog", "--rerank-weight", "0.4"]) == 1
+    assert "rerank_weight: there is no re-ranker" in capsys.readouterr().err
+
+
 def test_quiet_tells_only_the_results(index, capsys):
     assert main(["search", index, "a good dog", "--quiet"]) == 0
     assert capsys.readouterr().err == ""

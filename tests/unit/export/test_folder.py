@@ -249,15 +249,31 @@ def test_sentence_transformers_loads_a_bundle_s_folder(encoder, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_sentence_transformers_scores_a_cross_encoder_s_folder(make_pair_encoder, tmp_path):
+@pytest.mark.parametrize("stored", ["Identity", "Sigmoid", None])
+def test_sentence_transformers_gives_a_cross_encoder_s_scores(make_pair_encoder, tmp_path, stored):
     library = pytest.importorskip("sentence_transformers")
-    model = make_pair_encoder()
+    model = make_pair_encoder(initializer_range=0.3)
+    if stored is not None:
+        module = {"Identity": "linear", "Sigmoid": "activation"}[stored]
+        model.config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{module}.{stored}"}
     model.save(tmp_path / "model")
     export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32")
+    export(model, tmp_path / "pairs.onnx", precision="fp32")
+    pairs = [(query, passage) for query in TEXTS for passage in TEXTS]
+    ours = CrossEncoder.load(tmp_path / "pairs.onnx")
+    logits = ours.predict(pairs, activation_fn="identity")
+    assert logits.std() > 0.1
+    network = TorchCrossEncoder(model)
+    np.testing.assert_allclose(network.logits(model.tokenizer.tokenize(pairs)), logits, rtol=0, atol=1e-5)
 
-    theirs = library.CrossEncoder(str(tmp_path / "st"), device="cpu", local_files_only=True)
-
-    np.testing.assert_allclose(theirs.predict(PAIRS), TorchCrossEncoder(model).predict(PAIRS), atol=1e-4)
+    for folder in ("model", "st"):
+        theirs = library.CrossEncoder(
+            str(tmp_path / folder), max_length=ours.max_length, device="cpu", local_files_only=True
+        )
+        np.testing.assert_allclose(ours.predict(pairs), theirs.predict(pairs), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            logits, theirs.predict(pairs, activation_fn=torch.nn.Identity()), rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.filterwarnings("ignore")

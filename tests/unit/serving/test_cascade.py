@@ -199,6 +199,30 @@ def test_another_encoder_may_rerank(library, other_encoder):
     assert list(hits[0][0].scores) == ["dense", "lexical", "fused", "rerank"]
 
 
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("weight", [0.0, 0.3, 0.5])
+def test_a_weight_blends_the_re_ranker_with_the_stage_before(library, hybrid, weight):
+    hits = library.search("tea", k=4, candidates=4, hybrid=hybrid, rerank=PairLengths(), rerank_weight=weight)
+
+    before = "fused" if hybrid else "dense"
+    assert list(hits[0].scores)[-3:] == [before, "rerank", "blended"]
+    first, second = (normalised([hit.scores[stage] for hit in hits]) for stage in ("rerank", before))
+    expected = weight * first + (1 - weight) * second
+    np.testing.assert_allclose([hit.score for hit in hits], expected, atol=1e-6)
+    assert [hit.score for hit in hits] == sorted([hit.score for hit in hits], reverse=True)
+
+
+def normalised(scores):
+    values = np.array(scores)
+    return (values - values.min()) / (values.max() - values.min())
+
+
+def test_the_whole_weight_is_the_re_ranker_alone(library):
+    hits = library.search("tea", k=3, rerank=PairLengths(), rerank_weight=1)
+    assert hits == library.search("tea", k=3, rerank=PairLengths())
+    assert "blended" not in hits[0].scores
+
+
 def test_several_queries_are_reranked_together_and_apart(library):
     queries = ["tea", "how", "pump"]
     together = library.search(queries, k=3, rerank=PairLengths(), hybrid=True)
@@ -222,6 +246,9 @@ def test_times_of_each_stage(library):
     ("options", "message"),
     [
         ({"rerank": 3}, "expected a CrossEncoder or its name, or an Encoder, got 3"),
+        ({"rerank": PairLengths(), "rerank_weight": 1.5}, r"expected a rerank_weight of 0\.\.\.1, got 1\.5"),
+        ({"rerank": PairLengths(), "rerank_weight": "half"}, "rerank_weight must be a number, not .half."),
+        ({"rerank_weight": 0.5}, "rerank_weight: there is no re-ranker; give one with rerank"),
         ({"candidates": 3, "k": 4}, "at least as many candidates as results, 4, got 3"),
     ],
 )

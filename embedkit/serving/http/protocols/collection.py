@@ -33,6 +33,9 @@ class SearchRequest(OwnSchema):
         None, description="also search by keywords, and fuse results by rank (true or rrf) or by score (weighted)"
     )
     rerank: bool = Field(False, description="whether the re-ranker decides the order of the candidates")
+    rerank_weight: float = Field(
+        1.0, ge=0, le=1, description="weight of the re-ranker's scores in that order, beside those of the search"
+    )
     candidates: int | None = Field(
         None, ge=1, le=1000, description="number of documents passed from one stage to the next; default: 50"
     )
@@ -111,7 +114,7 @@ class SearchHit(StoredDocument):
     """A search result."""
 
     score: float
-    scores: dict[str, float] = Field(description="scores by stage: dense, lexical, fused, rerank")
+    scores: dict[str, float] = Field(description="scores by stage: dense, lexical, fused, rerank, blended")
 
 
 class SearchAnswer(Schema):
@@ -188,6 +191,7 @@ async def search(body: SearchRequest, request: Request) -> Answer:
         conditions=conditions,
         hybrid=body.hybrid,
         rerank=body.rerank,
+        rerank_weight=body.rerank_weight,
         candidates=body.candidates,
         effort=body.effort,
     )

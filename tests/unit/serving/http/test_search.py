@@ -68,6 +68,16 @@ def test_the_reranker_decides_the_order(serve, collection, toy_cross_bundle):
     assert card == {"model": "toy", "reranker": "toy-cross", "documents": 3, "lexical": True, "index": "exact"}
 
 
+def test_the_re_ranker_s_weight_reaches_the_search(serve, collection, toy_cross_bundle):
+    reranker = CrossEncoder.load(toy_cross_bundle, threads=1)
+    asked = {"query": "a dog", "rerank": True, "rerank_weight": 0.4}
+    with serve(collection=collection, reranker=reranker) as url:
+        done = httpx.post(f"{url}/v1/search", json=asked).json()
+    expected = collection.search("a dog", rerank=reranker, rerank_weight=0.4)
+    assert [hit["id"] for hit in done["hits"]] == [hit.id for hit in expected]
+    assert [hit["scores"]["blended"] for hit in done["hits"]] == pytest.approx([hit.score for hit in expected])
+
+
 def test_without_a_reranker_reranking_is_refused(reading):
     done = reading.post("/v1/search", json={"query": "a", "rerank": True})
     assert done.status_code == 400
