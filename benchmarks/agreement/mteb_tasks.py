@@ -12,25 +12,24 @@ import mteb
 from datasets import Dataset, DatasetDict
 from mteb.abstasks.text.reranking import OLD_FORMAT_RERANKING_TASKS, AbsTaskReranking
 
-from embedkit.evaluation.pairs import PairTask
-from embedkit.evaluation.sts import StsTask
+from embedkit.evaluation.pairs import LabelledPairs
+from embedkit.evaluation.sts import StsSet
 
 
-def similarity(name: str, task: StsTask) -> Any:
+def similarity(name: str, sts: StsSet) -> Any:
     """Return an STS task with the pairs of all subsets."""
-    subsets = task.sets[0].subsets
     rows = {
-        "sentence1": [text for each in subsets for text in each.first],
-        "sentence2": [text for each in subsets for text in each.second],
-        "score": [float(score) for each in subsets for score in each.scores],
+        "sentence1": [text for each in sts.subsets for text in each.first],
+        "sentence2": [text for each in sts.subsets for text in each.second],
+        "score": [float(score) for each in sts.subsets for score in each.scores],
     }
     return _filled(name, DatasetDict({"test": Dataset.from_dict(rows)}))
 
 
-def pairs(task: PairTask) -> Any:
+def pairs(labelled: LabelledPairs) -> Any:
     """Return a pair classification task, whose code does not depend on the set."""
-    labels = [int(label) for label in task.pairs.labels]
-    rows = {"sentence1": task.pairs.first, "sentence2": task.pairs.second, "labels": labels}
+    labels = [int(label) for label in labelled.labels]
+    rows = {"sentence1": labelled.first, "sentence2": labelled.second, "labels": labels}
     return _filled("TwitterSemEval2015", DatasetDict({"test": Dataset.from_dict(rows)}))
 
 

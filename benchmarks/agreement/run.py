@@ -26,8 +26,8 @@ import numpy as np
 from embedkit.cli.backends import load_model
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.pairs import PairTask
-from embedkit.evaluation.sts import StsTask
+from embedkit.evaluation.pairs import LabelledPairs
+from embedkit.evaluation.sts import StsSet
 from embedkit.evaluation.tasks import Task, evaluate
 from embedkit.integrations.mteb import MtebEncoder
 from embedkit.protocols import FloatArray, TextEncoder
@@ -118,10 +118,11 @@ def sets(data: Path) -> Iterator[tuple[Task, Callable[[], Any]]]:
 
 def theirs_of(name: str, task: Task, data: Path) -> Any:
     """Return MTEB's task over the same rows."""
-    if isinstance(task, StsTask):
-        return mteb_tasks.similarity(SIMILARITY[name], task)
-    if isinstance(task, PairTask):
-        return mteb_tasks.pairs(task)
+    loaded = task.sets[0]
+    if isinstance(loaded, StsSet):
+        return mteb_tasks.similarity(SIMILARITY[name], loaded)
+    if isinstance(loaded, LabelledPairs):
+        return mteb_tasks.pairs(loaded)
     if name in RERANKING:
         return mteb_tasks.reranking(data / "rerank" / f"{name}.jsonl")
     if name == "banking77":

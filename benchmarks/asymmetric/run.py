@@ -34,7 +34,8 @@ def main() -> None:
     parser.add_argument("--queries", nargs="+", required=True, metavar="MODEL", help="bundles or bundled names")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    retrieval = load_task("scifact", data=arguments.data).retrieval
+    (retrieval,) = load_task("scifact", data=arguments.data).sets
+    assert isinstance(retrieval, RetrievalSet)
     encoders = {
         source: Encoder.load(source, threads=arguments.threads)
         for source in dict.fromkeys([*arguments.documents, *arguments.queries])

@@ -27,7 +27,7 @@ from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.comparison import Certainty, certainties
 from embedkit.evaluation.results import Evaluation
-from embedkit.evaluation.retrieval import RetrievalSet, RetrievalTask
+from embedkit.evaluation.retrieval import RetrievalSet
 from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -108,7 +108,9 @@ def main() -> None:
     found = certainties([each for own in evaluations.values() for each in own], samples=SAMPLES)
     for label, own in evaluations.items():
         rows[label]["differences"] = _differences(found, own[0].fingerprint)
-    rows["BM25"] = keyword_figures([task.retrieval for task in tasks if isinstance(task, RetrievalTask)])
+    rows["BM25"] = keyword_figures(
+        [each for task in tasks for each in task.sets if isinstance(each, RetrievalSet)]
+    )
     (HERE / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     table = _table(rows)
     (HERE / "results.md").write_text(table, encoding="utf-8")

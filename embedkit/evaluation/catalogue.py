@@ -10,22 +10,9 @@ from typing import TypeGuard
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation import pairs, sts
-from embedkit.evaluation.pairs import (
-    PAIR_TASKS,
-    TRIPLET_COLUMNS,
-    PairTask,
-    TripletTask,
-    collect_labelled,
-    collect_triplets,
-)
-from embedkit.evaluation.reranking import mteb_task
-from embedkit.evaluation.retrieval import (
-    JUDGED_COLUMNS,
-    RETRIEVAL_TASKS,
-    RetrievalTask,
-    collect_judgements,
-    load_retrieval,
-)
+from embedkit.evaluation.pairs import PAIR_TASKS, TRIPLET_COLUMNS, collect_labelled, collect_triplets
+from embedkit.evaluation.reranking import RERANKING_TASKS, mteb_task
+from embedkit.evaluation.retrieval import JUDGED_COLUMNS, RETRIEVAL_TASKS, collect_judgements, load_retrieval
 from embedkit.evaluation.sources import (
     Shelf,
     Source,
@@ -36,10 +23,9 @@ from embedkit.evaluation.sources import (
     plain_suffix,
     read_rows,
 )
-from embedkit.evaluation.sts import STS_TASKS, StsSet, StsTask, as_senteval, collect_pairs
+from embedkit.evaluation.sts import STS_TASKS, StsSet, as_senteval, collect_pairs
 from embedkit.evaluation.tasks import Conventions, Entry, Task
 from embedkit.evaluation.transfer import TRANSFER_TASKS
-from embedkit.evaluation.useb import RERANKING_TASKS
 from embedkit.records import HubDataset, Row
 from embedkit.runtime.arguments import check_choice, check_path
 
@@ -122,9 +108,9 @@ def _load_own(source: Source, conventions: Conventions) -> Task:
     name = source.id if isinstance(source, HubDataset) else plain_stem(source)
     if _is_judgements(source):
         name = f"{source.parents[1].name}-{name}"
-        return RetrievalTask(name, load_retrieval(source, name=name), str(source))
+        return Task(name, [load_retrieval(source, name=name)])
     if has_tables(source) and not has_top_ranked(source):
-        return RetrievalTask(name, load_retrieval(source, name=name), str(source))
+        return Task(name, [load_retrieval(source, name=name)])
     if has_tables(source) or (isinstance(source, Path) and source.is_dir()):
         return mteb_task(name, source, conventions)
     return _load_rows(name, source, conventions)
@@ -139,15 +125,15 @@ def _load_rows(name: str, source: Source, conventions: Conventions) -> Task:
     rows = chain([first], rows)
     match _form(first):
         case "scored pairs":
-            return StsTask(name, [StsSet(name, [collect_pairs(name, rows)], {}, str(source))])
+            return Task(name, [StsSet(name, [collect_pairs(name, rows)], {}, str(source))])
         case "labelled pairs":
-            return PairTask(name, collect_labelled(name, rows), "ap", str(source))
+            return Task(name, [collect_labelled(name, rows, source=str(source))])
         case "re-ranking":
             return mteb_task(name, source, conventions)
         case "triplets":
-            return TripletTask(name, collect_triplets(name, rows), str(source))
+            return Task(name, [collect_triplets(name, rows, str(source))])
         case _:
-            return RetrievalTask(name, collect_judgements(name, rows), str(source))
+            return Task(name, [collect_judgements(name, rows, str(source))])
 
 
 def _form(row: Row) -> str:

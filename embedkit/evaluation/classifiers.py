@@ -40,12 +40,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Examples:
-    """Features and classes.
-
-    Attributes:
-        features: ``(N, F) float32``.
-        labels: ``(N,) int64``.
-    """
+    """Features ``(N, F) float32`` and classes ``(N,) int64``."""
 
     features: FloatArray
     labels: IntArray
@@ -89,11 +84,7 @@ def validated_test(
 ) -> Float64Array:
     """SentEval's protocol for SST2 and SICK-E: the strength is selected on a development set.
 
-    Args:
-        train: training set.
-        dev: development set.
-        test: test set.
-        strengths: candidates for C instead of the usual ones; a single one needs no selection (SNLI).
+    ``strengths`` replaces the usual candidates for C; a single one needs no selection (SNLI).
 
     Returns:
         ``(N,) float64``: 1 for each correctly classified test example, else 0.

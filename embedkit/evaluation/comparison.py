@@ -65,13 +65,7 @@ class Samples:
 
     @classmethod
     def of(cls, evidence: Evidence, *, samples: int = SAMPLES, seed: int = SEED) -> Samples:
-        """Draw samples; evidence of the same sizes gets the same samples.
-
-        Args:
-            evidence: the rows behind the figure.
-            samples: number of samples.
-            seed: seed of the generator.
-        """
+        """Draw samples; evidence of the same sizes gets the same samples."""
         sizes = evidence.sizes
         figures = np.array([evidence.figure(draw) for draw in _draws(sizes, samples, seed)])
         return cls(evidence.figure([np.arange(size) for size in sizes]), figures, sizes)
@@ -81,10 +75,7 @@ class Samples:
         return _between(self.figures)
 
     def less(self, other: Samples) -> Difference:
-        """Return the difference from another model, with its interval and p-value.
-
-        Args:
-            other: samples of another model on the same rows in the same order, with the same number and seed.
+        """Return the difference from another model's samples, with its interval and p-value.
 
         Raises:
             InputError: the two are not based on the same rows.
@@ -127,18 +118,10 @@ _SEED = re.compile(r"[-_.]?(?:seed[-_.]?)?\d+$")
 
 @dataclass(frozen=True)
 class Certainty:
-    """The confidence interval of one model's headline measure.
+    """The 95 % bootstrap interval of one model's headline measure, named as in its evaluation and result.
 
     Attributes:
-        model: the model's name.
-        fingerprint: the model's fingerprint.
-        source: where the set came from.
-        set_name: name of the set.
-        convention: re-ranking convention.
-        measure: the headline measure.
-        value: its value.
         rows: number of pairs, queries or texts to sample from; for several sets, the smallest.
-        interval: the 95 % bootstrap interval.
         difference: from the first model measured on this set, None for that model itself.
     """
 
@@ -156,17 +139,9 @@ class Certainty:
 
 @dataclass(frozen=True)
 class Spread:
-    """The headline measure over several seeds of one recipe.
+    """The headline measure over several seeds of one recipe, whose models' names begin with ``group``.
 
-    Attributes:
-        group: the common part of the models' names.
-        source: where the set came from.
-        set_name: name of the set.
-        convention: re-ranking convention.
-        measure: the headline measure.
-        values: the value for each seed.
-        mean: mean of the values.
-        deviation: their standard deviation, with N - 1 in the denominator.
+    The deviation is the standard deviation with N - 1 in the denominator.
     """
 
     group: str
@@ -181,13 +156,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The statistics that are added to a report.
-
-    Attributes:
-        samples: number of bootstrap samples.
-        certainties: intervals and differences; empty if not requested.
-        spreads: variation over seeds; empty if not requested.
-    """
+    """The statistics that are added to a report, empty if not requested."""
 
     samples: int
     certainties: list[Certainty]
@@ -204,11 +173,7 @@ class Comparison:
 def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Certainty]:
     """Return the interval of every headline measure, and its difference from the first model.
 
-    Each set counts once per model.
-
-    Args:
-        evaluations: evaluations of one or several models; results without evidence are skipped.
-        samples: number of bootstrap samples.
+    Each set counts once per model; results without evidence are skipped.
     """
     first: dict[Key, Samples] = {}
     found: dict[tuple[str, Key], Certainty] = {}
@@ -219,17 +184,27 @@ def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Cert
                 drawn = Samples.of(result.evidence, samples=samples)
                 reference = first.setdefault(_key(result), drawn)
                 difference = None if reference is drawn else drawn.less(reference)
-                found[place] = _certainty(evaluation, result, drawn, difference)
+                found[place] = Certainty(
+                    model=evaluation.model,
+                    fingerprint=evaluation.fingerprint,
+                    source=result.source,
+                    set_name=result.name,
+                    convention=result.convention,
+                    measure=result.measure,
+                    value=result.value,
+                    rows=min(drawn.sizes),
+                    interval=drawn.interval(),
+                    difference=difference,
+                )
     return list(found.values())
 
 
 def spreads(groups: Mapping[str, Sequence[Evaluation]]) -> list[Spread]:
     """Return mean and standard deviation of every headline measure over each group's models.
 
-    Args:
-        groups: name -> evaluations of models that differ only in their seed; groups of one are skipped.
+    The models of a group, by name, differ only in their seed; groups of one are skipped.
     """
-    return [spread for name, found in groups.items() for spread in _spreads(name, found)]
+    return [spread for name, evaluations in groups.items() for spread in _spreads(name, evaluations)]
 
 
 def seed_group(source: str) -> str:
@@ -245,21 +220,6 @@ def seed_group(source: str) -> str:
 
 def _key(result: Result) -> Key:
     return result.source, result.name, result.convention, result.measure
-
-
-def _certainty(evaluation: Evaluation, result: Result, drawn: Samples, difference: Difference | None) -> Certainty:
-    return Certainty(
-        model=evaluation.model,
-        fingerprint=evaluation.fingerprint,
-        source=result.source,
-        set_name=result.name,
-        convention=result.convention,
-        measure=result.measure,
-        value=result.value,
-        rows=min(drawn.sizes),
-        interval=drawn.interval(),
-        difference=difference,
-    )
 
 
 def _spreads(group: str, evaluations: Sequence[Evaluation]) -> list[Spread]:

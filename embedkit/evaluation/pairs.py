@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -18,8 +19,8 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import Shelf, read_rows
-from embedkit.evaluation.tasks import Conventions, Entry, Pool, Task
+from embedkit.evaluation.sources import Shelf, first_file, read_rows
+from embedkit.evaluation.tasks import Entry, Pool, load_one
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 
@@ -41,12 +42,7 @@ class Thresholds:
 
     @classmethod
     def of(cls, scores: FloatArray, labels: BoolArray) -> Thresholds:
-        """Return the thresholds of scores.
-
-        Args:
-            scores: ``(N,)``, higher is more likely positive.
-            labels: ``(N,) bool``.
-        """
+        """Return the thresholds of scores ``(N,)``, higher for likelier positives, for labels ``(N,) bool``."""
         order = np.argsort(-scores, kind="stable")
         last_of_tie = np.flatnonzero(np.diff(scores[order], append=np.nan) != 0)
         return cls(last_of_tie + 1, np.cumsum(labels[order], dtype=np.int64)[last_of_tie])
@@ -90,15 +86,23 @@ class LabelledPairs:
         first: N texts.
         second: N texts.
         labels: ``(N,) bool``.
+        source: where the set came from.
+        headline: a name in :data:`MEASURES`.
+        expected: the published number of pairs, None if unknown.
 
     Raises:
         DataError: all pairs have the same label.
     """
 
+    needs_embeddings: ClassVar[bool] = False
+
     name: str
     first: list[str]
     second: list[str]
     labels: BoolArray
+    source: str = ""
+    headline: str = "ap"
+    expected: int | None = None
 
     def __post_init__(self) -> None:
         true = int(self.labels.sum())
@@ -107,53 +111,26 @@ class LabelledPairs:
                 f"{self.name}: expected pairs of both labels, found {true} of 1 and {len(self.labels) - true} of 0"
             )
 
-    def __len__(self) -> int:
-        return len(self.first)
-
-
-@dataclass(frozen=True)
-class PairTask:
-    """Labelled pairs as a task.
-
-    Attributes:
-        name: name of the task.
-        pairs: the set.
-        headline: a name in :data:`MEASURES`.
-        source: where the set came from.
-        expected: the published number of pairs, None if unknown.
-        notes: sentences for readers of the report.
-    """
-
-    needs_embeddings: ClassVar[bool] = False
-
-    name: str
-    pairs: LabelledPairs
-    headline: str
-    source: str
-    expected: int | None = None
-    notes: list[str] = field(default_factory=list)
-
     def texts(self) -> Iterator[str]:
         """Yield every text to encode, including repeated ones."""
-        yield from self.pairs.first
-        yield from self.pairs.second
+        yield from self.first
+        yield from self.second
 
-    def results(self, pool: Pool) -> list[Result]:
-        """Return one result with all measures."""
-        scores, labels = pool.similarities(self.pairs.first, self.pairs.second), self.pairs.labels
-        thresholds = Thresholds.of(scores, labels)
-        return [
-            build_result(
-                self.name,
-                {name: measure(thresholds) for name, measure in MEASURES.items()},
-                headline=self.headline,
-                sizes={"pairs": len(self.pairs)},
-                published=None if self.expected is None else {"pairs": self.expected},
-                source=self.source,
-                notes=self.notes,
-                evidence=separation(scores, labels, MEASURES[self.headline]),
-            )
-        ]
+    def result(self, pool: Pool) -> Result:
+        """Return all measures."""
+        scores = pool.similarities(self.first, self.second)
+        thresholds = Thresholds.of(scores, self.labels)
+        broken = sum("\N{REPLACEMENT CHARACTER}" in a + b for a, b in zip(self.first, self.second, strict=True))
+        return build_result(
+            self.name,
+            {name: measure(thresholds) for name, measure in MEASURES.items()},
+            headline=self.headline,
+            sizes={"pairs": len(self.first)},
+            published=None if self.expected is None else {"pairs": self.expected},
+            source=self.source,
+            notes=[f"{broken:,} pairs contain unreadable characters"] if broken else [],
+            evidence=separation(scores, self.labels, MEASURES[self.headline]),
+        )
 
 
 def separation(scores: FloatArray, labels: BoolArray, measure: Callable[[Thresholds], float]) -> Evidence:
@@ -180,7 +157,9 @@ _LABELS = {
 }  # fmt: skip
 
 
-def collect_labelled(name: str, rows: Iterable[Row]) -> LabelledPairs:
+def collect_labelled(
+    name: str, rows: Iterable[Row], *, source: str = "", headline: str = "ap", expected: int | None = None
+) -> LabelledPairs:
     """Collect labelled pairs from rows of two texts and a label; a row may hold whole columns, as in MTEB 1.
 
     Raises:
@@ -191,7 +170,7 @@ def collect_labelled(name: str, rows: Iterable[Row]) -> LabelledPairs:
         first.append(row.text(*FIRST))
         second.append(row.text(*SECOND))
         labels.append(_label(row))
-    return LabelledPairs(name, first, second, np.array(labels, dtype=np.bool_))
+    return LabelledPairs(name, first, second, np.array(labels, dtype=np.bool_), source, headline, expected)
 
 
 def _read_headless(path: Path) -> Iterator[Row]:
@@ -238,19 +217,16 @@ TRIPLET_COLUMNS = (ANCHOR, ("positive",), ("negative",))
 
 @dataclass(frozen=True)
 class Triplets:
-    """Anchors with a positive and a negative each.
-
-    Attributes:
-        name: name of the set in messages and reports.
-        anchors: N texts.
-        positives: N texts.
-        negatives: N texts.
+    """Anchors with a positive and a negative each, as lists of N texts.
 
     Raises:
         DataError: the set is empty.
     """
 
+    needs_embeddings: ClassVar[bool] = False
+
     name: str
+    source: str
     anchors: list[str]
     positives: list[str]
     negatives: list[str]
@@ -259,44 +235,29 @@ class Triplets:
         if not self.anchors:
             raise DataError(f"{self.name}: expected triplets, found none")
 
-
-@dataclass(frozen=True)
-class TripletTask:
-    """Triplets as a task."""
-
-    needs_embeddings: ClassVar[bool] = False
-
-    name: str
-    triplets: Triplets
-    source: str
-
     def texts(self) -> Iterator[str]:
         """Yield every text to encode, including repeated ones."""
-        yield from self.triplets.anchors
-        yield from self.triplets.positives
-        yield from self.triplets.negatives
+        return chain(self.anchors, self.positives, self.negatives)
 
-    def results(self, pool: Pool) -> list[Result]:
+    def result(self, pool: Pool) -> Result:
         """Return the share of correctly ordered triplets; ties are wrong, as in sentence-transformers."""
-        near = pool.similarities(self.triplets.anchors, self.triplets.positives)
-        far = pool.similarities(self.triplets.anchors, self.triplets.negatives)
+        near = pool.similarities(self.anchors, self.positives)
+        far = pool.similarities(self.anchors, self.negatives)
         right = (near > far).astype(np.float64)
-        return [
-            build_result(
-                self.name,
-                {"accuracy": float(right.mean())},
-                sizes={"triplets": len(right)},
-                published=None,
-                source=self.source,
-                evidence=Evidence.of_rows(right),
-            )
-        ]
+        return build_result(
+            self.name,
+            {"accuracy": float(right.mean())},
+            sizes={"triplets": len(right)},
+            published=None,
+            source=self.source,
+            evidence=Evidence.of_rows(right),
+        )
 
 
-def collect_triplets(name: str, rows: Iterable[Row]) -> Triplets:
+def collect_triplets(name: str, rows: Iterable[Row], source: str) -> Triplets:
     """Collect triplets from rows of ``anchor, positive, negative``."""
     texts = [(row.text(*ANCHOR), row.text("positive"), row.text("negative")) for row in rows]
-    return Triplets(name, *([text[column] for text in texts] for column in range(3)))
+    return Triplets(name, source, *([text[column] for text in texts] for column in range(3)))
 
 
 _GLUE = HubDataset("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")
@@ -348,26 +309,17 @@ _SETS = {
 }  # fmt: skip
 
 
-def _load(name: str, shelf: Shelf, _: Conventions) -> Task:
+def _load(name: str, shelf: Shelf) -> LabelledPairs:
     wanted = _SETS[name]
     source = shelf.find(*wanted.folders, hub=wanted.hub)
     if isinstance(source, HubDataset):
         rows = source.rows(configuration=wanted.configuration, split=wanted.split)
     else:
-        rows = wanted.read(_file(source, wanted.files))
-    pairs = collect_labelled(name, rows)
-    broken = sum("\N{REPLACEMENT CHARACTER}" in a + b for a, b in zip(pairs.first, pairs.second, strict=True))
-    notes = [f"{broken:,} pairs contain unreadable characters"] if broken else []
-    return PairTask(name, pairs, wanted.headline, str(source), wanted.rows, notes)
-
-
-def _file(folder: Path, names: tuple[str, ...]) -> Path:
-    found = next((folder / name for name in names if (folder / name).is_file()), None)
-    if found is None:
-        raise DataError(f"{folder} has no {' or '.join(names)}")
-    return found
+        rows = wanted.read(first_file(source, *wanted.files))
+    return collect_labelled(name, rows, source=str(source), headline=wanted.headline, expected=wanted.rows)
 
 
 PAIR_TASKS: dict[str, Entry] = {
-    name: Entry(each.what, f"{each.rows:,} pairs", partial(_load, name), each.hub) for name, each in _SETS.items()
+    name: Entry(each.what, f"{each.rows:,} pairs", partial(load_one, name, partial(_load, name)), each.hub)
+    for name, each in _SETS.items()
 }

@@ -45,12 +45,7 @@ def to_markdown(evaluations: Sequence[Evaluation], comparison: Comparison | None
 
 @dataclass(frozen=True)
 class _Names:
-    """Distinct names for readers: models and sets may share theirs.
-
-    Attributes:
-        models: fingerprint -> name of the model.
-        sets: source and name -> name of the set.
-    """
+    """Distinct names of models by fingerprint, and of sets by source and name: both may share theirs."""
 
     models: dict[str, str]
     sets: dict[tuple[str, str], str]
@@ -73,13 +68,10 @@ class _Names:
         )
 
     def of_set(self, each: Result | Certainty | Spread) -> str:
-        name = each.name if isinstance(each, Result) else each.set_name
-        label = self.sets[each.source, name]
-        return (
-            f"{label}, {each.convention}"
-            if label.endswith(")") and each.convention
-            else (f"{label} ({each.convention})" if each.convention else label)
-        )
+        label = self.sets[each.source, each.name if isinstance(each, Result) else each.set_name]
+        if not each.convention:
+            return label
+        return f"{label}, {each.convention}" if label.endswith(")") else f"{label} ({each.convention})"
 
 
 def _telling(source: str, sources: Sequence[str]) -> str:

@@ -8,17 +8,21 @@ Published figures differ in how they order candidates of equal cosine. Each conv
 - :func:`merged`: ties are one step of the precision-recall curve (scikit-learn, MTEB 1).
 
 Sets are in one of MTEB's two forms, from files or from the hub: a row per query, ``query, positive[], negative[]``
-(MTEB 1), or the tables of :class:`embedkit.evaluation.sources.Tables` (MTEB 2).
+(MTEB 1), or the tables of :class:`embedkit.evaluation.sources.Tables` (MTEB 2). AskUbuntu and SciDocs, of which
+only titles are used, are also read in the layouts of the Unsupervised Sentence Embedding Benchmark (USEB), with
+whose published evaluators SCT's Table 3 was measured.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +30,19 @@ import numpy.typing as npt
 from embedkit.errors import DataError
 from embedkit.evaluation.pairs import BoolArray, Thresholds
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import Source, Tables, folder_rows, has_tables, read_rows
-from embedkit.evaluation.tasks import Conventions, Pool, Task
+from embedkit.evaluation.sources import (
+    Shelf,
+    Source,
+    Tables,
+    by_query,
+    folder_rows,
+    has_tables,
+    read_rows,
+    unique,
+)
+from embedkit.evaluation.tasks import Conventions, Entry, Pool, Task
 from embedkit.protocols import FloatArray
-from embedkit.records import HubDataset, Row
+from embedkit.records import HubDataset, Row, read_lines
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,7 @@ def _mean_precision(relevant: BoolArray, total: int) -> float:
     return float(np.sum(np.arange(1, len(ranks) + 1) / ranks) / total)
 
 
-NO_POSITIVE = "without a positive"
+_NO_POSITIVE = "without a positive"
 _NO_NEGATIVE = "without a negative"
 _NO_CANDIDATE = "without candidates"
 
@@ -151,7 +164,7 @@ def load_tables(source: Source, *, name: str, split: str = "test") -> RerankingS
     for query_id, ids in tables.candidates(corpus, texts).items():
         wanted = {document for document, mark in judgements.get(query_id, {}).items() if mark > 0}
         if not wanted or not ids:
-            skipped[_NO_CANDIDATE if wanted else NO_POSITIVE] += 1
+            skipped[_NO_CANDIDATE if wanted else _NO_POSITIVE] += 1
             continue
         marks = np.array([each in wanted for each in ids])
         candidates = [corpus[each] for each in ids]
@@ -168,7 +181,7 @@ def collect_lists(name: str, rows: Iterable[Row]) -> RerankingSet:
     for row in rows:
         text, positives, negatives = row.text("query"), row.texts("positive"), row.texts("negative")
         if not positives or not negatives:
-            skipped[_NO_NEGATIVE if positives else NO_POSITIVE] += 1
+            skipped[_NO_NEGATIVE if positives else _NO_POSITIVE] += 1
             continue
         ids = [f"apositive_{i:05d}" for i in range(len(positives))]
         ids += [f"negative_{i:05d}" for i in range(len(negatives))]
@@ -181,6 +194,7 @@ class RankingTest:
     """Candidates ranked by one convention.
 
     Attributes:
+        name: name of the task.
         convention: ``"useb"`` or ``"mteb"``.
         sets: the headline is the unweighted mean of their MAPs.
         rules: measure -> scoring rule; the first is the headline.
@@ -188,13 +202,20 @@ class RankingTest:
         expected: the published number of queries, None if unknown.
     """
 
+    needs_embeddings: ClassVar[bool] = False
+
+    name: str
     convention: str
     sets: list[RerankingSet]
     rules: dict[str, Rule]
     source: str
     expected: int | None = None
 
-    def result(self, name: str, pool: Pool) -> Result:
+    def texts(self) -> Iterator[str]:
+        """Yield every text to encode, including repeated ones."""
+        return chain.from_iterable(each.texts() for each in self.sets)
+
+    def result(self, pool: Pool) -> Result:
         """Score every set by every rule."""
         precisions = {
             measure: [average_precisions(pool, each.queries, rule) for each in self.sets]
@@ -205,15 +226,15 @@ class RankingTest:
         for each in self.sets:
             skipped.update(each.skipped)
         return build_result(
-            name,
-            {m: float(np.mean([each.mean() for each in found])) for m, found in precisions.items()},
+            self.name,
+            {m: float(np.mean([each.mean() for each in values])) for m, values in precisions.items()},
             convention=self.convention,
             sizes={"queries": sum(map(len, first))},
             published=None if self.expected is None else {"queries": self.expected},
             source=self.source,
             parts={
-                each.name: (len(found), float(found.mean()))
-                for each, found in zip(self.sets, first, strict=True)
+                each.name: (len(values), float(values.mean()))
+                for each, values in zip(self.sets, first, strict=True)
                 if len(self.sets) > 1
             },
             skipped=skipped,
@@ -222,28 +243,7 @@ class RankingTest:
         )
 
 
-@dataclass(frozen=True)
-class RerankingTask:
-    """Candidates of queries, ranked by one or more conventions."""
-
-    needs_embeddings: ClassVar[bool] = False
-
-    name: str
-    tests: list[RankingTest]
-
-    def texts(self) -> Iterator[str]:
-        """Yield every text to encode, including repeated ones."""
-        return chain.from_iterable(each.texts() for test in self.tests for each in test.sets)
-
-    def results(self, pool: Pool) -> list[Result]:
-        """Return a result for each convention."""
-        return [test.result(self.name, pool) for test in self.tests]
-
-
-Tests = Mapping[str, Callable[[], RankingTest]]
-"""Convention -> loader of its test."""
-
-LIST_RULES: dict[str, Rule] = {"map": merged, "map_at_1000": trec_eval_1000}
+_LIST_RULES: dict[str, Rule] = {"map": merged, "map_at_1000": trec_eval_1000}
 _TABLE_RULES: dict[str, Rule] = {"map_at_1000": trec_eval_1000}
 
 
@@ -253,19 +253,241 @@ def mteb_task(name: str, source: Source, conventions: Conventions) -> Task:
     Raises:
         DataError: it is malformed, or MTEB's convention was not requested.
     """
-    return ranking_task(name, source, {"mteb": partial(mteb_test, name, source, None)}, conventions)
+    return _task(name, source, {"mteb": partial(_mteb_test, name, source, None)}, conventions)
 
 
-def ranking_task(name: str, source: Source, tests: Tests, conventions: Conventions) -> Task:
-    """Load the requested tests and return a task of them."""
+def _task(
+    name: str, source: Source, tests: Mapping[str, Callable[[], RankingTest]], conventions: Conventions
+) -> Task:
     wanted = [load() for convention, load in tests.items() if convention in conventions]
     if not wanted:
         raise DataError(f"{source} supports only the convention {' or '.join(tests)}")
-    return RerankingTask(name, wanted)
+    return Task(name, wanted)
 
 
-def mteb_test(name: str, source: Source, expected: int | None) -> RankingTest:
-    """Load lists, or tables with candidates, for MTEB's convention."""
-    if has_tables(source):
-        return RankingTest("mteb", [load_tables(source, name=name)], _TABLE_RULES, str(source), expected)
-    return RankingTest("mteb", [load_lists(source, name=name)], LIST_RULES, str(source), expected)
+def _mteb_test(name: str, source: Source, expected: int | None) -> RankingTest:
+    """Load lists, or tables with candidates."""
+    load, rules = (load_tables, _TABLE_RULES) if has_tables(source) else (load_lists, _LIST_RULES)
+    return RankingTest(name, "mteb", [load(source, name=name)], rules, str(source), expected)
+
+
+_SCIDOCS_TASKS = ("cite", "cocite", "coview", "coread")
+_NO_TITLE = "without a title"
+
+
+# AskUbuntu by USEB: dev.txt and test.txt contain query id, similar ids, 20 candidate ids and their BM25 scores.
+
+
+class _Question(NamedTuple):
+    place: str
+    id: str
+    similar: list[str]
+    candidates: list[str]
+
+
+def has_askubuntu(folder: Path) -> bool:
+    """Whether the folder contains AskUbuntu's questions and their titles."""
+    return (folder / "test.txt").is_file() and _titles_file(folder).is_file()
+
+
+def load_askubuntu(folder: Path, split: str = "test") -> RerankingSet:
+    """Load AskUbuntu: candidates in BM25 order, without queries that have no similar question.
+
+    Args:
+        folder: has ``text_tokenized.txt`` or ``.gz``, ``dev.txt`` and ``test.txt``.
+        split: ``"dev"`` or ``"test"``.
+
+    Raises:
+        DataError: a file is missing or malformed, or a question has no title.
+    """
+    questions = list(_questions(folder / f"{split}.txt"))
+    titles = _titles(folder, questions)
+    queries = []
+    for question in questions:
+        if question.similar:
+            candidates = [titles[each] for each in question.candidates]
+            relevant = np.isin(question.candidates, question.similar)
+            queries.append(Query(titles[question.id], question.candidates, candidates, relevant))
+    skipped = len(questions) - len(queries)
+    return RerankingSet(f"askubuntu-{split}", queries, {_NO_POSITIVE: skipped} if skipped else {})
+
+
+def load_askubuntu_pooled(folder: Path) -> RerankingSet:
+    """Load MTEB's AskUbuntuDupQuestions from the same files: dev and test, queries with both kinds of candidates.
+
+    Raises:
+        DataError: as for :func:`load_askubuntu`.
+    """
+    questions = [*_questions(folder / "dev.txt"), *_questions(folder / "test.txt")]
+    titles = _titles(folder, questions)
+
+    def row(question: _Question) -> Row:
+        texts = {True: list[str](), False: list[str]()}
+        for each in question.candidates:
+            texts[each in question.similar].append(titles[each])
+        return Row(
+            question.place, {"query": titles[question.id], "positive": texts[True], "negative": texts[False]}
+        )
+
+    return collect_lists("askubuntu", map(row, questions))
+
+
+def _questions(path: Path) -> Iterator[_Question]:
+    for place, line in read_lines(path):
+        fields = line.split("\t")
+        if len(fields) != 4:
+            raise DataError(
+                f"{place}: expected query, similar, candidates and scores between TABs, got {line:.60}"
+            )
+        query, similar, candidates, scores = fields[0], *(field.split() for field in fields[1:])
+        if len(candidates) != len(scores) or not set(similar) <= set(candidates):
+            raise DataError(
+                f"{place}: expected a score for each candidate, and similar questions among the candidates"
+            )
+        bm25 = np.array([Row(place, {"BM25 score": score}).number("BM25 score") for score in scores])
+        yield _Question(place, query, similar, [candidates[row] for row in np.argsort(-bm25, kind="stable")])
+
+
+def _titles_file(folder: Path) -> Path:
+    plain = folder / "text_tokenized.txt"
+    return plain if plain.is_file() else folder / "text_tokenized.txt.gz"
+
+
+def _titles(folder: Path, questions: list[_Question]) -> dict[str, str]:
+    wanted = {each for question in questions for each in (question.id, *question.candidates)}
+    lines = (line.split("\t") for _, line in read_lines(_titles_file(folder)))
+    titles = {fields[0]: fields[1].strip() for fields in lines if len(fields) > 1 and fields[0] in wanted}
+    if len(titles) < len(wanted):
+        example = min(wanted - titles.keys())
+        raise DataError(
+            f"{_titles_file(folder)}: {len(wanted) - len(titles)} titles are missing, for example {example}"
+        )
+    return titles
+
+
+# SciDocs by USEB: relevance of papers for four tasks, and the papers' titles.
+
+
+def has_scidocs(folder: Path) -> bool:
+    """Whether the folder contains SciDocs in USEB's form or in its authors'."""
+    return (folder / "data.json").is_file() or (folder / "cite" / "test.qrel").is_file()
+
+
+def load_scidocs(folder: Path) -> list[RerankingSet]:
+    """Load SciDocs: one set for each of cite, co-cite, co-view and co-read.
+
+    As in USEB, queries and candidates without a title are skipped; a relevant paper without one still counts as
+    not retrieved.
+
+    Args:
+        folder: has ``data.json`` (USEB: ``corpus`` and, under ``test``, relevance by task), or
+            ``TASK/test.qrel`` and ``paper_metadata_view_cite_read.json`` (the authors of SciDocs).
+
+    Raises:
+        DataError: a file is missing or malformed.
+    """
+    if (folder / "data.json").is_file():
+        data = _read_json(folder / "data.json", "corpus", "test")
+        papers, judgements = data["corpus"], data["test"]
+    else:
+        papers = _read_json(folder / "paper_metadata_view_cite_read.json")
+        judgements = {task: _read_qrel(folder / task / "test.qrel") for task in _SCIDOCS_TASKS}
+    missing = [task for task in _SCIDOCS_TASKS if task not in judgements]
+    if missing:
+        raise DataError(f"{folder}: expected the tasks {', '.join(_SCIDOCS_TASKS)}; missing: {', '.join(missing)}")
+    titles = {paper: (fields.get("title") or "") for paper, fields in papers.items()}
+    return [_scidocs_set(task, judgements[task], titles) for task in _SCIDOCS_TASKS]
+
+
+def _scidocs_set(
+    task: str, judgements: Mapping[str, Mapping[str, float]], titles: Mapping[str, str]
+) -> RerankingSet:
+    queries, skipped = [], Counter[str]()
+    for paper, marks in judgements.items():
+        wanted = sum(mark > 0 for mark in marks.values())
+        if not wanted or not titles.get(paper):
+            skipped[_NO_TITLE if wanted else _NO_POSITIVE] += 1
+            continue
+        ids = [each for each in marks if titles.get(each)]
+        relevant = np.array([marks[each] > 0 for each in ids], dtype=np.bool_)
+        candidates = [titles[each].strip() for each in ids]
+        queries.append(Query(titles[paper].strip(), ids, candidates, relevant, wanted - int(relevant.sum())))
+    return RerankingSet(task, queries, dict(skipped))
+
+
+def _read_qrel(path: Path) -> dict[str, dict[str, float]]:
+    def items() -> Iterator[tuple[str, tuple[str, str], float]]:
+        for place, line in read_lines(path):
+            fields = line.split()
+            if len(fields) != 4 or not fields[3].lstrip("-").isdecimal():
+                raise DataError(f"{place}: expected query, 0, document and relevance, got {line:.80}")
+            yield place, (fields[0], fields[2]), int(fields[3])
+
+    return by_query(unique(items(), "judgement", []))
+
+
+def _read_json(path: Path, *keys: str) -> dict[str, Any]:
+    text = "\n".join(line for _, line in read_lines(path))
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), dict) for key in keys):
+        raise DataError(f"{path}: expected a JSON object{' of ' if keys else ''}{' and '.join(keys)}")
+    return data
+
+
+_ASKUBUNTU = ("askubuntu", "AskUbuntu", "askubuntu-master")
+_ASKUBUNTU_MTEB = ("askubuntudupquestions-reranking", "AskUbuntuDupQuestions", "askubuntu.jsonl")
+_ASKUBUNTU_HUB = HubDataset("mteb/askubuntudupquestions-reranking", "2000358ca161889fa9c082cb41daa8dcfb161a54")
+_SCIDOCS = ("scidocs", "SciDocs")
+_SCIDOCS_MTEB = ("scidocs-reranking", "SciDocsRR", "scidocs.jsonl")
+_SCIDOCS_HUB = HubDataset("mteb/scidocs-reranking", "d3c5e1fc0b855ab6097bf1cda04dd73947d7caab")
+
+
+def _askubuntu(shelf: Shelf, conventions: Conventions) -> Task:
+    source = shelf.find(*_ASKUBUNTU, *_ASKUBUNTU_MTEB, hub=_ASKUBUNTU_HUB)
+    if isinstance(source, Path) and has_askubuntu(source):
+        return _task(
+            "askubuntu",
+            source,
+            {"useb": partial(_useb_askubuntu, source, "test", 186), "mteb": partial(_pooled_askubuntu, source)},
+            conventions,
+        )
+    return _task("askubuntu", source, {"mteb": partial(_mteb_test, "askubuntu", source, 361)}, conventions)
+
+
+def _askubuntu_dev(shelf: Shelf, conventions: Conventions) -> Task:
+    folder = Path(str(shelf.find(*_ASKUBUNTU)))
+    return _task("askubuntu-dev", folder, {"useb": partial(_useb_askubuntu, folder, "dev", 189)}, conventions)
+
+
+def _useb_askubuntu(folder: Path, split: str, expected: int) -> RankingTest:
+    name = "askubuntu" if split == "test" else "askubuntu-dev"
+    return RankingTest(name, "useb", [load_askubuntu(folder, split)], {"map": stable}, str(folder), expected)
+
+
+def _pooled_askubuntu(folder: Path) -> RankingTest:
+    return RankingTest("askubuntu", "mteb", [load_askubuntu_pooled(folder)], _LIST_RULES, str(folder), 361)
+
+
+def _scidocs(shelf: Shelf, conventions: Conventions) -> Task:
+    source = shelf.find(*_SCIDOCS, *_SCIDOCS_MTEB, hub=_SCIDOCS_HUB)
+    if isinstance(source, Path) and has_scidocs(source):
+        return _task("scidocs", source, {"useb": partial(_useb_scidocs, source)}, conventions)
+    return _task("scidocs", source, {"mteb": partial(_mteb_test, "scidocs", source, 3978)}, conventions)
+
+
+def _useb_scidocs(folder: Path) -> RankingTest:
+    return RankingTest("scidocs", "useb", load_scidocs(folder), {"map": trec_eval}, str(folder))
+
+
+RERANKING_TASKS: dict[str, Entry] = {
+    "askubuntu": Entry(
+        "re-ranking of similar questions", "186 queries (useb), 361 (mteb)", _askubuntu, _ASKUBUNTU_HUB
+    ),
+    "askubuntu-dev": Entry("development questions of askubuntu", "189 queries (useb)", _askubuntu_dev),
+    "scidocs": Entry(
+        "re-ranking of related papers", "four tasks (useb), 3,978 queries (mteb)", _scidocs, _SCIDOCS_HUB
+    ),
+}

@@ -19,9 +19,7 @@ Draw = list[npt.NDArray[np.int64]]
 class Evidence:
     """The rows behind a figure, which allow computing it again on a sample: the mean over one or several sets.
 
-    Attributes:
-        sizes: number of rows in each set.
-        figures: for each set, its figure on drawn rows; NaN if it is undefined there.
+    ``sizes`` are the numbers of rows of the sets, and ``figures`` compute the figure of each on drawn rows.
     """
 
     sizes: list[int]
@@ -140,34 +138,25 @@ def build_result(
     skipped: Mapping[str, int] | None = None,
     notes: Sequence[str] = (),
 ) -> Result:
-    """Build the result of one set.
+    """Build the result of one set, see :class:`Result`.
 
-    Args:
-        name: name of the set.
-        measures: every figure by name, NaN where undefined.
-        sizes: sizes by unit; the first unit is scored.
-        published: the published sizes by unit, None if unknown; a difference is noted.
-        source: where the set came from.
-        evidence: the rows behind the headline.
-        headline: name of the headline measure; by default the first.
-        convention: ``"useb"`` or ``"mteb"`` where they differ.
-        parts: size and headline by subset.
-        skipped: reason -> number of skipped queries.
-        notes: further caveats, one sentence each.
+    ``measures`` are NaN where undefined, and the first is the headline unless another is named. ``sizes`` and
+    ``published`` are by unit, of which the first is scored; a difference between the two is noted. ``parts`` are
+    size and headline by subset.
     """
     unit, rows = next(iter(sizes.items()))
     complete = None if published is None else dict(sizes) == dict(published)
     differs = (
         [f"{_listed(sizes)}; the published set has {_listed(published)}"] if published and not complete else []
     )
-    found = {measure: defined(value) for measure, value in measures.items()}
-    measure = headline or next(iter(found))
+    figures = {measure: defined(value) for measure, value in measures.items()}
+    measure = headline or next(iter(figures))
     return Result(
         name=name,
         convention=convention,
         measure=measure,
-        value=found[measure],
-        measures=found,
+        value=figures[measure],
+        measures=figures,
         rows=rows,
         unit=unit,
         source=str(source),
@@ -181,20 +170,16 @@ def build_result(
 
 
 def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mapping[str, str]) -> Result:
-    """Return the unweighted mean over the complete published sets; it is an average only if none is missing.
+    """Return the unweighted mean over the complete sets; it is an average only if it has ``wanted`` of them.
 
-    Args:
-        name: name of the result.
-        results: results of the available sets.
-        wanted: number of sets in the published average.
-        missing: set -> why it could not be loaded.
+    ``missing`` names the other sets, and why they could not be loaded.
     """
     counted = [each for each in results if each.complete]
     values = [math.nan if each.value is None else each.value for each in counted]
     value = defined(float(np.mean(values))) if values else None
     measure = f"average of {wanted}" if len(counted) == wanted else f"mean of the {len(counted)} available"
     different = {each.name: "it differs from the published set" for each in results if not each.complete}
-    evidence = [each.evidence for each in counted if each.evidence is not None]
+    parts = [each.evidence for each in counted if each.evidence is not None]
     return Result(
         name=name,
         measure=measure,
@@ -206,7 +191,7 @@ def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mappi
         expected=wanted,
         complete=len(counted) == wanted,
         notes=[f"{each} is excluded from the mean: {why}" for each, why in (dict(missing) | different).items()],
-        evidence=Evidence.of_sets(evidence) if evidence and len(evidence) == len(counted) else None,
+        evidence=Evidence.of_sets(parts) if parts and len(parts) == len(counted) else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from embedkit.errors import DataError
 from embedkit.evaluation.results import Evidence, Result, build_result
 from embedkit.evaluation.sources import Shelf, Source, Tables, by_query, plain_stem, unique
-from embedkit.evaluation.tasks import Conventions, Entry, Pool, Task, cosines
+from embedkit.evaluation.tasks import Entry, Pool, cosines, load_one
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
 
@@ -61,16 +61,22 @@ class RetrievalSet:
         queries: the queries to score.
         skipped: reason -> number of skipped queries.
         notes: caveats for readers, one sentence each.
+        source: where the set came from.
+        expected: published numbers of queries and documents, None if unknown.
 
     Raises:
         DataError: there are no documents, or no query remains.
     """
+
+    needs_embeddings: ClassVar[bool] = True
 
     name: str
     documents: dict[str, str]
     queries: list[Judged]
     skipped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    source: str = ""
+    expected: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.documents or not self.queries:
@@ -85,6 +91,27 @@ class RetrievalSet:
         yield from self.documents.values()
         for query in self.queries:
             yield query.text
+
+    def result(self, pool: Pool) -> Result:
+        """Return all measures of exact search."""
+        queries = pool.embeddings([query.text for query in self.queries])
+        documents = pool.embeddings(list(self.documents.values()))
+        rankings = list(rank_documents(queries, documents, self))
+        scores = {name: np.array([measure(each) for each in rankings]) for name, measure in MEASURES.items()}
+        hidden = sum(query.hidden is not None for query in self.queries)
+        notes = [f"searched among {len(documents):,} documents", *self.notes]
+        if hidden:
+            notes.append(f"{hidden:,} queries are themselves documents, which are excluded from their own ranking")
+        return build_result(
+            self.name,
+            {name: float(each.mean()) for name, each in scores.items()},
+            sizes={"queries": len(queries), "documents": len(documents)},
+            published=self.expected,
+            source=self.source,
+            skipped=self.skipped,
+            notes=notes,
+            evidence=Evidence.of_rows(next(iter(scores.values()))),
+        )
 
 
 @dataclass(frozen=True)
@@ -215,13 +242,14 @@ def load_retrieval(source: Source, *, name: str, split: str = "test") -> Retriev
     Raises:
         DataError: a table is missing, empty or malformed.
     """
+    written = str(source)
     if isinstance(source, Path) and source.is_file():
         source, split = source.parent.parent, plain_stem(source)
     tables = Tables(source, split)
-    return _collect(name, tables.documents(), tables.queries(), tables.judgements(), tables.notes)
+    return _collect(name, tables.documents(), tables.queries(), tables.judgements(), tables.notes, written)
 
 
-def collect_judgements(name: str, rows: Iterable[Row]) -> RetrievalSet:
+def collect_judgements(name: str, rows: Iterable[Row], source: str) -> RetrievalSet:
     """Collect a set from rows of ``query, document, score``; the corpus consists of all documents in them.
 
     Raises:
@@ -231,7 +259,7 @@ def collect_judgements(name: str, rows: Iterable[Row]) -> RetrievalSet:
     notes: list[str] = []
     judgements = by_query(unique(items, "judgement", notes))
     documents = {document: document for marks in judgements.values() for document in marks}
-    return _collect(name, documents, {query: query for query in judgements}, judgements, notes)
+    return _collect(name, documents, {query: query for query in judgements}, judgements, notes, source)
 
 
 def _collect(
@@ -240,6 +268,7 @@ def _collect(
     texts: Mapping[str, str],
     judgements: Mapping[str, dict[str, float]],
     notes: list[str],
+    source: str,
 ) -> RetrievalSet:
     queries, skipped = [], Counter[str]()
     for query, relevance in judgements.items():
@@ -250,7 +279,7 @@ def _collect(
         else:
             hidden = _is_source(query, texts[query], relevance, documents)
             queries.append(Judged(texts[query], relevance, query if hidden else None))
-    return RetrievalSet(name, documents, queries, dict(skipped), notes)
+    return RetrievalSet(name, documents, queries, dict(skipped), notes, source)
 
 
 def _is_source(query: str, text: str, relevance: Mapping[str, float], documents: Mapping[str, str]) -> bool:
@@ -262,55 +291,9 @@ def _is_source(query: str, text: str, relevance: Mapping[str, float], documents:
     return relevance.get(query, 0.0) <= 0 and bool(text.strip()) and text.strip() in documents.get(query, "")
 
 
-@dataclass(frozen=True)
-class RetrievalTask:
-    """A corpus searched by queries.
-
-    Attributes:
-        name: name of the task.
-        retrieval: corpus, queries and judgements.
-        source: where they came from.
-        expected: published numbers of queries and documents, None if unknown.
-    """
-
-    needs_embeddings: ClassVar[bool] = True
-
-    name: str
-    retrieval: RetrievalSet
-    source: str
-    expected: dict[str, int] | None = None
-
-    def texts(self) -> Iterator[str]:
-        """Return every text to encode, including repeated ones."""
-        return self.retrieval.texts()
-
-    def results(self, pool: Pool) -> list[Result]:
-        """Return one result with all measures."""
-        queries = pool.embeddings([query.text for query in self.retrieval.queries])
-        documents = pool.embeddings(list(self.retrieval.documents.values()))
-        rankings = list(rank_documents(queries, documents, self.retrieval))
-        scores = {name: np.array([rule(each) for each in rankings]) for name, rule in MEASURES.items()}
-        hidden = sum(query.hidden is not None for query in self.retrieval.queries)
-        notes = [f"searched among {len(documents):,} documents", *self.retrieval.notes]
-        if hidden:
-            notes.append(f"{hidden:,} queries are themselves documents, which are excluded from their own ranking")
-        return [
-            build_result(
-                self.name,
-                {name: float(each.mean()) for name, each in scores.items()},
-                sizes={"queries": len(queries), "documents": len(documents)},
-                published=self.expected,
-                source=self.source,
-                skipped=self.retrieval.skipped,
-                notes=notes,
-                evidence=Evidence.of_rows(next(iter(scores.values()))),
-            )
-        ]
-
-
 class _Corpus(NamedTuple):
     what: str
-    names: tuple[str, ...]
+    folders: tuple[str, ...]
     hub: HubDataset
     queries: int
     documents: int
@@ -319,47 +302,35 @@ class _Corpus(NamedTuple):
 _CORPORA = {
     "scifact": _Corpus(
         "retrieval of abstracts for scientific claims",
-        ("scifact",),
-        HubDataset("mteb/scifact", "d56462d0e63a25450459c4f213e49ffdb866f7f9"),
-        300,
-        5183,
+        ("scifact",), HubDataset("mteb/scifact", "d56462d0e63a25450459c4f213e49ffdb866f7f9"), 300, 5183,
     ),
     "nfcorpus": _Corpus(
         "retrieval of medical abstracts",
-        ("nfcorpus",),
-        HubDataset("mteb/nfcorpus", "ec0fa4fe99da2ff19ca1214b7966684033a58814"),
-        323,
-        3633,
+        ("nfcorpus",), HubDataset("mteb/nfcorpus", "ec0fa4fe99da2ff19ca1214b7966684033a58814"), 323, 3633,
     ),
     "arguana": _Corpus(
         "retrieval of counter-arguments",
-        ("arguana",),
-        HubDataset("mteb/arguana", "c22ab2a51041ffd869aaddef7af8d8215647e41a"),
-        1406,
-        8674,
+        ("arguana",), HubDataset("mteb/arguana", "c22ab2a51041ffd869aaddef7af8d8215647e41a"), 1406, 8674,
     ),
     "scidocs-retrieval": _Corpus(
         "retrieval of cited papers",
         ("scidocs-retrieval", "scidocs-beir"),
-        HubDataset("mteb/scidocs", "f8c2fcf00f625baaa80f62ec5bd9e1fff3b8ae88"),
-        1000,
-        25657,
+        HubDataset("mteb/scidocs", "f8c2fcf00f625baaa80f62ec5bd9e1fff3b8ae88"), 1000, 25657,
     ),
-}
+}  # fmt: skip
 
 
-def _load(name: str, shelf: Shelf, _: Conventions) -> Task:
+def _load(name: str, shelf: Shelf) -> RetrievalSet:
     corpus = _CORPORA[name]
-    source = shelf.find(*corpus.names, hub=corpus.hub)
-    retrieval = load_retrieval(source, name=name)
-    return RetrievalTask(name, retrieval, str(source), {"queries": corpus.queries, "documents": corpus.documents})
+    retrieval = load_retrieval(shelf.find(*corpus.folders, hub=corpus.hub), name=name)
+    return replace(retrieval, expected={"queries": corpus.queries, "documents": corpus.documents})
 
 
 RETRIEVAL_TASKS: dict[str, Entry] = {
     name: Entry(
         corpus.what,
         f"{corpus.queries:,} queries, {corpus.documents:,} documents",
-        partial(_load, name),
+        partial(load_one, name, partial(_load, name)),
         corpus.hub,
     )
     for name, corpus in _CORPORA.items()

@@ -85,6 +85,18 @@ class Shelf:
         return replace(hub, revision=self.revision or hub.revision)
 
 
+def first_file(folder: Path, *names: str) -> Path:
+    """Return the first of ``names`` in a folder.
+
+    Raises:
+        DataError: it has none of them.
+    """
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise DataError(f"{folder} has no {' or '.join(names)}")
+    return path
+
+
 _CORPUS = ("corpus",)
 _QUERIES = ("queries", "query")
 _QRELS = ("qrels", "default", "data")
@@ -119,6 +131,10 @@ class Tables:
         source: a folder or a hub data set.
         split: split of the judgements; several splits may share corpus and queries.
         notes: caveats about the tables read so far, one sentence each.
+
+    Raises:
+        DataError: by all methods: the table is missing or malformed, names an unknown text, or has two different
+            values for an id.
     """
 
     source: Source
@@ -126,29 +142,17 @@ class Tables:
     notes: list[str] = field(default_factory=list)
 
     def documents(self) -> dict[str, str]:
-        """Return text by id, with title and text joined as in BEIR and MTEB.
-
-        Raises:
-            DataError: the table is missing or malformed, or an id has two texts.
-        """
+        """Return text by id, with title and text joined as in BEIR and MTEB."""
         rows = ((row.place, (row.identifier("_id", "id"),), _document(row)) for row in self._rows(_CORPUS))
         return {name: text for (name,), text in unique(rows, "document", self.notes).items()}
 
     def queries(self) -> dict[str, str]:
-        """Return text by id.
-
-        Raises:
-            DataError: the table is missing or malformed, or an id has two texts.
-        """
+        """Return text by id."""
         rows = ((row.place, (row.identifier("_id", "id"),), row.text("text")) for row in self._rows(_QUERIES))
         return {name: text for (name,), text in unique(rows, "query", self.notes).items()}
 
     def judgements(self) -> dict[str, dict[str, float]]:
-        """Return relevance by query id and document id.
-
-        Raises:
-            DataError: the table is missing or malformed, or a document is judged twice and differently.
-        """
+        """Return relevance by query id and document id."""
         rows = (
             (row.place, (row.identifier("query-id"), row.identifier("corpus-id")), row.number("score"))
             for row in self._rows(_QRELS)
@@ -156,11 +160,7 @@ class Tables:
         return by_query(unique(rows, "judgement", self.notes))
 
     def candidates(self, documents: Mapping[str, str], queries: Mapping[str, str]) -> dict[str, list[str]]:
-        """Return the ids of the documents to re-rank for each query, by its id.
-
-        Raises:
-            DataError: the table is missing or malformed, names an unknown text, or has two lists for a query.
-        """
+        """Return the ids of the documents to re-rank for each query, by its id."""
         rows = (
             (row.place, (_known(row, queries),), _candidates(row, documents)) for row in self._rows(_TOP_RANKED)
         )

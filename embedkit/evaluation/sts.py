@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.results import Evidence, Result, average, build_result
+from embedkit.evaluation.results import Evidence, Result, build_result
 from embedkit.evaluation.sources import Shelf, Source, locate, plain_stem, read_rows
-from embedkit.evaluation.tasks import Conventions, EmbeddingPool, Entry, Pool, Task, load_several
+from embedkit.evaluation.tasks import EmbeddingPool, Entry, Pool, Task, load_one, load_several
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset, Row, read_lines
@@ -58,15 +57,10 @@ class ScoredPairs:
 
 
 def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
-    """Return Spearman's rank correlation; ties get their average rank.
+    """Return Spearman's rank correlation of two columns ``(N,)``, in [-1, 1]; ties get their average rank.
 
-    Args:
-        a: ``(N,)`` numbers.
-        b: ``(N,)`` numbers.
-
-    Returns:
-        The correlation in [-1, 1]; NaN where it is undefined: all values of one side are equal, there
-        are fewer than two pairs, or a value is NaN.
+    It is NaN where it is undefined: all values of one side are equal, there are fewer than two pairs, or a value
+    is NaN.
     """
     left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if len(left) < 2 or np.isnan(left).any() or np.isnan(right).any():
@@ -79,22 +73,15 @@ def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
 def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
     """Return Spearman's correlation of the encoder's cosines with the scores of ``pairs``.
 
-    Each distinct text is encoded once, without progress output. Texts are not lower-cased.
-
-    Returns:
-        The correlation in [-1, 1] (tables print it times 100); NaN where it is undefined, see
-        :func:`spearman`.
+    Each distinct text is encoded once, without progress output. Texts are not lower-cased. See :func:`spearman`
+    for undefined correlations; tables print 100 times the result.
     """
     pool = EmbeddingPool(encoder, [*pairs.first, *pairs.second], label=pairs.name, progress=False)
     return spearman(pool.similarities(pairs.first, pairs.second), pairs.scores)
 
 
 def evaluate_cross_encoder(scorer: PairScorer, pairs: ScoredPairs) -> float:
-    """Return Spearman's correlation of a cross-encoder's scores with those of ``pairs``, each in its given order.
-
-    Returns:
-        The correlation in [-1, 1]; NaN where it is undefined, see :func:`spearman`.
-    """
+    """Return :func:`spearman` of a cross-encoder's scores with those of ``pairs``, each in its given order."""
     return spearman(scorer.predict(list(zip(pairs.first, pairs.second, strict=True))), pairs.scores)
 
 
@@ -170,22 +157,85 @@ STS_YEARS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Number of scored pairs by year and subset. STS13 excludes SMT, whose text is not freely available."""
 
+_YEAR_REVISIONS = {
+    "sts12": "a0d554a64d88156834ff5ae9920b964011b16384",
+    "sts13": "7e90230a92c190f1bf69ae9002b8cea547a64cca",
+    "sts14": "6031580fec1f6af667f0bd2da0a551cf4f0b2375",
+    "sts15": "ae752c7c21bf194d8b67fd573edf7ae58183cbe3",
+    "sts16": "4d8694f8f0e0100860b497b999b3dbed754a0513",
+}
+_YEAR_HUBS = {name: HubDataset(f"mteb/{name}-sts", revision) for name, revision in _YEAR_REVISIONS.items()}
+
+
+class _Table(NamedTuple):
+    """A published set in one table: its size, its place in a data folder, and its place on the hub."""
+
+    what: str
+    pairs: int
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+    hub: HubDataset | None = None
+    split: str = "test"
+    configuration: str | None = None
+
+
+_STSB_HUB = HubDataset("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831")
+# The hub's set has all 9,927 pairs under "test", so its figures are not comparable.
+_SICK_HUB = HubDataset("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d")
+_ENGLISH = {
+    "stsb": _Table("STS benchmark, test", 1379, ("STSBenchmark",), ("sts-test.csv",), _STSB_HUB),
+    "stsb-dev": _Table(
+        "STS benchmark, development", 1500, ("STSBenchmark",), ("sts-dev.csv",), _STSB_HUB, "validation"
+    ),
+    "sickr": _Table("SICK relatedness, test", 4927, ("SICK",), ("SICK_test_annotated.txt",), _SICK_HUB),
+    "sick-trial": _Table("SICK relatedness, trial", 500, ("SICK",), ("SICK_trial.txt",)),
+}
+
+_LANGUAGES = {
+    "de": "German", "es": "Spanish", "fr": "French", "it": "Italian", "nl": "Dutch", "pl": "Polish",
+    "pt": "Portuguese", "ru": "Russian", "zh": "Chinese",
+}  # fmt: skip
+_TRANSLATED_HUB = HubDataset("mteb/stsb_multi_mt", "29afa2569dcedaaa2fe6a3dcfebab33d28b82e8c")
+_TRANSLATED = {
+    f"stsb-{code}{suffix}": _Table(
+        f"STS benchmark in {language}, {part}",
+        size,
+        ("stsb-multi-mt", "stsb_multi_mt"),
+        (f"stsb-{code}-{split}.csv",),
+        _TRANSLATED_HUB,
+        split,
+        code,
+    )
+    for code, language in _LANGUAGES.items()
+    for suffix, part, split, size in (("", "test", "test", 1379), ("-dev", "development", "dev", 1500))
+}
+
+# The language pairs of the papers; the last two are from STS17's translated extension.
 _STS17_PAIRS = ("ar-ar", "es-es", "en-en", "en-ar", "es-en", "en-tr", "en-de", "fr-en")
-"""Language pairs of STS17, the last two from its translated extension: the eight of the papers."""
+_STS17_HUB = HubDataset("mteb/sts17-crosslingual-sts", "faeb762787bd10488a50c8b5be4a3b82e411949c")
+_STS17 = {
+    f"sts17-{pair}": _Table(
+        f"STS17, {pair}",
+        250,
+        ("STS2017-extended", "STS17", "sts17"),
+        (f"STS.{pair}.txt", f"STS.{pair[3:]}-{pair[:2]}.txt"),
+        _STS17_HUB,
+        configuration=pair,
+    )
+    for pair in _STS17_PAIRS
+}
 
-_STSB = {"dev": ("sts-dev.csv", "validation", 1500), "test": ("sts-test.csv", "test", 1379)}
-_SICK = {"trial": ("SICK_trial.txt", 500), "test": ("SICK_test_annotated.txt", 4927)}
+_TABLES = _ENGLISH | _TRANSLATED | _STS17
+_SEVEN = (*STS_YEARS, "stsb", "sickr")
+"""The sets of the papers' average."""
 
-
-_STSB_NAMES = ("stsb", "stsb-dev")
-_SICK_NAMES = ("sickr", "sick-trial")
-
-_STS17_SIZE = 250
+_CASED = (*STS_YEARS, "stsb", "stsb-dev")
+"""Sets that SentEval lower-cases."""
 
 
 @dataclass(frozen=True)
 class StsSet:
-    """A published set.
+    """A published or custom set of scored pairs.
 
     Attributes:
         name: name of the task.
@@ -194,6 +244,8 @@ class StsSet:
         source: the folder, file or hub id of the set.
         notes: caveats for readers, one sentence each.
     """
+
+    needs_embeddings: ClassVar[bool] = False
 
     name: str
     subsets: list[ScoredPairs]
@@ -204,105 +256,92 @@ class StsSet:
     @property
     def lower_cased(self) -> bool:
         """Whether no text contains a capital letter, as in SentEval's copies; the published texts contain many."""
-        return not any(
-            text != text.lower()
-            for pairs in self.subsets
-            for column in (pairs.first, pairs.second)
-            for text in column
-        )
+        return all(text == text.lower() for text in self.texts())
 
-    @property
-    def rows(self) -> int:
-        """Total number of scored pairs."""
-        return sum(map(len, self.subsets))
+    def texts(self) -> Iterator[str]:
+        """Yield every text to encode, including repeated ones."""
+        for pairs in self.subsets:
+            yield from pairs.first
+            yield from pairs.second
 
     def differences(self) -> list[str]:
         """Return differences from the published numbers of pairs, one sentence each."""
-        found = {pairs.name: len(pairs) for pairs in self.subsets}
-        wrong = {name: size for name, size in self.expected.items() if found.get(name, 0) != size}
+        sizes = {pairs.name: len(pairs) for pairs in self.subsets}
         return [
             ("" if name == self.name else f"{name}: ")
-            + f"{found.get(name, 0)} scored pairs; the published set has {size}"
-            for name, size in wrong.items()
+            + f"{sizes.get(name, 0)} scored pairs; the published set has {size}"
+            for name, size in self.expected.items()
+            if sizes.get(name, 0) != size
         ]
 
+    def result(self, pool: Pool) -> Result:
+        """Return Spearman's correlation over all pairs, the headline of papers since SimCSE.
 
-def load_year(name: str, source: Source) -> StsSet:
+        With several subsets also their plain mean, the figure of the original SentEval, and the one weighted by
+        size.
+        """
+        predicted = [pool.similarities(pairs.first, pairs.second) for pairs in self.subsets]
+        figures = [spearman(found, pairs.scores) for found, pairs in zip(predicted, self.subsets, strict=True)]
+        similarities, scores = np.concatenate(predicted), np.concatenate([each.scores for each in self.subsets])
+        measures = {"all": spearman(similarities, scores)}
+        sizes = list(map(len, self.subsets))
+        if several := len(self.subsets) > 1:
+            measures |= {"mean": float(np.mean(figures)), "wmean": float(np.average(figures, weights=sizes))}
+        result = build_result(
+            self.name,
+            measures,
+            sizes={"pairs": sum(sizes)},
+            published=None,
+            source=self.source,
+            evidence=correlation(similarities, scores),
+            parts={
+                pairs.name: (size, figure)
+                for pairs, size, figure in zip(self.subsets, sizes, figures, strict=True)
+                if several
+            },
+            notes=self._caveats(similarities, scores),
+        )
+        # The sizes of subsets must match, not only their sum.
+        complete = not self.differences() if self.expected else None
+        return replace(result, expected=sum(self.expected.values()) or None, complete=complete)
+
+    def _caveats(self, similarities: FloatArray, scores: Float64Array) -> list[str]:
+        notes = [*self.differences(), *self.notes]
+        if undefined := _why_undefined(similarities, scores):
+            notes.append(f"Spearman's correlation is undefined: {undefined}")
+        if len(self.subsets) == 1 and self.name in STS_YEARS and self.name in self.expected:
+            notes.append("no mean and wmean: the source does not separate the subsets")
+        if self.name in _CASED and self.lower_cased and not self.notes:
+            notes.append("the text is lower-cased, as in SentEval's copy")
+        return notes
+
+
+def _load(name: str, shelf: Shelf) -> StsSet:
+    if name in STS_YEARS:
+        return _load_year(name, shelf.find(f"{name.upper()}-en-test", hub=_YEAR_HUBS[name]))
+    table = _TABLES[name]
+    source = shelf.find(*table.folders, hub=table.hub)
+    if isinstance(source, HubDataset):
+        pairs = collect_pairs(name, source.rows(configuration=table.configuration, split=table.split))
+    else:
+        files = [source / file for file in table.files]
+        pairs = load_scored_pairs(next(filter(Path.is_file, files), files[0]), name=name)
+    return StsSet(name, [pairs], {name: table.pairs}, str(source))
+
+
+def _load_year(name: str, source: Source) -> StsSet:
     """Load STS12 to STS16: a folder of ``STS.input.SUBSET.txt`` and ``STS.gs.SUBSET.txt``, or a hub data set.
 
     Pairs without a score in the gold file are dropped. The hub's data set does not separate the subsets.
-
-    Raises:
-        DataError: no files are found, or a file is malformed.
     """
     expected = STS_YEARS[name]
     if isinstance(source, HubDataset):
-        pairs = load_scored_pairs(source, name=name)
-        return StsSet(name, [pairs], {name: sum(expected.values())}, str(source))
+        return StsSet(name, [collect_pairs(name, source.rows())], {name: sum(expected.values())}, str(source))
     inputs = {subset: source / f"STS.input.{subset}.txt" for subset in expected}
     subsets = [_read_subset(subset, path) for subset, path in inputs.items() if path.is_file()]
     if not subsets:
         raise DataError(f"{source}: expected files STS.input.SUBSET.txt and STS.gs.SUBSET.txt, found none")
     return StsSet(name, subsets, expected, str(source))
-
-
-def load_stsb(source: Source, split: str) -> StsSet:
-    """Load STS-B, ``"dev"`` or ``"test"``.
-
-    Raises:
-        DataError: missing or malformed.
-    """
-    file, hub_split, expected = _STSB[split]
-    name = "stsb" if split == "test" else "stsb-dev"
-    if isinstance(source, HubDataset):
-        pairs = load_scored_pairs(source, name=name, split=hub_split)
-    else:
-        pairs = load_scored_pairs(source / file, name=name)
-    return StsSet(name, [pairs], {name: expected}, str(source))
-
-
-def load_sick(source: Source, split: str) -> StsSet:
-    """Load SICK relatedness as released for SemEval-2014, ``"trial"`` or ``"test"``.
-
-    The hub's ``mteb/sickr-sts`` has all 9,927 pairs under ``test``, so its figures are not comparable.
-
-    Raises:
-        DataError: missing or malformed.
-    """
-    file, expected = _SICK[split]
-    name = "sickr" if split == "test" else "sick-trial"
-    pairs = load_scored_pairs(source / file if isinstance(source, Path) else source, name=name)
-    return StsSet(name, [pairs], {name: expected}, str(source))
-
-
-def _load_sts17(languages: str, source: Source) -> StsSet:
-    """Load one language pair of STS17: ``STS.en-de.txt`` in a folder, or a table of the hub's data set.
-
-    Raises:
-        DataError: missing or malformed.
-    """
-    name = f"sts17-{languages}"
-    if isinstance(source, HubDataset):
-        pairs = collect_pairs(name, source.rows(configuration=languages))
-    else:
-        turned = "-".join(reversed(languages.split("-")))
-        files = [source / f"STS.{each}.txt" for each in (languages, turned)]
-        pairs = load_scored_pairs(next((file for file in files if file.is_file()), files[0]), name=name)
-    return StsSet(name, [pairs], {name: _STS17_SIZE}, str(source))
-
-
-def _load_translated_stsb(language: str, source: Source, split: str) -> StsSet:
-    """Load STS-B in another language, ``"dev"`` or ``"test"``: ``stsb-de-test.csv``, or a table on the hub.
-
-    Raises:
-        DataError: missing or malformed.
-    """
-    name = f"stsb-{language}" + ("-dev" if split == "dev" else "")
-    if isinstance(source, HubDataset):
-        pairs = collect_pairs(name, source.rows(configuration=language, split=split))
-    else:
-        pairs = load_scored_pairs(source / f"stsb-{language}-{split}.csv", name=name)
-    return StsSet(name, [pairs], {name: _STSB[split][2]}, str(source))
 
 
 def _read_subset(subset: str, inputs: Path) -> ScoredPairs:
@@ -324,181 +363,37 @@ def _read_subset(subset: str, inputs: Path) -> ScoredPairs:
     return ScoredPairs(subset, first, second, np.array(numbers, dtype=np.float64))
 
 
-_CASED = (*STS_YEARS, *_STSB_NAMES)
-"""Sets that SentEval lower-cases."""
+def _tables(tables: dict[str, _Table]) -> dict[str, Entry]:
+    return {
+        name: Entry(table.what, f"{table.pairs:,} pairs", partial(load_one, name, partial(_load, name)), table.hub)
+        for name, table in tables.items()
+    }
 
 
-@dataclass(frozen=True)
-class StsTask:
-    """One or more sets of scored pairs.
-
-    Attributes:
-        name: name of the task.
-        sets: the sets that could be loaded.
-        average_of: number of sets in a published average; None reports no average.
-        missing: set -> why it could not be loaded.
-    """
-
-    needs_embeddings: ClassVar[bool] = False
-
-    name: str
-    sets: list[StsSet]
-    average_of: int | None = None
-    missing: dict[str, str] = field(default_factory=dict)
-
-    def texts(self) -> Iterator[str]:
-        """Yield every text to encode, including repeated ones."""
-        for pairs in chain.from_iterable(each.subsets for each in self.sets):
-            yield from pairs.first
-            yield from pairs.second
-
-    def results(self, pool: Pool) -> list[Result]:
-        """Return a result for each set and, if the task has one, their average."""
-        results = [_sts_result(pool, each) for each in self.sets]
-        if self.average_of is None:
-            return results
-        return [*results, average(self.name, results, wanted=self.average_of, missing=self.missing)]
-
-
-def _sts_result(pool: Pool, sts: StsSet) -> Result:
-    """Return Spearman's correlation over all pairs, the headline of papers since SimCSE.
-
-    With several subsets also their plain mean, the figure of the original SentEval, and the one weighted by size.
-    """
-    predicted = [pool.similarities(pairs.first, pairs.second) for pairs in sts.subsets]
-    figures = [spearman(found, pairs.scores) for found, pairs in zip(predicted, sts.subsets, strict=True)]
-    similarities, scores = np.concatenate(predicted), np.concatenate([pairs.scores for pairs in sts.subsets])
-    measures = {"all": spearman(similarities, scores)}
-    notes = [*sts.differences(), *sts.notes]
-    if undefined := _why_undefined(similarities, scores):
-        notes.append(f"Spearman's correlation is undefined: {undefined}")
-    several = len(sts.subsets) > 1
-    sizes = list(map(len, sts.subsets))
-    if several:
-        measures |= {"mean": float(np.mean(figures)), "wmean": float(np.average(figures, weights=sizes))}
-    elif sts.name in STS_YEARS and sts.name in sts.expected:
-        notes.append("no mean and wmean: the source does not separate the subsets")
-    if sts.name in _CASED and sts.lower_cased and not sts.notes:
-        notes.append("the text is lower-cased, as in SentEval's copy")
-    result = build_result(
-        sts.name,
-        measures,
-        sizes={"pairs": sts.rows},
-        published=None,
-        source=sts.source,
-        evidence=correlation(similarities, scores),
-        parts={
-            pairs.name: (size, figure)
-            for pairs, size, figure in zip(sts.subsets, sizes, figures, strict=True)
-            if several
-        },
-        notes=notes,
-    )
-    # The sizes of subsets must match, not only their sum.
-    complete = not sts.differences() if sts.expected else None
-    return replace(result, expected=sum(sts.expected.values()) or None, complete=complete)
-
-
-_YEARS = {
-    "sts12": "a0d554a64d88156834ff5ae9920b964011b16384",
-    "sts13": "7e90230a92c190f1bf69ae9002b8cea547a64cca",
-    "sts14": "6031580fec1f6af667f0bd2da0a551cf4f0b2375",
-    "sts15": "ae752c7c21bf194d8b67fd573edf7ae58183cbe3",
-    "sts16": "4d8694f8f0e0100860b497b999b3dbed754a0513",
-}
-_YEAR_HUBS = {name: HubDataset(f"mteb/{name}-sts", revision) for name, revision in _YEARS.items()}
-_STSB_HUB = HubDataset("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831")
-_SICK_HUB = HubDataset("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d")
-_STS17_HUB = HubDataset("mteb/sts17-crosslingual-sts", "faeb762787bd10488a50c8b5be4a3b82e411949c")
-_TRANSLATED_HUB = HubDataset("mteb/stsb_multi_mt", "29afa2569dcedaaa2fe6a3dcfebab33d28b82e8c")
-_LANGUAGES = {
-    "de": "German", "es": "Spanish", "fr": "French", "it": "Italian", "nl": "Dutch", "pl": "Polish",
-    "pt": "Portuguese", "ru": "Russian", "zh": "Chinese",
-}  # fmt: skip
-
-
-def _year(name: str, shelf: Shelf) -> StsSet:
-    return load_year(name, shelf.find(f"{name.upper()}-en-test", hub=_YEAR_HUBS[name]))
-
-
-def _stsb(split: str, shelf: Shelf) -> StsSet:
-    return load_stsb(shelf.find("STSBenchmark", hub=_STSB_HUB), split)
-
-
-def _sick(split: str, shelf: Shelf) -> StsSet:
-    return load_sick(shelf.find("SICK", hub=_SICK_HUB if split == "test" else None), split)
-
-
-SEVEN: dict[str, Callable[[Shelf], StsSet]] = {
-    **{name: partial(_year, name) for name in STS_YEARS},
-    "stsb": partial(_stsb, "test"),
-    "sickr": partial(_sick, "test"),
-}
-"""The seven sets of the papers."""
-
-
-def _sts17(languages: str, shelf: Shelf) -> StsSet:
-    return _load_sts17(languages, shelf.find("STS2017-extended", "STS17", "sts17", hub=_STS17_HUB))
-
-
-def _translated(language: str, split: str, shelf: Shelf) -> StsSet:
-    return _load_translated_stsb(
-        language, shelf.find("stsb-multi-mt", "stsb_multi_mt", hub=_TRANSLATED_HUB), split
-    )
-
-
-def _sts(shelf: Shelf, _: Conventions) -> Task:
-    """Return a task of the seven sets, those that are available."""
-    return _several("sts", SEVEN, shelf)
-
-
-def _sts17_all(shelf: Shelf, _: Conventions) -> Task:
-    """Return a task of the eight language pairs, those that are available."""
-    return _several("sts17", {f"sts17-{pair}": partial(_sts17, pair) for pair in _STS17_PAIRS}, shelf)
-
-
-def _several(name: str, loaders: Mapping[str, Callable[[Shelf], StsSet]], shelf: Shelf) -> Task:
-    sets, missing = load_several(name, loaders, shelf)
-    return StsTask(name, sets, average_of=len(loaders), missing=missing)
-
-
-def _one(load: Callable[[Shelf], StsSet], shelf: Shelf, _: Conventions) -> Task:
-    sts = load(shelf)
-    return StsTask(sts.name, [sts])
+def _several(name: str, sets: Iterable[str]) -> Callable[..., Task]:
+    return partial(load_several, name, {each: partial(_load, each) for each in sets})
 
 
 STS_TASKS: dict[str, Entry] = {
-    "sts": Entry("STS12 to STS16, STS-B and SICK-R, and their mean", "seven sets", _sts),
+    "sts": Entry("STS12 to STS16, STS-B and SICK-R, and their mean", "seven sets", _several("sts", _SEVEN)),
     **{
         name: Entry(
             f"SemEval similarity of 20{name[3:]}",
             f"{sum(STS_YEARS[name].values()):,} pairs",
-            partial(_one, SEVEN[name]),
+            partial(load_one, name, partial(_load, name)),
             _YEAR_HUBS[name],
         )
         for name in STS_YEARS
     },
-    "stsb": Entry("STS benchmark, test", "1,379 pairs", partial(_one, SEVEN["stsb"]), _STSB_HUB),
-    "stsb-dev": Entry(
-        "STS benchmark, development", "1,500 pairs", partial(_one, partial(_stsb, "dev")), _STSB_HUB
+    **_tables(_ENGLISH),
+    "sts17": Entry(
+        "similarity within and across languages, and its mean", "eight sets", _several("sts17", _STS17), _STS17_HUB
     ),
-    "sickr": Entry("SICK relatedness, test", "4,927 pairs", partial(_one, SEVEN["sickr"]), _SICK_HUB),
-    "sick-trial": Entry("SICK relatedness, trial", "500 pairs", partial(_one, partial(_sick, "trial"))),
-    "sts17": Entry("similarity within and across languages, and its mean", "eight sets", _sts17_all, _STS17_HUB),
-    **{
-        f"stsb-{code}{part}": Entry(
-            f"STS benchmark in {language}, {'development' if part else 'test'}",
-            "1,500 pairs" if part else "1,379 pairs",
-            partial(_one, partial(_translated, code, "dev" if part else "test")),
-            _TRANSLATED_HUB,
-        )
-        for code, language in _LANGUAGES.items()
-        for part in ("", "-dev")
-    },
+    **_tables(_TRANSLATED),
 }
 
 
-_ENGLISH = (*STS_YEARS, *_STSB_NAMES, *_SICK_NAMES)
+_SENTEVAL = (*STS_YEARS, *_ENGLISH)
 
 
 def as_senteval(task: Task) -> Task:
@@ -508,16 +403,17 @@ def as_senteval(task: Task) -> Task:
         InputError: the task is not one of SentEval's STS sets.
         MissingExtraError: sacremoses is not installed.
     """
-    if not isinstance(task, StsTask) or any(each.name not in _ENGLISH for each in task.sets):
-        raise InputError(f"{task.name}: SentEval's text is defined for its sets: {', '.join(('sts', *_ENGLISH))}")
-    return replace(task, sets=[_prepared(each) for each in task.sets])
+    sets = [each for each in task.sets if isinstance(each, StsSet) and each.name in _SENTEVAL]
+    if len(sets) < len(task.sets):
+        raise InputError(f"{task.name}: SentEval's text is defined for its sets: {', '.join(('sts', *_SENTEVAL))}")
+    return replace(task, sets=[_prepared(each) for each in sets])
 
 
 def _prepared(sts: StsSet) -> StsSet:
     if sts.lower_cased:
         return sts
     tokenize = require("sacremoses", extra="bench").MosesTokenizer("en").tokenize
-    lower = sts.name not in _SICK_NAMES
+    lower = not sts.name.startswith("sick")
     prepare = partial(_prepare, tokenize=partial(tokenize, escape=False, return_str=True), lower=lower)
     subsets = [
         ScoredPairs(pairs.name, [*map(prepare, pairs.first)], [*map(prepare, pairs.second)], pairs.scores)

@@ -1,19 +1,17 @@
-"""Evaluation tasks: a task knows its texts and turns their embeddings into results.
-
-Each text is encoded once, in a pool, or each pair scored once.
-"""
+"""Evaluation tasks: sets whose texts are encoded once, or whose pairs are scored once, and their results."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.results import Evaluation, Result
+from embedkit.evaluation.results import Evaluation, Result, average
 from embedkit.evaluation.sources import Shelf
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
@@ -25,7 +23,7 @@ _TEXTS_PER_CALL = 4096
 
 
 class Pool(Protocol):
-    """The view of a model that tasks use."""
+    """The view of a model that sets use."""
 
     def __len__(self) -> int:
         """Number of distinct texts encoded, or distinct pairs scored."""
@@ -76,12 +74,7 @@ class EmbeddingPool:
 
 
 class PairPool:
-    """Scores by pair, computed on request.
-
-    Args:
-        scorer: a cross-encoder.
-        bar: counts the scored pairs.
-    """
+    """Scores of a cross-encoder by pair, computed on request and counted by ``bar``."""
 
     def __init__(self, scorer: PairScorer, bar: Progress) -> None:
         self._scorer, self._bar = scorer, bar
@@ -101,11 +94,7 @@ class PairPool:
         return np.array([self._scores[pair] for pair in pairs], dtype=np.float32)
 
     def embeddings(self, _: Sequence[str], /) -> FloatArray:
-        """Not available: a cross-encoder has no embeddings.
-
-        Raises:
-            InputError: always.
-        """
+        """Raise InputError: a cross-encoder has no embeddings."""
         raise InputError(
             f"{self._scorer.name} is a cross-encoder: it scores pairs, so it supports tasks of similarity, "
             "pairs and re-ranking, but not those that need an embedding of each text"
@@ -113,18 +102,11 @@ class PairPool:
 
 
 def cosines(first: FloatArray, second: FloatArray) -> FloatArray:
-    """Return the cosine of each row of ``first`` with the same row of ``second``.
+    """Return the cosine of each row of ``first`` with the same row of ``second``: ``(N, D)`` to ``(N,) float32``.
 
     Computed in float64 and rounded to float32, so that pairs of equal texts tie exactly, whatever their
     embedding and position; an invalid embedding (zero, infinite or not a number) gives 0, as in the evaluation
     code of SimCSE and SCT.
-
-    Args:
-        first: ``(N, D) float32``.
-        second: ``(N, D) float32``.
-
-    Returns:
-        ``(N,) float32``.
     """
     x, y = first.astype(np.float64), second.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -133,29 +115,55 @@ def cosines(first: FloatArray, second: FloatArray) -> FloatArray:
     return np.where(np.isfinite(quotients), quotients, 0.0).astype(np.float32)
 
 
-Conventions = tuple[str, ...]
-"""Requested re-ranking conventions, ``"useb"`` or ``"mteb"``."""
-
-_Set = TypeVar("_Set")
-
-
-@runtime_checkable
-class Task(Protocol):
-    """A named evaluation whose data is loaded."""
-
-    @property
-    def name(self) -> str:
-        """Name on the command line."""
+class EvaluationSet(Protocol):
+    """Texts and what is known about them, whose figure depends on a model."""
 
     @property
     def needs_embeddings(self) -> bool:
-        """Whether the task needs embeddings of texts, which cross-encoders do not provide."""
+        """Whether the figure needs embeddings of texts, which cross-encoders do not provide."""
 
     def texts(self) -> Iterator[str]:
         """Yield every text to encode, including repeated ones."""
 
-    def results(self, pool: Pool, /) -> list[Result]:
-        """Compute the results from the model's outputs."""
+    def result(self, pool: Pool, /) -> Result:
+        """Compute the figures from the model's outputs."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A named evaluation whose data is loaded.
+
+    Attributes:
+        name: name on the command line.
+        sets: the sets that could be loaded; a set of two conventions counts as two.
+        average_of: number of sets in a published average; None reports no average.
+        missing: set -> why it could not be loaded.
+    """
+
+    name: str
+    sets: Sequence[EvaluationSet]
+    average_of: int | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def needs_embeddings(self) -> bool:
+        """Whether the task needs embeddings of texts, which cross-encoders do not provide."""
+        return any(each.needs_embeddings for each in self.sets)
+
+    def texts(self) -> Iterator[str]:
+        """Yield every text to encode, including repeated ones."""
+        return chain.from_iterable(each.texts() for each in self.sets)
+
+    def results(self, pool: Pool) -> list[Result]:
+        """Return a result for each set and, if the task has one, their average."""
+        results = [each.result(pool) for each in self.sets]
+        if self.average_of is None:
+            return results
+        return [*results, average(self.name, results, wanted=self.average_of, missing=self.missing)]
+
+
+Conventions = tuple[str, ...]
+"""Requested re-ranking conventions, ``"useb"`` or ``"mteb"``."""
 
 
 @dataclass(frozen=True)
@@ -175,23 +183,28 @@ class Entry:
     hub: HubDataset | None = None
 
 
+def load_one(name: str, load: Callable[[Shelf], EvaluationSet], shelf: Shelf, _: Conventions) -> Task:
+    """Return a task of one set."""
+    return Task(name, [load(shelf)])
+
+
 def load_several(
-    name: str, loaders: Mapping[str, Callable[[Shelf], _Set]], shelf: Shelf
-) -> tuple[list[_Set], dict[str, str]]:
-    """Load the available ones of several sets; return them, and why each of the others could not be loaded.
+    name: str, loaders: Mapping[str, Callable[[Shelf], EvaluationSet]], shelf: Shelf, _: Conventions
+) -> Task:
+    """Return a task of several sets and their average, with the reasons why some could not be loaded.
 
     Raises:
         DataError: none can be loaded.
     """
-    sets, missing = list[_Set](), dict[str, str]()
-    for each, load in loaders.items():
+    sets, missing = list[EvaluationSet](), dict[str, str]()
+    for set_name, load in loaders.items():
         try:
             sets.append(load(shelf))
         except DataError as error:
-            missing[each] = str(error)
+            missing[set_name] = str(error)
     if not sets:
         raise DataError(f"none of the {len(loaders)} sets of {name} can be loaded: " + "; ".join(missing.values()))
-    return sets, missing
+    return Task(name, sets, average_of=len(loaders), missing=missing)
 
 
 def evaluate(model: TextEncoder | PairScorer, task: Task, *, progress: bool | None = None) -> Evaluation:

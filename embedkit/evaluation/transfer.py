@@ -8,7 +8,7 @@ folds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,9 +26,9 @@ from embedkit.evaluation.classifiers import (
     validated_test,
 )
 from embedkit.evaluation.pairs import FIRST, LABEL, SECOND
-from embedkit.evaluation.results import Evidence, Result, average, build_result
-from embedkit.evaluation.sources import Shelf, read_rows
-from embedkit.evaluation.tasks import Conventions, Entry, Pool, Task, load_several
+from embedkit.evaluation.results import Evidence, Result, build_result
+from embedkit.evaluation.sources import Shelf, first_file, read_rows
+from embedkit.evaluation.tasks import Entry, Pool, load_one, load_several
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 
@@ -53,9 +53,6 @@ class ClassifiedTexts:
     def __post_init__(self) -> None:
         if not self.labels:
             raise DataError(f"{self.name}: expected classified texts, found none")
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def examples(self, pool: Pool, features: Features) -> Examples:
         """Return features and classes."""
@@ -93,8 +90,9 @@ class Probe:
         features: features of the texts.
         source: where the set came from.
         expected: published sizes of the parts.
-        notes: caveats for readers, one sentence each.
     """
+
+    needs_embeddings: ClassVar[bool] = True
 
     name: str
     parts: Sequence[ClassifiedTexts]
@@ -102,7 +100,6 @@ class Probe:
     features: Features
     source: str
     expected: tuple[int, ...]
-    notes: list[str] = field(default_factory=list)
 
     def texts(self) -> Iterator[str]:
         """Yield every text to encode, including repeated ones."""
@@ -111,48 +108,19 @@ class Probe:
     def result(self, pool: Pool) -> Result:
         """Return the accuracy on the test part."""
         scores = self.protocol(*(part.examples(pool, self.features) for part in self.parts))
-        found, published = tuple(map(len, self.parts)), self.expected
-        differs = f"parts of {_listed(found)} texts; the published set has {_listed(published)}"
+        sizes = tuple(len(part.labels) for part in self.parts)
+        complete = sizes == self.expected
+        differs = f"parts of {_listed(sizes)} texts; the published set has {_listed(self.expected)}"
         result = build_result(
             self.name,
             {"accuracy": float(scores.mean())},
-            sizes={"texts" if len(self.parts[0].columns) == 1 else "pairs": found[-1]},
+            sizes={"texts" if len(self.parts[0].columns) == 1 else "pairs": sizes[-1]},
             published=None,
             source=self.source,
-            notes=[*self.notes, *([differs] if found != published else [])],
+            notes=[] if complete else [differs],
             evidence=Evidence.of_rows(scores),
         )
-        return replace(result, expected=published[-1], complete=found == published)
-
-
-@dataclass(frozen=True)
-class TransferTask:
-    """One or more sets.
-
-    Attributes:
-        name: name of the task.
-        probes: the sets that could be loaded.
-        average_of: number of sets in a published average; None reports no average.
-        missing: set -> why it could not be loaded.
-    """
-
-    needs_embeddings: ClassVar[bool] = True
-
-    name: str
-    probes: list[Probe]
-    average_of: int | None = None
-    missing: dict[str, str] = field(default_factory=dict)
-
-    def texts(self) -> Iterator[str]:
-        """Yield every text to encode, including repeated ones."""
-        return chain.from_iterable(probe.texts() for probe in self.probes)
-
-    def results(self, pool: Pool) -> list[Result]:
-        """Return a result for each set and, if the task has one, their average."""
-        results = [probe.result(pool) for probe in self.probes]
-        if self.average_of is None:
-            return results
-        return [*results, average(self.name, results, wanted=self.average_of, missing=self.missing)]
+        return replace(result, expected=self.expected[-1], complete=complete)
 
 
 def _listed(sizes: Sequence[int]) -> str:
@@ -168,46 +136,28 @@ _Row = tuple[tuple[str, ...], int]
 
 
 def _load_binary(folder: Path, positive: str, negative: str) -> list[ClassifiedTexts]:
-    """Load MR, CR, SUBJ or MPQA, two files with one text per line, as one part.
-
-    Raises:
-        DataError: a file is missing.
-    """
+    """Load MR, CR, SUBJ or MPQA, two files with one text per line, as one part."""
     rows: list[_Row] = [
-        ((line,), label)
-        for label, file in ((1, positive), (0, negative))
-        for _, line in read_lines(_there(folder / file), encoding="latin-1")
+        ((line,), label) for label, file in ((1, positive), (0, negative)) for _, line in _lines(folder, file)
     ]
     return [_part(folder.name, rows)]
 
 
 def _load_sst(folder: Path) -> list[ClassifiedTexts]:
-    """Load SST2: ``stsa.binary.SPLIT`` (class, space, text) or SentEval's ``sentiment-SPLIT`` (text, TAB, class).
-
-    Raises:
-        DataError: a file is missing or malformed.
-    """
+    """Load SST2: ``stsa.binary.SPLIT`` (class, text) or SentEval's ``sentiment-SPLIT`` (text, TAB, class)."""
     return [_part(f"SST2 {split}", _sst_rows(folder, split)) for split in ("train", "dev", "test")]
 
 
 def _load_trec(folder: Path) -> list[ClassifiedTexts]:
-    """Load TREC's questions by their coarse classes: ``train_5500.label`` and ``TREC_10.label``.
-
-    Raises:
-        DataError: a file is missing or malformed.
-    """
+    """Load TREC's questions by their coarse classes: ``train_5500.label`` and ``TREC_10.label``."""
     return [
-        _part(f"TREC {file}", [_trec_row(*line) for line in read_lines(_there(folder / file), encoding="latin-1")])
+        _part(f"TREC {file}", [_trec_row(*line) for line in _lines(folder, file)])
         for file in ("train_5500.label", "TREC_10.label")
     ]
 
 
 def _load_mrpc(folder: Path) -> list[ClassifiedTexts]:
-    """Load MRPC's two published parts; the first may be split into ``-train`` and ``-val``.
-
-    Raises:
-        DataError: a file is missing or malformed.
-    """
+    """Load MRPC's two published parts; the first may be split into ``-train`` and ``-val``."""
     if (folder / "msr_paraphrase_train.txt").is_file():
         files = [["msr_paraphrase_train.txt"], ["msr_paraphrase_test.txt"]]
     else:
@@ -218,7 +168,7 @@ def _load_mrpc(folder: Path) -> list[ClassifiedTexts]:
             [
                 ((row.text(*FIRST), row.text(*SECOND)), _class(row.place, row.text(*LABEL), ("0", "1")))
                 for name in names
-                for row in read_rows(_there(folder / name))
+                for row in read_rows(first_file(folder, name))
             ],
         )
         for names in files
@@ -226,11 +176,7 @@ def _load_mrpc(folder: Path) -> list[ClassifiedTexts]:
 
 
 def _load_sick_entailment(folder: Path) -> list[ClassifiedTexts]:
-    """Load SICK's entailment judgements, as released for SemEval-2014.
-
-    Raises:
-        DataError: a file is missing or malformed.
-    """
+    """Load SICK's entailment judgements, as released for SemEval-2014."""
     return [
         _part(
             f"SICK {split}",
@@ -239,7 +185,7 @@ def _load_sick_entailment(folder: Path) -> list[ClassifiedTexts]:
                     (row.text("sentence_A"), row.text("sentence_B")),
                     _class(row.place, row.text("entailment_judgment"), _SICK),
                 )
-                for row in read_rows(_there(folder / f"SICK_{split}.txt"))
+                for row in read_rows(first_file(folder, f"SICK_{split}.txt"))
             ],
         )
         for split in ("train", "trial", "test_annotated")
@@ -247,23 +193,12 @@ def _load_sick_entailment(folder: Path) -> list[ClassifiedTexts]:
 
 
 def _load_nli(folder: Path) -> list[ClassifiedTexts]:
-    """Load SNLI in SentEval's form: the line-parallel files ``s1.SPLIT``, ``s2.SPLIT`` and ``labels.SPLIT``.
-
-    Raises:
-        DataError: a file is missing, or they differ in length.
-    """
+    """Load SNLI in SentEval's form: the line-parallel files ``s1.SPLIT``, ``s2.SPLIT`` and ``labels.SPLIT``."""
     return [_part(f"SNLI {split}", _nli_rows(folder, split)) for split in ("train", "dev", "test")]
 
 
 def _load_intents(rows: Mapping[str, Iterable[Row]]) -> list[ClassifiedTexts]:
-    """Collect texts with the name or number of an intent, unchanged and in their order.
-
-    Args:
-        rows: rows of each part.
-
-    Raises:
-        DataError: a row is malformed.
-    """
+    """Collect texts with the name or number of an intent by part, unchanged and in their order."""
     texts = {
         part: [(row.text("text"), row.identifier("category", "label")) for row in each]
         for part, each in rows.items()
@@ -276,6 +211,10 @@ def _load_intents(rows: Mapping[str, Iterable[Row]]) -> list[ClassifiedTexts]:
         ClassifiedTexts(part, ([text for text, _ in each],), [known[label] for _, label in each])
         for part, each in texts.items()
     ]
+
+
+def _lines(folder: Path, file: str) -> Iterator[tuple[str, str]]:
+    return read_lines(first_file(folder, file), encoding="latin-1")
 
 
 def _part(name: str, rows: list[_Row]) -> ClassifiedTexts:
@@ -292,7 +231,7 @@ def _sst_rows(folder: Path, split: str) -> list[_Row]:
             (place, *line.rpartition("\t")[::2]) for place, line in read_lines(folder / f"sentiment-{split}")
         ]
         return [((text,), _class(place, label, ("0", "1"))) for place, text, label in fields]
-    path = _there(folder / f"stsa.binary.{split}")
+    path = first_file(folder, f"stsa.binary.{split}")
     fields = [(place, *line.partition(" ")[::2]) for place, line in read_lines(path)]
     return [((text,), _class(place, label, ("0", "1"))) for place, label, text in fields]
 
@@ -304,9 +243,7 @@ def _trec_row(place: str, line: str) -> _Row:
 
 
 def _nli_rows(folder: Path, split: str) -> list[_Row]:
-    first, second, labels = (
-        list(read_lines(_there(folder / f"{name}.{split}"), encoding="latin-1")) for name in ("s1", "s2", "labels")
-    )
+    first, second, labels = (list(_lines(folder, f"{name}.{split}")) for name in ("s1", "s2", "labels"))
     if not len(first) == len(second) == len(labels):
         raise DataError(
             f"{folder}: s1, s2 and labels of {split} have {len(first)}, {len(second)}, {len(labels)} lines"
@@ -321,12 +258,6 @@ def _class(place: str, label: str, known: tuple[str, ...]) -> int:
     if label.strip() not in known:
         raise DataError(f"{place}: expected one of the classes {', '.join(known)}, got {label.strip()!r:.40}")
     return known.index(label.strip())
-
-
-def _there(path: Path) -> Path:
-    if not path.is_file():
-        raise DataError(f"{path.parent} has no {path.name}")
-    return path
 
 
 _NO_DECAY = [1e9]
@@ -385,7 +316,7 @@ _SETS = {
     ),
 }  # fmt: skip
 
-SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc-transfer")
+_SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc-transfer")
 """The sets in the papers' average."""
 
 _BANKING_HUB = HubDataset("mteb/banking77", "0fd18e25b25c072e09e0d92ab615fda904d66300")
@@ -398,24 +329,13 @@ def _probe(name: str, shelf: Shelf) -> Probe:
     return Probe(name, wanted.read(folder), wanted.protocol, wanted.features, str(folder), wanted.sizes)
 
 
-def _one(name: str, shelf: Shelf, _: Conventions) -> Task:
-    return TransferTask(name, [_probe(name, shelf)])
-
-
-def _transfer(shelf: Shelf, _: Conventions) -> Task:
-    """Return a task of the seven sets, those that are available."""
-    probes, missing = load_several("transfer", {name: partial(_probe, name) for name in SEVEN}, shelf)
-    return TransferTask("transfer", probes, average_of=len(SEVEN), missing=missing)
-
-
-def _banking(shelf: Shelf, _: Conventions) -> Task:
+def _banking(shelf: Shelf) -> Probe:
     source = shelf.find("banking77", hub=_BANKING_HUB)
     parts = {
         part: source.rows(split=part) if isinstance(source, HubDataset) else read_rows(source / f"{part}.csv")
         for part in ("train", "test")
     }
-    probe = Probe("banking77", _load_intents(parts), few_shot, single, str(source), _BANKING_SIZES)
-    return TransferTask("banking77", [probe])
+    return Probe("banking77", _load_intents(parts), few_shot, single, str(source), _BANKING_SIZES)
 
 
 def _size(sizes: tuple[int, ...]) -> str:
@@ -423,7 +343,16 @@ def _size(sizes: tuple[int, ...]) -> str:
 
 
 TRANSFER_TASKS: dict[str, Entry] = {
-    "transfer": Entry("the next seven sets, and their mean", "seven sets", _transfer),
-    **{name: Entry(each.what, _size(each.sizes), partial(_one, name)) for name, each in _SETS.items()},
-    "banking77": Entry("intents of bank customers", _size(_BANKING_SIZES), _banking, _BANKING_HUB),
+    "transfer": Entry(
+        "the next seven sets, and their mean",
+        "seven sets",
+        partial(load_several, "transfer", {name: partial(_probe, name) for name in _SEVEN}),
+    ),
+    **{
+        name: Entry(each.what, _size(each.sizes), partial(load_one, name, partial(_probe, name)))
+        for name, each in _SETS.items()
+    },
+    "banking77": Entry(
+        "intents of bank customers", _size(_BANKING_SIZES), partial(load_one, "banking77", _banking), _BANKING_HUB
+    ),
 }

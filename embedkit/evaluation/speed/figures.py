@@ -21,13 +21,7 @@ _CALLS_OF_P95, _CALLS_OF_P99 = 20, 100
 
 @dataclass(frozen=True)
 class Turn:
-    """The measurements of a model in one turn.
-
-    Attributes:
-        seconds: duration of each call.
-        joules: energy of all calls; like memory, None if not available.
-        most_memory_bytes: peak memory of the process so far.
-    """
+    """Duration of each call in one turn, energy of all, and peak memory so far; None if not available."""
 
     seconds: Sequence[float]
     joules: float | None
@@ -39,8 +33,6 @@ class CellFigures:
     """One model in one cell.
 
     Attributes:
-        texts: name of the texts.
-        batch: number of texts in a call.
         calls: number of timed calls.
         p50_ms: median duration of a call; the other percentiles are None if there are too few calls.
         texts_per_second: throughput at the median.
@@ -67,13 +59,11 @@ class ModelFigures:
 
     Attributes:
         label: unique label of the model.
-        source: where it came from.
         note: a caveat for readers.
         about: the model's description, see :class:`~embedkit.evaluation.speed.worker.TimedModel`.
         start: medians of its cold starts.
         memory_bytes: memory after loading, None if not available.
         most_memory_bytes: peak memory, including loading.
-        cells: its figures.
     """
 
     label: str
@@ -147,13 +137,7 @@ class SpeedReport:
 
 
 def summarise(cell: Cell, turns: Sequence[Turn], first: Sequence[Turn] | None) -> CellFigures:
-    """Return the figures of one model in one cell.
-
-    Args:
-        cell: the cell.
-        turns: the model's turns, one per round.
-        first: turns of the reference model in the same rounds, None if it has none.
-    """
+    """Return the figures of one model in one cell from its turns and the reference model's, one per round."""
     seconds = np.array([each for turn in turns for each in turn.seconds])
     p50, p95, p99 = (1000 * float(value) for value in np.percentile(seconds, (50, 95, 99)))
     medians = [statistics.median(turn.seconds) for turn in turns]
@@ -271,17 +255,8 @@ def _throughput(report: SpeedReport) -> Table:
 
 
 def _cost(report: SpeedReport) -> Table:
-    header = [
-        "model",
-        "runtime",
-        "file MB",
-        "memory MB",
-        "peak MB",
-        "cold start s",
-        "imports",
-        "loading",
-        "first text",
-    ]
+    sizes_header = ["file MB", "memory MB", "peak MB"]
+    header = ["model", "runtime", *sizes_header, "cold start s", "imports", "loading", "first text"]
     rows = []
     for model in report.models:
         start = model.start

@@ -50,13 +50,7 @@ _JOINTS = """
 
 
 def english_texts(words: int, count: int, *, seed: int = 0) -> list[str]:
-    """Return texts of an exact number of words; the last sentence of a text may be cut short.
-
-    Args:
-        words: number of words in each text, at least 1.
-        count: number of texts.
-        seed: determines the texts.
-    """
+    """Return texts of an exact number of words, at least 1; the last sentence of a text may be cut short."""
     generator = random.Random(f"{seed} {words}")  # noqa: S311 - for texts, not secrets
     stream = _sentences(generator)
     return [_text(stream, words) for _ in range(count)]
@@ -103,12 +97,7 @@ _LEAST_CALLS_OF_ONE = 4  # in a turn: enough for a 95th percentile over five rou
 
 @dataclass(frozen=True)
 class Cell:
-    """A kind of call.
-
-    Attributes:
-        texts: name of the texts.
-        batch: number of texts in a call; 1 is a single text, as a server receives it.
-    """
+    """A kind of call: ``batch`` of the named texts; 1 is a single text, as a server receives it."""
 
     texts: str
     batch: int
@@ -124,11 +113,11 @@ class Plan:
     """What to time, and how often.
 
     Attributes:
-        threads: number of threads of each model, which is bound to the same number of processors.
-        rounds: number of rounds; in each, every model takes one turn in every cell.
+        threads: threads of each model, which is bound to the same number of processors.
+        rounds: in each, every model takes one turn in every cell.
         seconds: target duration of a turn; fast calls are repeated up to :attr:`most_calls` times.
         most_calls: maximum number of calls in a turn.
-        starts: number of fresh processes per model for measuring cold starts, after one that fills caches.
+        starts: fresh processes per model for measuring cold starts, after one that fills caches.
         patience_seconds: cells whose calls take longer are skipped.
         batches: numbers of texts in a call, ascending.
         texts: texts by name.

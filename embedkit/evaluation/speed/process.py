@@ -45,12 +45,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds since the start of a fresh process, with files in the system's cache.
+    """Seconds from the start of a fresh process, with files in the system's cache, to three marks.
 
-    Attributes:
-        imported: Python has started and packages are imported.
-        loaded: the model is loaded.
-        embedded: the first text is encoded.
+    Packages are imported, the model is loaded, and the first text is encoded.
     """
 
     imported: float
@@ -98,8 +95,8 @@ class WorkerProcess:
             raise
         self.start = Start(*(seconds for _, seconds in reached))
         ready, _ = reached[-1]
-        given = {"name": candidate.name, "precision": candidate.precision}
-        self.about: dict[str, Any] = ready["about"] | {key: value for key, value in given.items() if value}
+        named = {"name": candidate.name, "precision": candidate.precision}
+        self.about: dict[str, Any] = ready["about"] | {key: value for key, value in named.items() if value}
         self.memory_bytes: int | None = ready["memory_bytes"]
 
     def __enter__(self) -> Self:

@@ -7,9 +7,7 @@ import pytest
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation import sts
 from embedkit.evaluation.catalogue import TASKS, load_task
-from embedkit.evaluation.reranking import RerankingTask
-from embedkit.evaluation.sts import StsTask
-from embedkit.evaluation.tasks import evaluate
+from embedkit.evaluation.tasks import Entry, evaluate
 
 LOWER_CASED = "the text is lower-cased, as in SentEval's copy"
 
@@ -20,7 +18,7 @@ LISTS = [{"query": "red apple", "positive": ["red apples", "an apple"], "negativ
 def sts_data(write_lines, tmp_path, monkeypatch):
     """Write a data folder in SentEval's layout with two of the seven sets, complete as far as the toy sizes go."""
     monkeypatch.setitem(sts.STS_YEARS, "sts13", {"FNWN": 3, "OnWN": 2})
-    monkeypatch.setitem(sts._STSB, "test", ("sts-test.csv", "test", 2))
+    monkeypatch.setitem(sts._TABLES, "stsb", sts._TABLES["stsb"]._replace(pairs=2))
     write_lines("downstream/STS/STS13-en-test/STS.input.FNWN.txt", "a b\ta b", "a b\ta c", "a b\tc d", "x\ty")
     write_lines("downstream/STS/STS13-en-test/STS.gs.FNWN.txt", "5", "3", "1", "")
     write_lines("downstream/STS/STS13-en-test/STS.input.OnWN.txt", "e f\te f", "e f\te g")
@@ -63,7 +61,7 @@ def test_sets_that_are_not_the_published_ones_stay_out_of_the_average(words, sts
 
 
 def test_the_average_of_seven_needs_seven(words, sts_data, monkeypatch):
-    monkeypatch.setattr(sts, "SEVEN", {name: sts.SEVEN[name] for name in ("sts13", "stsb")})
+    monkeypatch.setitem(TASKS, "sts", Entry("two of them", "", sts._several("sts", ("sts13", "stsb"))))
     *_, average = evaluate(words, load_task("sts", data=sts_data)).results
     assert (average.measure, average.complete, average.notes) == ("average of 2", True, [])
 
@@ -73,19 +71,6 @@ def test_a_mean_with_an_undefined_figure_is_undefined(words, sts_data, write_lin
     write_lines("downstream/STS/STSBenchmark/sts-test.csv", *stsb)
     *_, stsb, average = evaluate(words, load_task("sts", data=sts_data)).results
     assert stsb.value is average.value is None
-
-
-def test_a_set_without_a_correlation_is_null_with_a_reason(words, write_lines):
-    path = write_lines("flat.tsv", "a\ta\t2", "a\tb\t2")
-    evaluation = evaluate(words, load_task(str(path)))
-    assert evaluation.results[0].value is None
-    assert evaluation.results[0].notes == ["Spearman's correlation is undefined: all scores of the set are equal"]
-    assert json.loads(json.dumps(evaluation.to_json(), allow_nan=False))["results"][0]["value"] is None
-
-
-def test_none_of_the_seven_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="none of the 7 sets of sts can be loaded"):
-        load_task("sts", data=tmp_path)
 
 
 def test_askubuntu_by_both_conventions(words, askubuntu):
@@ -104,16 +89,6 @@ def test_one_convention_may_be_asked_for(words, askubuntu):
         assert [result.convention for result in evaluate(words, task).results] == [convention]
     with pytest.raises(DataError, match="supports only the convention useb"):
         load_task("askubuntu-dev", data=askubuntu.parent, convention="mteb")
-
-
-def test_ties_are_scored_as_each_convention_says(words, write_json_lines):
-    rows = [{"query": "red", "positive": ["red"], "negative": ["red"]}]
-    task = load_task(str(write_json_lines("ties.jsonl", *rows)))
-    assert evaluate(words, task).results[0].measures == {"map": 0.5, "map_at_1000": 0.5}
-    rows = [{"query": "red", "positive": ["red", "red"], "negative": ["red"]}]
-    task = load_task(str(write_json_lines("ties.jsonl", *rows)))
-    # merged: precision 2/3 at the only threshold; trec_eval puts the negative first: (1/2 + 2/3) / 2
-    assert evaluate(words, task).results[0].measures == pytest.approx({"map": 2 / 3, "map_at_1000": 7 / 12})
 
 
 def test_scidocs_is_the_unweighted_mean_of_its_tasks(words, tmp_path):
@@ -137,14 +112,6 @@ def test_mtebs_files_of_a_named_task(words, tmp_path, write_json_lines):
     write_json_lines("rerank/askubuntudupquestions-reranking/test.jsonl.gz", *LISTS)
     (result,) = evaluate(words, load_task("askubuntu", data=tmp_path)).results
     assert (result.convention, result.rows, result.expected) == ("mteb", 1, 361)
-
-
-def test_the_kinds_of_own_sets_are_recognized_by_their_columns(write_json_lines, write_lines):
-    lists = write_json_lines("lists.jsonl", *LISTS)
-    pairs = write_json_lines("pairs.jsonl", {"sentence1": "a", "sentence2": "b", "score": 1})
-    assert isinstance(load_task(str(lists)), RerankingTask)
-    assert isinstance(load_task(str(pairs)), StsTask)
-    assert load_task(str(write_lines("pairs.tsv", "a\tb\t1"))).name == "pairs"
 
 
 def test_own_sets_are_found_in_the_data_folder(write_json_lines, tmp_path):

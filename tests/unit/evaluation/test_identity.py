@@ -27,7 +27,7 @@ def beir(write_json_lines, write_lines, tmp_path):
 @pytest.mark.parametrize("name", ["test-hard.tsv", "test2.tsv", "test.v2.tsv", "test.tsv.bak", "test.tsv~"])
 def test_a_split_is_not_a_prefix(words, beir, write_lines, name):
     write_lines(f"set/qrels/{name}", HEADER, "q1\td2\t1")
-    (query,) = load_task(str(beir)).retrieval.queries
+    (query,) = load_task(str(beir)).sets[0].queries
     assert query.relevance == {"d1": 1}
 
 
@@ -36,13 +36,13 @@ def test_a_named_file_of_judgements_is_the_one_that_is_read(beir, write_lines, n
     path = write_lines(f"set/qrels/{name}", HEADER, "q1\td2\t1")
     task = load_task(str(path))
     assert task.name == f"set-{name.partition('.tsv')[0]}"
-    assert task.retrieval.queries[0].relevance == {"d2": 1}
+    assert task.sets[0].queries[0].relevance == {"d2": 1}
 
 
 @pytest.mark.parametrize("name", ["corpus.old.jsonl", "corpus.jsonl.bak", "corpus-part.jsonl"])
 def test_a_corpus_is_not_a_prefix(beir, write_json_lines, name):
     write_json_lines(f"set/{name}", {"_id": "d3", "text": "old"})
-    assert list(load_task(str(beir)).retrieval.documents) == ["d1", "d2"]
+    assert list(load_task(str(beir)).sets[0].documents) == ["d1", "d2"]
 
 
 def test_two_files_of_one_split_are_refused(beir, write_json_lines):
@@ -58,7 +58,7 @@ def test_shards_must_be_complete(beir, write_json_lines):
     with pytest.raises(DataError, match=r"expected the 3 shards of test, found test-00000-of-00003\.jsonl, test"):
         load_task(str(beir))
     path.with_name("test-00001-of-00003.jsonl").write_text('{"_id": "d1", "text": "b"}\n')
-    assert list(load_task(str(beir)).retrieval.documents) == ["d0", "d1", "d2"]
+    assert list(load_task(str(beir)).sets[0].documents) == ["d0", "d1", "d2"]
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,6 @@ def test_surplus_cells_of_a_table_without_a_header_are_refused(write_lines):
         load_task(str(write_lines("mine.csv", "a,b,1", "a, b,c,2")))
 
 
-def test_surplus_cells_of_quoras_pairs_are_refused(write_lines, tmp_path):
-    write_lines("qqp/test.tsv", "1\tWhy?\tHow?\t7", "0\tWhy?\tWhen?\tWhere?\t8")
-    with pytest.raises(DataError, match=r"test\.tsv:2: expected a label, two questions and an id"):
-        load_task("qqp", data=tmp_path)
-
-
 def test_columns_of_one_name_are_refused(write_lines):
     path = write_lines("mine.csv", "sentence1,sentence2,score,score", "a,b,1,2")
     with pytest.raises(DataError, match=r"mine\.csv:1: two columns are called"):
@@ -137,16 +131,11 @@ def two(words, write_lines):
     return [evaluate(words, load_task(str(path))) for path in (right, wrong)]
 
 
-def test_sets_of_one_name_are_rows_of_their_own(two):
-    table = to_text(two).splitlines()
-    assert [line.split()[:2] for line in table[1:3]] == [["test", "(A/test.csv)"], ["test", "(B/test.csv)"]]
-    assert [line.split()[-1] for line in table[1:3]] == ["100.00", "-100.00"]
-
-
 def test_sets_of_one_name_are_not_seeds_of_each_other(two):
     found = spreads({"runs": [*two, *two]})
     assert [each.values for each in found] == [pytest.approx([1, 1]), pytest.approx([-1, -1])]
     text = to_text(two, Comparison(0, [], found))
+    assert [line.split()[-1] for line in text.splitlines()[1:3]] == ["100.00", "-100.00"]
     assert text.count("test (A/test.csv)") == text.count("test (B/test.csv)") == 2
 
 

@@ -4,20 +4,20 @@ import pytest
 
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.pairs import PairTask, TripletTask
-from embedkit.evaluation.reranking import RerankingTask
-from embedkit.evaluation.retrieval import RetrievalTask
-from embedkit.evaluation.sts import StsTask
+from embedkit.evaluation.pairs import LabelledPairs, Triplets
+from embedkit.evaluation.reranking import RankingTest
+from embedkit.evaluation.retrieval import RetrievalSet
+from embedkit.evaluation.sts import StsSet
 from embedkit.evaluation.tasks import evaluate
 
 FORMS = {
-    StsTask: [
+    StsSet: [
         {"sentence1": "a b", "sentence2": "a b", "score": 5},
         {"sentence1": "a", "sentence2": "b", "score": 1},
     ],
-    PairTask: [{"text1": "a b", "text2": "a b", "label": 1}, {"text1": "a", "text2": "b", "label": 0}],
-    TripletTask: [{"anchor": "a b", "positive": "a b", "negative": "c"}],
-    RetrievalTask: [
+    LabelledPairs: [{"text1": "a b", "text2": "a b", "label": 1}, {"text1": "a", "text2": "b", "label": 0}],
+    Triplets: [{"anchor": "a b", "positive": "a b", "negative": "c"}],
+    RetrievalSet: [
         {"query": "a b", "document": "a b c", "score": 2},
         {"query": "a b", "document": "c d", "score": 0},
     ],
@@ -42,14 +42,14 @@ def test_the_kind_of_a_file_is_recognized_by_its_columns(
             f"mine{suffix}", mark.join(rows[0]), *(mark.join(map(str, each.values())) for each in rows)
         )
     task = load_task(str(path))
-    assert isinstance(task, kind)
+    assert isinstance(task.sets[0], kind)
     (result,) = evaluate(words, task).results
     assert (result.name, result.value) == ("mine", pytest.approx(1))
 
 
 def test_lists_among_the_positives_make_it_reranking(write_json_lines):
     row = {"query": "a", "positive": ["a"], "negative": ["b"]}
-    assert isinstance(load_task(str(write_json_lines("mine.jsonl", row))), RerankingTask)
+    assert isinstance(load_task(str(write_json_lines("mine.jsonl", row))).sets[0], RankingTest)
 
 
 def test_columns_of_no_known_form_are_named(write_lines):
@@ -81,6 +81,6 @@ def test_triplets_of_equal_likeness_are_not_in_order(words, write_lines):
 def test_documents_of_all_queries_are_one_corpus(words, write_lines):
     lines = ["query,document,score", "a,a b,1", "a,c d,0", "c,c,1"]
     task = load_task(str(write_lines("mine.csv", *lines)))
-    assert list(task.retrieval.documents) == ["a b", "c d", "c"]
+    assert list(task.sets[0].documents) == ["a b", "c d", "c"]
     (result,) = evaluate(words, task).results
     assert (result.rows, result.measures["recall_at_100"]) == (2, 1)

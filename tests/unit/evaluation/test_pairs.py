@@ -24,8 +24,8 @@ def test_mrpc_as_published(words, write_lines, tmp_path):
     rows = ['1\t10\t11\ta "b\ta b', "0\t12\t13\ta b\tc d"]
     write_lines("pairs/mrpc/msr-para-test.tsv", MRPC_HEADER, *rows)
     task = load_task("mrpc", data=tmp_path)
-    assert task.pairs.first == ['a "b', "a b"]
-    assert task.pairs.labels.tolist() == [True, False]
+    assert task.sets[0].first == ['a "b', "a b"]
+    assert task.sets[0].labels.tolist() == [True, False]
     (result,) = evaluate(words, task).results
     assert (result.measure, result.complete, result.notes) == (
         "auc",
@@ -37,7 +37,7 @@ def test_mrpc_as_published(words, write_lines, tmp_path):
 def test_qnli_as_published(write_lines, tmp_path):
     lines = ["index\tquestion\tsentence\tlabel", "0\tWho?\tShe.\tentailment", "1\tWhen?\tHere.\tnot_entailment"]
     write_lines("QNLI/dev.tsv", *lines)
-    pairs = load_task("qnli", data=tmp_path).pairs
+    pairs = load_task("qnli", data=tmp_path).sets[0]
     assert (pairs.first, pairs.second, pairs.labels.tolist()) == (
         ["Who?", "When?"],
         ["She.", "Here."],
@@ -45,13 +45,14 @@ def test_qnli_as_published(write_lines, tmp_path):
     )
 
 
-def test_characters_that_were_cut_in_the_published_file_are_counted(tmp_path):
+def test_characters_that_were_cut_in_the_published_file_are_counted(words, tmp_path):
     folder = tmp_path / "qqp"
     folder.mkdir()
     (folder / "dev.tsv").write_bytes(b"1\tWhy?\tHow come \xe2\x80?\t7\n0\tWhy?\tWhen?\t8\n")
     task = load_task("qqp-dev", data=tmp_path)
-    assert task.pairs.second == ["How come \N{REPLACEMENT CHARACTER}?", "When?"]
-    assert task.notes == ["1 pairs contain unreadable characters"]
+    assert task.sets[0].second == ["How come \N{REPLACEMENT CHARACTER}?", "When?"]
+    (result,) = evaluate(words, task).results
+    assert result.notes[0] == "1 pairs contain unreadable characters"
     with pytest.raises(DataError, match=r"qqp has no test\.tsv"):
         load_task("qqp", data=tmp_path)
     (folder / "test.tsv").write_text("1\tWhy?\n")
@@ -109,4 +110,4 @@ def test_the_kind_of_a_set_on_the_hub_is_recognized_by_its_columns(monkeypatch):
     pairs = [{"sentence1": "a", "sentence2": "b", "label": label} for label in (0, 1)]
     monkeypatch.setattr(HubDataset, "configurations", lambda self: ["default"])
     monkeypatch.setattr(HubDataset, "rows", lambda self: iter([Row("", each) for each in pairs]))
-    assert len(load_task("org/mine").pairs) == 2
+    assert load_task("org/mine").sets[0].first == ["a", "a"]

@@ -73,11 +73,6 @@ def test_models_are_columns():
     ]
 
 
-def test_two_models_of_one_name_keep_their_columns():
-    header = to_text([evaluation("tiny", [STS], "a"), evaluation("tiny", [STS], "b")]).splitlines()[0]
-    assert header.split() == ["set", "measure", "rows", "tiny", "(a)", "tiny", "(b)"]
-
-
 def test_markdown_is_a_table_with_notes_and_versions():
     lines = to_markdown(TWO).splitlines()
     assert lines[2:5] == [

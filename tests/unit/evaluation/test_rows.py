@@ -11,33 +11,9 @@ def texts(rows):
     return [fields for _, fields in rows]
 
 
-def test_lines_end_where_files_say_and_not_at_other_separators(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes("\ufeffone\u2028still one\r\ntwo\x85\rstill two\nthree".encode())
-    assert texts(read_lines(path)) == ["one\u2028still one", "two\x85\rstill two", "three"]
-
-
 def test_a_place_names_file_and_line(write_lines):
     path = write_lines("a.txt", "x", "y")
     assert [place for place, _ in read_lines(path)] == [f"{path}:1", f"{path}:2"]
-
-
-def test_compressed_lines(write_lines):
-    assert texts(read_lines(write_lines("a.txt.gz", "x", "y"))) == ["x", "y"]
-
-
-def test_unreadable_files_are_data_errors(tmp_path):
-    with pytest.raises(DataError, match=r"gone\.txt cannot be read: No such file"):
-        list(read_lines(tmp_path / "gone.txt"))
-    latin = tmp_path / "latin.txt"
-    latin.write_bytes(b"fine\ncaf\xe9 noir\n")
-    for read in (read_lines, read_table):
-        with pytest.raises(DataError, match=r"latin\.txt is not UTF-8 text"):
-            list(read(latin))
-    for name in ("broken.txt.gz", "broken.txt.xz"):
-        (tmp_path / name).write_bytes(b"not compressed")
-        with pytest.raises(DataError, match="cannot be read"):
-            list(read_lines(tmp_path / name))
 
 
 def test_tab_separated_quotes_are_text(write_lines):
@@ -48,11 +24,6 @@ def test_tab_separated_quotes_are_text(write_lines):
 def test_csv_quotes_are_quotes(write_lines):
     path = write_lines("a.csv", '"one, two",b', "", '"three', 'lines",d')
     assert list(read_table(path)) == [(f"{path}:1", ["one, two", "b"]), (f"{path}:4", ["three\nlines", "d"])]
-
-
-def test_broken_csv_names_its_line(write_lines):
-    with pytest.raises(DataError, match=r"a\.csv:3: cannot be read as CSV"):
-        list(read_table(write_lines("a.csv", "a,b", "c,d", '"x"y,z')))
 
 
 def test_a_table_with_a_header_gives_rows(write_lines):

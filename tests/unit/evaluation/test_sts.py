@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from embedkit.errors import DataError
-from embedkit.evaluation.sts import ScoredPairs, StsSet, StsTask, evaluate_pairs, spearman
-from embedkit.evaluation.tasks import EmbeddingPool
+from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation.sts import ScoredPairs, StsSet, evaluate_pairs, spearman
+from embedkit.evaluation.tasks import EmbeddingPool, evaluate
+from embedkit.records import HubDataset, Row
 
 
 def pairs(name, rows):
@@ -19,39 +21,21 @@ LIKE = pairs("like", [("a b", "a b", 5.0), ("a b", "a c", 3.0), ("a b", "c d", 0
 MIXED = pairs("mixed", [("x y", "x y", 1.0), ("x y", "x z", 4.0)])
 
 
-def test_the_order_decides_and_not_the_values():
-    assert spearman([1, 2, 3], [10, 1000, 1001]) == pytest.approx(1)
-    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+@pytest.mark.parametrize("values", [[2, 2, 2], [1, math.nan, 3], [1]])
+def test_spearman_of_a_constant_of_nan_or_of_one_pair_is_undefined(values):
+    others = [1, 2, 3][: len(values)]
+    assert math.isnan(spearman(values, others))
+    assert math.isnan(spearman(others, values))
 
 
-def test_tied_values_share_the_average_of_their_ranks():
-    # ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4
-    assert spearman([0, 5, 5, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
-
-
-@pytest.mark.parametrize("values", [[2, 2, 2], [1, math.nan, 3]])
-def test_spearman_of_a_constant_or_of_nan_is_undefined(values):
-    assert math.isnan(spearman(values, [1, 2, 3]))
-    assert math.isnan(spearman([1, 2, 3], values))
-
-
-def test_spearman_of_one_pair_is_undefined():
-    assert math.isnan(spearman([1], [1]))
-
-
-def test_each_distinct_text_is_encoded_once(words):
+def test_the_correlation_of_a_model(words):
     assert evaluate_pairs(words, LIKE) == pytest.approx(1)
-    assert sorted(words.seen) == ["a b", "a c", "c d"]
-
-
-def test_a_constant_model_has_no_correlation(words):
-    same = pairs("same", [("a", "a", 1.0), ("b", "b", 2.0)])
-    assert math.isnan(evaluate_pairs(words, same))
+    assert sorted(words.seen) == ["a b", "a c", "c d"]  # each distinct text once
 
 
 def test_all_mean_and_wmean_differ(words):
     pool = EmbeddingPool(words, [*LIKE.first, *LIKE.second, *MIXED.first, *MIXED.second], label="")
-    (found,) = StsTask("two", [StsSet("two", [LIKE, MIXED], {}, "here")]).results(pool)
+    found = StsSet("two", [LIKE, MIXED], {}, "here").result(pool)
     assert {name: part.value for name, part in found.parts.items()} == {
         "like": pytest.approx(1),
         "mixed": pytest.approx(-1),
@@ -74,7 +58,7 @@ def test_all_mean_and_wmean_differ(words):
 def test_an_undefined_correlation_says_why(words, rows, why):
     one = pairs("one", rows)
     pool = EmbeddingPool(words, [*one.first, *one.second], label="")
-    (found,) = StsTask("one", [StsSet("one", [one], {}, "here")]).results(pool)
+    found = StsSet("one", [one], {}, "here").result(pool)
     assert (found.value, found.notes) == (None, [f"Spearman's correlation is undefined: {why}"])
 
 
@@ -85,3 +69,111 @@ def test_scored_pairs_must_have_equal_lengths():
         ScoredPairs("nothing", [], [], np.array([]))
     with pytest.raises(DataError, match="not a finite number"):
         ScoredPairs("nan", ["a"], ["b"], np.array([math.nan]))
+
+
+@pytest.fixture
+def sts16(write_lines):
+    """Write two subsets of STS16 as released: further fields with sources, empty gold lines."""
+    write_lines("STS16-en-test/STS.input.headlines.txt", "a\tb\turl\turl", "c\td\turl\turl", "e\tf\turl\turl")
+    write_lines("STS16-en-test/STS.gs.headlines.txt", "5", "", "1")
+    write_lines("STS16-en-test/STS.input.plagiarism.txt", "g\th")
+    return write_lines("STS16-en-test/STS.gs.plagiarism.txt", "3").parents[1]
+
+
+def load(name, folder):
+    (sts,) = load_task(name, data=folder).sets
+    return sts
+
+
+def test_unscored_rows_are_dropped(sts16):
+    found = load("sts16", sts16)
+    headlines, plagiarism = found.subsets
+    assert (headlines.name, headlines.first, headlines.second) == ("headlines", ["a", "e"], ["b", "f"])
+    assert headlines.scores.tolist() == [5, 1]
+    assert plagiarism.name == "plagiarism"
+
+
+def test_subsets_that_differ_from_the_published_ones_are_named(sts16):
+    assert load("sts16", sts16).differences() == [
+        "answer-answer: 0 scored pairs; the published set has 254",
+        "headlines: 2 scored pairs; the published set has 249",
+        "plagiarism: 1 scored pairs; the published set has 230",
+        "postediting: 0 scored pairs; the published set has 244",
+        "question-question: 0 scored pairs; the published set has 209",
+    ]
+
+
+def test_other_subsets_are_not_read(write_lines, tmp_path):
+    for kind, line in (("input", "a\tb"), ("gs", "1")):
+        write_lines(f"STS13-en-test/STS.{kind}.SMT.txt", line)
+        write_lines(f"STS13-en-test/STS.{kind}.FNWN.txt", line)
+    assert [pairs.name for pairs in load("sts13", tmp_path).subsets] == ["FNWN"]
+
+
+def test_broken_files_are_named(sts16, write_lines):
+    write_lines("STS16-en-test/STS.gs.plagiarism.txt", "3", "4")
+    with pytest.raises(DataError, match=r"plagiarism\.txt has 1 lines but .*plagiarism\.txt has 2"):
+        load("sts16", sts16)
+    write_lines("STS16-en-test/STS.gs.plagiarism.txt", "three")
+    with pytest.raises(DataError, match=r"STS\.gs\.plagiarism\.txt:1: expected a finite number"):
+        load("sts16", sts16)
+    write_lines("STS16-en-test/STS.gs.plagiarism.txt", "3")
+    write_lines("STS16-en-test/STS.input.plagiarism.txt", "g h")
+    with pytest.raises(DataError, match=r"STS\.input\.plagiarism\.txt:1: expected two sentences"):
+        load("sts16", sts16)
+
+
+def test_an_empty_folder_is_named(tmp_path):
+    (tmp_path / "STS12-en-test").mkdir()
+    with pytest.raises(DataError, match="found none"):
+        load("sts12", tmp_path)
+
+
+def test_benchmark_and_sick_splits(write_lines, tmp_path):
+    write_lines("STSBenchmark/sts-dev.csv", "g\tf\ty\t1\t2.5\tone\ttwo")
+    write_lines("SICK/SICK_trial.txt", "sentence_A\tsentence_B\trelatedness_score", "one\ttwo\t3")
+    assert load("stsb-dev", tmp_path).differences() == ["1 scored pairs; the published set has 1500"]
+    assert load("sick-trial", tmp_path).differences() == ["1 scored pairs; the published set has 500"]
+    with pytest.raises(DataError, match=r"there is no file or folder .*sts-test\.csv"):
+        load("stsb", tmp_path)
+
+
+def test_sts17_is_the_mean_of_eight_pairs_of_languages(words, write_lines, tmp_path):
+    for languages in ("ar-ar", "es-es", "en-en", "en-ar", "es-en", "en-tr", "en-de", "en-fr"):  # en-fr as packed
+        score = {"en-de": -1}.get(languages, 1)
+        lines = [f"a b\ta {i % 3}\t{score}" if i else f"a b\ta b\t{2 * score}" for i in range(250)]
+        write_lines(f"STS2017-extended/STS.{languages}.txt", *lines)
+    *each, average = evaluate(words, load_task("sts17", data=tmp_path)).results
+    assert [result.name for result in each][-2:] == ["sts17-en-de", "sts17-fr-en"]
+    assert all(result.complete for result in each)
+    assert each[0].value == -each[-2].value
+    assert (average.measure, average.value) == ("average of 8", pytest.approx(each[0].value * 6 / 8))
+
+
+def test_tables_of_the_hub_are_asked_for_their_language(monkeypatch):
+    asked = []
+
+    def rows(self, *, configuration, split="test"):
+        asked.append((self.id, configuration, split))
+        return iter([Row("", {"sentence1": "a", "sentence2": "b", "similarity_score": 1})])
+
+    monkeypatch.setattr(HubDataset, "rows", rows)
+    load_task("stsb-de-dev")
+    load_task("sts17")
+    assert asked[:2] == [("mteb/stsb_multi_mt", "de", "dev"), ("mteb/sts17-crosslingual-sts", "ar-ar", "test")]
+    assert len(asked) == 9
+
+
+def test_translated_stsb_from_files(write_lines, tmp_path):
+    write_lines("sts/stsb-multi-mt/stsb-de-test.csv", 'Ein Mann.,"Ein Mann, ja.",5.0')
+    (sts,) = load_task("stsb-de", data=tmp_path).sets
+    assert sts.subsets[0].second == ["Ein Mann, ja."]
+    assert sts.differences() == ["1 scored pairs; the published set has 1379"]
+
+
+def test_lower_cased_copies_are_named(words, write_lines, tmp_path):
+    note = "the text is lower-cased, as in SentEval's copy"
+    for text, there in (("a girl , yes .", True), ("A girl, yes.", False)):
+        write_lines("STSBenchmark/sts-test.csv", *(f"g\tf\ty\t1\t{score}\t{text}\t{score}" for score in (1, 2)))
+        (result,) = evaluate(words, load_task("stsb", data=tmp_path)).results
+        assert (note in result.notes) is there

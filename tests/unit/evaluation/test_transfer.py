@@ -41,7 +41,7 @@ def folders(write_lines, tmp_path):
 
 
 def parts(name, folder):
-    (probe,) = load_task(name, data=folder).probes
+    (probe,) = load_task(name, data=folder).sets
     return [(*part.columns, part.labels) for part in probe.parts]
 
 
@@ -101,12 +101,12 @@ def test_intents_from_files_and_from_the_hub(words, write_lines, tmp_path, monke
             f"intents/banking77/{part}.csv", "text,category", *(f"{w} card,lost\n{w} pin,change" for w in "ab")
         )
     task = load_task("banking77", data=tmp_path)
-    assert task.probes[0].parts[0].columns == (["a card", "a pin", "b card", "b pin"],)
-    assert task.probes[0].parts[0].labels == [1, 0, 1, 0]
+    assert task.sets[0].parts[0].columns == (["a card", "a pin", "b card", "b pin"],)
+    assert task.sets[0].parts[0].labels == [1, 0, 1, 0]
     assert evaluate(words, task).results[0].value == 1.0
     rows = [Row("", {"text": text, "label": label}) for text, label in (("card", 1), ("pin", 0))]
     monkeypatch.setattr(HubDataset, "rows", lambda self, *, split: iter(rows))
-    assert load_task("banking77").probes[0].parts[1].labels == [1, 0]
+    assert load_task("banking77").sets[0].parts[1].labels == [1, 0]
 
 
 @pytest.mark.parametrize(
