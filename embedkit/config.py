@@ -45,17 +45,10 @@ def setting(
 ) -> Any:
     """Declare a field.
 
-    Args:
-        default: the value if the file does not set it; without a default, the field is required.
-        doc: one sentence with the unit, and the paper's value where there is one.
-        minimum: smallest value allowed.
-        maximum: largest value allowed.
-        above: the value must be greater than this.
-        below: the value must be less than this.
-        choices: the texts allowed.
-        pattern: a regular expression for the whole of a text, or of each value in a table of texts.
-        factory: creates the default, for nested config classes.
-        optional: whether the field may be missing where a mapping must be complete.
+    Without a default, the file has to set it; a ``factory`` creates the default of nested classes. ``doc`` is one
+    sentence with the unit, and the paper's value where there is one. ``above`` and ``below`` are exclusive limits;
+    ``pattern`` is a regular expression for the whole of a text, or of each value in a table of texts. An
+    ``optional`` field may be missing where a mapping must be complete.
     """
     metadata: dict[str, Any] = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "below": below}
     metadata |= {"choices": choices, "pattern": pattern, "optional": optional}
@@ -83,13 +76,8 @@ def from_mapping(
 ) -> Config:
     """Build a dataclass from a mapping and check every value.
 
-    Args:
-        cls: a dataclass.
-        mapping: contents of a TOML or JSON file.
-        source: origin of the mapping, for the message.
-        prefix: what precedes the names of fields in messages, such as ``"manifest."``.
-        written: whether a program wrote the mapping, from an instance: no field may be missing unless it is
-            optional, and a whole number is not written as 3.0.
+    ``source`` and ``prefix`` (such as ``"manifest."``) begin its messages. A mapping ``written`` by a program from
+    an instance lacks no field unless it is optional, and writes no whole number as 3.0.
 
     Raises:
         ConfigError: unknown keys ("did you mean"), wrong types, values out of range, missing keys; all at once.

@@ -12,11 +12,7 @@ DISTRIBUTION = "embedkit-onnx"
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import an optional package, or raise an error with the command that installs it.
-
-    Args:
-        module: dotted name of the module, e.g. ``"faiss"``.
-        extra: the extra of embedkit that installs it, e.g. ``"serve"``.
+    """Import an optional package, or raise an error with the command that installs its extra.
 
     Raises:
         MissingExtraError: the module, or one of its dependencies, is not installed.

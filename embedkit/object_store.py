@@ -33,6 +33,10 @@ class ObjectStore(NamedTuple):
         url: as it was given.
         system: the file system of fsspec.
         path: the part of the URL that it understands.
+
+    Raises:
+        DataError: by the methods that read: there is no such object, or the store cannot be read.
+        StorageError: by those that write, here or in the cache: the disk is full, or there is no permission.
     """
 
     url: str
@@ -45,48 +49,28 @@ class ObjectStore(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Whether there is an object of this very name.
-
-        Raises:
-            DataError: the store cannot be asked.
-        """
+        """Whether there is an object of this very name."""
         with _reading(self.url):
             return bool(self.system.isfile(self.path))
 
     def names(self) -> list[str]:
-        """The objects below, sorted, by their names relative to this one; none if there are none.
-
-        Raises:
-            DataError: the store cannot be asked.
-        """
+        """The objects below, sorted, by their names relative to this one; none if there are none."""
         return sorted(self._list())
 
     def read(self) -> bytes:
-        """The content.
-
-        Raises:
-            DataError: there is no such object, or it cannot be read.
-        """
+        """The content."""
         with _reading(self.url):
             content: bytes = self.system.cat_file(self.path)
             return content
 
     def open(self) -> Any:
-        """The object as a file to read from any position.
-
-        Raises:
-            DataError: there is no such object, or it cannot be read.
-        """
+        """The object as a file to read from any position."""
         with _reading(self.url):
             return self.system.open(self.path, "rb")
 
     @contextlib.contextmanager
     def written(self) -> Iterator[Path]:
-        """Yield a path to write to; on success its content becomes the object, in one step.
-
-        Raises:
-            StorageError: the object cannot be written.
-        """
+        """Yield a path to write to; on success its content becomes the object, in one step."""
         with _scratch(self.path) as temporary:
             yield temporary
             try:
@@ -105,10 +89,6 @@ class ObjectStore(NamedTuple):
 
         Copies are kept in ``~/.cache/embedkit/objects`` (``$XDG_CACHE_HOME/embedkit/objects``) by URL and version:
         an object that has changed is fetched again, and a copy that is there is not.
-
-        Raises:
-            DataError: there is no such object, or it cannot be read.
-            StorageError: the disk is full or the cache cannot be written.
         """
         if self.is_file:
             return self.copy(PurePosixPath(self.path).name, self.version())
@@ -128,17 +108,7 @@ class ObjectStore(NamedTuple):
             return _version(self.system.info(self.path))
 
     def copy(self, name: str, version: str, *, root: str | None = None) -> Path:
-        """The copy of the object in the cache, made if necessary.
-
-        Args:
-            name: of the copy.
-            version: of the object, or of the folder that it belongs to.
-            root: the URL of that folder.
-
-        Raises:
-            DataError: the object cannot be read.
-            StorageError: the disk is full or the cache cannot be written.
-        """
+        """The copy of the object in the cache, made if necessary, below that of the folder at ``root``."""
         target = _cache_folder(root or self.url, version) / name
         if not target.is_file():
             with atomic_file(target) as temporary, _reading(self.url):

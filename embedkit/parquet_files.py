@@ -56,10 +56,9 @@ def is_hidden(path: PurePath) -> bool:
 
 
 def partitions(names: Sequence[str]) -> list[Values]:
-    """Return the columns that Hive's folders name for each file; integers if they are in all files.
+    """Return the columns that Hive's folders (``year=2024/lang=en/0.parquet``) name for each file.
 
-    Args:
-        names: paths relative to the folder that the user named, such as ``year=2024/lang=en/0.parquet``.
+    They are integers if they are in all files.
     """
     found: list[dict[str, str | None]] = []
     for name in names:
@@ -96,9 +95,7 @@ def join_schemas(
 ) -> pa.Schema:
     """Return the columns of all files together: in the order of the first, each of a type that holds all values.
 
-    Args:
-        files: path, columns and folder columns of each file.
-        columns: the columns that matter; None for all. Files may differ in others.
+    Only ``columns`` matter, if given; files may differ in others.
 
     Raises:
         DataError: the types of a column have no common type; names the column and two files.

@@ -46,17 +46,16 @@ class Row:
     """One row: its fields by column name, and its location, for example ``file.tsv:12``.
 
     Each accessor takes the usual names of a column and reads the first that exists.
+
+    Raises:
+        DataError: by the accessors: the row has none of the columns, or a value of another type.
     """
 
     place: str
     fields: Mapping[str, Any]
 
     def value(self, *columns: str) -> Any:
-        """Return the field unchanged.
-
-        Raises:
-            DataError: the row has none of ``columns``.
-        """
+        """Return the field unchanged."""
         for column in columns:
             if column in self.fields:
                 return self.fields[column]
@@ -64,44 +63,28 @@ class Row:
         raise DataError(f"{self.place}: expected a column {' or '.join(columns)}; its columns are: {found:.200}")
 
     def text(self, *columns: str) -> str:
-        """Return a string field.
-
-        Raises:
-            DataError: no such column, or not a string.
-        """
+        """Return a string field."""
         value = self.value(*columns)
         if not isinstance(value, str):
             raise DataError(f"{self.place}: expected a string as {columns[0]}, got {value!r:.80}")
         return value
 
     def texts(self, *columns: str) -> list[str]:
-        """Return a field that is a list of strings.
-
-        Raises:
-            DataError: no such column, or not a list of strings.
-        """
+        """Return a field that is a list of strings."""
         value = self.value(*columns)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise DataError(f"{self.place}: expected a list of strings as {columns[0]}, got {value!r:.80}")
         return value
 
     def identifier(self, *columns: str) -> str:
-        """Return a field that is a string or an integer, as a string.
-
-        Raises:
-            DataError: no such column, or neither.
-        """
+        """Return a field that is a string or an integer, as a string."""
         value = self.value(*columns)
         if not isinstance(value, str | int):
             raise DataError(f"{self.place}: expected an id as {columns[0]}, got {value!r:.80}")
         return str(value)
 
     def number(self, *columns: str) -> float:
-        """Return a field that is a finite number, or the digits of one.
-
-        Raises:
-            DataError: no such column, or not a finite number.
-        """
+        """Return a field that is a finite number, or the digits of one."""
         value = self.value(*columns)
         try:
             number = float(value)
@@ -155,11 +138,7 @@ def read_lines(
     r"""Yield the location (``file.txt:12``) and text of each line of a file, optionally ``.gz`` or ``.xz``.
 
     Lines end at ``\n`` or ``\r\n`` only: texts contain other characters that Python treats as line ends.
-
-    Args:
-        path: the file.
-        encoding: UTF-8, or the encoding of an older file.
-        errors: ``"replace"`` substitutes U+FFFD for invalid bytes.
+    ``encoding`` may be that of an older file; ``errors="replace"`` substitutes U+FFFD for invalid bytes.
 
     Raises:
         DataError: the file is missing, cannot be decompressed or decoded, or has a line of 64 million characters.
@@ -388,11 +367,8 @@ class HubDataset:
     def rows(self, *, configuration: str | None = None, split: str = "test", keep: bool = True) -> Iterator[Row]:
         """Yield the rows of one split, streaming.
 
-        Args:
-            configuration: name of the table; default: that of the written form.
-            split: default split if the written form names none; the only split of a table is used whatever its
-                name.
-            keep: cache the rows of a pinned commit; False where the caller keeps what it reads.
+        ``configuration`` and ``split`` apply if the written form names none; the only split of a table is used
+        whatever its name. Rows of a pinned commit are cached, unless the caller keeps what it reads.
 
         Raises:
             MissingExtraError: the package ``datasets`` is not installed.

@@ -24,10 +24,7 @@ def write_lock(
 ) -> Iterator[None]:
     """Hold the write lock of ``folder``.
 
-    Args:
-        folder: an existing folder.
-        refusal: class of the error to raise.
-        needed: whether to raise an error on a file system without locks, instead of continuing without one.
+    A lock that is ``needed`` is an error on a file system without locks, which otherwise is used without one.
 
     Raises:
         EmbedkitError: a ``refusal``: another writer holds the lock, or a needed lock is not available.

@@ -29,10 +29,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import tokenizers
 
 from embedkit.runtime.kernel_pieces import KernelPieces
-from embedkit.runtime.plain_texts import PlainTexts
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.runtime.unigram_pieces import UnigramPieces
-from embedkit.runtime.word_pieces import WordPieces
+from embedkit.runtime.word_pieces import PlainTexts, WordPieces
 
 SCRIPTS = [(0x20, 0x7F), (0xA0, 0x250), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE80), (0x1000, 0x1200)]
 SCRIPTS += [(0x1E00, 0x2100), (0x2100, 0x2800), (0x3000, 0x3400), (0x4E00, 0x9FFF), (0xAC00, 0xD7A4)]

@@ -103,19 +103,9 @@ def export_all(
 ) -> list[Variant]:
     """Export every variant for a target into a folder, and time those that pass their gates.
 
-    Args:
-        source: a run folder, a model folder or a hub id.
-        folder: folder for the bundles of all variants.
-        target: the target processor.
-        licence: licence of the weights.
-        max_length: maximum length of a text or pair in tokens; if None, the model's.
-        trust_remote_code: whether transformers may run Python code that comes with the model.
-        name: name of the bundles.
-        dev: scored pairs that the variants must rank as the model does.
-        vocabulary: texts; if given, one variant keeps only their word pieces.
-        calibration: representative texts; if given, variants with fixed scales are added, and the texts are timed.
-        threads: number of threads for timing; if None, all available.
-        rounds: number of timing rounds.
+    Arguments are those of :func:`~embedkit.export.pipeline.export_source`. Given ``vocabulary``, one variant keeps
+    only the word pieces of these texts; given ``calibration``, variants with fixed scales are added, and these
+    texts are timed.
 
     Raises:
         ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
@@ -281,12 +271,7 @@ def bert_tokenizer() -> Tokenizer:
 def write_untrained(size: Size, tokenizer: Tokenizer, folder: Path, *, precision: str, target: str) -> None:
     """Write an encoder of a given shape, exported like a trained one.
 
-    Args:
-        size: shape of the network.
-        tokenizer: defines the vocabulary.
-        folder: created and filled with ``model.onnx``, ``tokenizer.json`` and ``config.json``.
-        precision: ``"fp32"`` or ``"int8"``.
-        target: the processor that int8 is for, see :data:`~embedkit.export.quantize.TARGETS`.
+    The folder is filled with ``model.onnx``, ``tokenizer.json`` and ``config.json``.
 
     Raises:
         ExportError: the precision or the target is unknown.

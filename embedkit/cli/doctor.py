@@ -13,6 +13,12 @@ from typing import Any
 from embedkit import __version__
 from embedkit.errors import EmbedkitError
 from embedkit.extras import DISTRIBUTION
+from embedkit.runtime.distributions import (
+    explain_conflict,
+    explain_missing_onnxruntime,
+    installed_onnxruntime,
+    installed_versions,
+)
 
 HELP = "check the installation, the machine's features and the bundled models"
 EXAMPLES = """
@@ -43,13 +49,9 @@ def _examine() -> Report:
     problems: list[str] = []
     _check_namesake(problems)
     runtime = _examine_runtime(problems)
-    faiss = _installed(_FAISS)
+    faiss = installed_versions(_FAISS)
     if len(faiss) > 1:
-        names = list(faiss)
-        problems.append(
-            f"{' and '.join(names)} are both installed and overwrite each other's files; remove them with "
-            f"`pip uninstall -y {' '.join(names)}`, then install the one you want"
-        )
+        problems.append(explain_conflict(faiss))
     return {
         "embedkit": __version__,
         "python": platform.python_version(),
@@ -81,9 +83,7 @@ def _check_namesake(problems: list[str]) -> None:
 
 
 def _examine_runtime(problems: list[str]) -> Report:
-    from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_distributions
-
-    distributions = installed_distributions()
+    distributions = installed_onnxruntime()
     if len(distributions) > 1:
         problems.append(explain_missing_onnxruntime())
     try:
@@ -95,16 +95,6 @@ def _examine_runtime(problems: list[str]) -> Report:
         if len(distributions) <= 1:
             problems.append(str(error))
     return {"distributions": distributions, "providers": providers}
-
-
-def _installed(names: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _threads() -> dict[str, int]:
@@ -143,7 +133,7 @@ def _missing_by_extra() -> dict[str, list[str]] | None:
         match = _REQUIREMENT_OF_EXTRA.match(requirement)
         if match and match["package"] != DISTRIBUTION:
             absent = missing.setdefault(match["extra"], [])
-            if not _installed((match["package"],)):
+            if not installed_versions((match["package"],)):
                 absent.append(match["package"])
     return missing
 

@@ -62,9 +62,7 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 def check_output(arguments: argparse.Namespace, *, whole_folder: bool = False) -> None:
     """Refuse to replace a file unless it was asked for, before any work starts.
 
-    Args:
-        arguments: those of :func:`add_output`.
-        whole_folder: whether a folder is written that replaces another with all its files.
+    A ``whole_folder`` is one that replaces another with all its files.
 
     Raises:
         InputError: the file exists, or the folder has files, and ``--replace`` was not given.

@@ -95,10 +95,7 @@ def is_run(source: str) -> bool:
 def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
     """Read the entry of a run folder, a bundle, a bundled name or a model folder.
 
-    Args:
-        source: path or name as given on the command line.
-        page: path of the comparison; links are relative to its folder.
-        identify: whether to compute the fingerprint, which requires loading torch models.
+    Links are relative to the folder of ``page``. To ``identify`` a torch model, it is loaded for its fingerprint.
 
     Raises:
         ModelNotFoundError, BundleError, ModelError: the source does not exist or cannot be read.

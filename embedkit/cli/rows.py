@@ -208,13 +208,7 @@ def lines_to(output: Path | None) -> Iterator[TextIO]:
 
 
 def report(arguments: argparse.Namespace, result: Mapping[str, Any], sentence: str) -> None:
-    """Print what was done to standard output, or where the rows go there, to standard error, never as JSON.
-
-    Args:
-        arguments: those of the command, with ``output``.
-        result: figures, for ``--json``; the output is added.
-        sentence: the same for people.
-    """
+    """Print what was done to standard output, or where the rows go there, to standard error, never as JSON."""
     to_stdout = arguments.output is None
     if arguments.json and not to_stdout:
         print(json.dumps({"output": str(arguments.output), **result}, indent=2))
@@ -230,11 +224,7 @@ def counted(count: int, noun: str) -> str:
 def write_rows(rows: SpooledRows, chosen: Iterable[int], output: Path | None, *, as_json: bool) -> None:
     """Write some rows with all their columns, in the form of the output's suffix.
 
-    Args:
-        rows: all rows.
-        chosen: the rows to write.
-        output: the file; None writes to standard output, texts a line if rows are only texts.
-        as_json: write JSON to standard output.
+    Without an output they go to standard output, a text a line if they are only texts, unless ``as_json``.
 
     Raises:
         DataError: a text has several lines, or a value has no form in JSON or CSV.

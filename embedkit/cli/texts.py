@@ -14,12 +14,7 @@ from embedkit.records import STREAMS, is_object, read_records
 
 
 def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> Iterator[str]:
-    """Yield one column of a file, streaming.
-
-    Args:
-        path: a file, ``-`` for standard input, or the URL of a file or of a hub data set.
-        column: name of the column.
-        skip_empty: leave out rows whose text is null or blank.
+    """Yield one column of a file, of ``-`` for standard input, or of the URL of a file or hub data set, streaming.
 
     Raises:
         DataError: the file cannot be read, or lacks the column somewhere.
@@ -38,9 +33,7 @@ def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> It
 def kept_file(path: str, *, lines: str) -> str:
     """Return the path of an input; standard input (``-``) is kept as a file, which can be read again.
 
-    Args:
-        path: as given.
-        lines: suffix of the kept file, such as ``.txt``, if standard input does not begin with a JSON object.
+    Its suffix is ``lines``, such as ``.txt``, unless it begins with a JSON object.
 
     Raises:
         StorageError: the cache cannot be written.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import re
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from embedkit import __version__
+from embedkit.runtime.distributions import installed_versions
 from embedkit.runtime.threads import available_threads
 
 # Features that determine the speed of int8 and the best export target: see `embedkit export --help`.
@@ -29,7 +29,7 @@ def describe_machine() -> dict[str, Any]:
         "load": system_load(),
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {"embedkit": __version__, **_versions()},
+        "packages": {"embedkit": __version__, **installed_versions(_PACKAGES)},
     }
 
 
@@ -59,16 +59,6 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
         return None
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _read(path: Path) -> str | None:

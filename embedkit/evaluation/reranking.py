@@ -293,9 +293,7 @@ def has_askubuntu(folder: Path) -> bool:
 def load_askubuntu(folder: Path, split: str = "test") -> RerankingSet:
     """Load AskUbuntu: candidates in BM25 order, without queries that have no similar question.
 
-    Args:
-        folder: has ``text_tokenized.txt`` or ``.gz``, ``dev.txt`` and ``test.txt``.
-        split: ``"dev"`` or ``"test"``.
+    The folder has ``text_tokenized.txt`` or ``.gz``, ``dev.txt`` and ``test.txt``.
 
     Raises:
         DataError: a file is missing or malformed, or a question has no title.

@@ -169,17 +169,9 @@ def rank_documents(
 ) -> Iterator[Ranking]:
     """Rank the corpus for each query, exactly, by cosine.
 
-    Scores are first computed for blocks of queries in float32; candidates for the top ranks are then scored
-    again as in :func:`embedkit.evaluation.tasks.cosines`, so that equal texts tie wherever they are.
-
-    Args:
-        queries: ``(Q, D) float32``, in the order of ``retrieval.queries``.
-        documents: ``(N, D) float32``, in the order of ``retrieval.documents``.
-        retrieval: the corpus, queries and judgements.
-        depth: number of documents to rank for each query.
-
-    Yields:
-        the ranking of each query.
+    Scores are first computed for blocks of queries in float32; candidates for the top ranks are then scored again
+    as in :func:`embedkit.evaluation.tasks.cosines`, so that equal texts tie wherever they are. ``queries`` are
+    ``(Q, D) float32`` and ``documents`` ``(N, D) float32``, in the order of the set.
     """
     ids = list(retrieval.documents)
     rows = {name: row for row, name in enumerate(ids)}
@@ -230,14 +222,9 @@ def load_retrieval(source: Source, *, name: str, split: str = "test") -> Retriev
     """Load a corpus, its queries and the judgements of one split.
 
     Only judged queries are scored. As in trec_eval, a relevant document that is missing in the corpus counts as
-    not retrieved.
-
-    Args:
-        source: a folder of ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/SPLIT.tsv``, also as Parquet and
-            in the layout of the hub; one of the files in ``qrels``, whose name is then the split; or a
-            hub data set.
-        name: name of the set.
-        split: split of the judgements.
+    not retrieved. The source is a folder of ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/SPLIT.tsv``, also as
+    Parquet and in the layout of the hub; one of the files in ``qrels``, whose name is then the split; or a hub
+    data set.
 
     Raises:
         DataError: a table is missing, empty or malformed.

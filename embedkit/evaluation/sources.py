@@ -180,12 +180,7 @@ class Tables:
 def unique(
     items: Iterable[tuple[str, tuple[str, ...], _Value]], what: str, notes: list[str]
 ) -> dict[tuple[str, ...], _Value]:
-    """Return values by key; items that repeat an earlier one are counted in ``notes``.
-
-    Args:
-        items: place, key and value of each.
-        what: name of an item in messages.
-        notes: gets a sentence if there are repeated items.
+    """Return values by key from place, key and value of each item; repeated ones are counted in ``notes``.
 
     Raises:
         DataError: a key has two different values; names the place of the second.
@@ -274,9 +269,7 @@ def _candidates(row: Row, documents: Mapping[str, str]) -> list[str]:
 def read_rows(path: Path, *, headless: bool = False) -> Iterator[Row]:
     """Yield the rows of a JSONL or Parquet file, or of a table with a header.
 
-    Args:
-        path: the file.
-        headless: also accept tables of scored pairs without a header: three columns, or STS-B's seven and more.
+    ``headless`` accepts tables of scored pairs without a header, too: three columns, or STS-B's seven and more.
 
     Raises:
         DataError: the file cannot be read, or a row is malformed; names the line.

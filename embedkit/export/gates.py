@@ -14,10 +14,10 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.engine import token_batches
-from embedkit.runtime.initializers import expose_logits
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
+from embedkit.runtime.wire import expose_logits
 
 
 @dataclass(frozen=True, slots=True)

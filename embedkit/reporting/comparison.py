@@ -21,19 +21,8 @@ _DEVELOPMENT = "development Spearman"
 class Entry:
     """A run, a bundle, a model folder, or a model that was only timed.
 
-    Attributes:
-        label: unique label, see :func:`distinct`.
-        name: name of the model.
-        kind: short description of its kind.
-        precision: precision of the weights.
-        source: where it came from.
-        fingerprint: identifies its evaluations and timings; empty if not computed.
-        size_bytes: size of its files, None if there are none yet.
-        recipe: training settings by dotted name.
-        facts: other facts by name.
-        development: its best score on its development set, times 100.
-        development_set: name of that set; empty if unknown.
-        page: address of its own page.
+    ``size_bytes`` is None if there are no files yet. ``development`` is the best score on its development set,
+    times 100; ``page`` is the address of a page of its own.
     """
 
     label: str
@@ -72,14 +61,7 @@ def write_comparison(
     evaluations: Sequence[Mapping[str, Any]] = (),
     title: str = "Comparison",
 ) -> None:
-    """Write a Markdown file that compares all entries.
-
-    Args:
-        entries: entries with distinct labels; at least one.
-        path: path of the file.
-        reports: timings; models in them that are not entries are shown too.
-        evaluations: the result of :func:`~embedkit.reporting.quality.read_evaluations`.
-        title: title of the file.
+    """Write a Markdown file that compares entries with distinct labels, and models that were only timed.
 
     Raises:
         DataError: an evaluation is malformed.

@@ -69,13 +69,7 @@ summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 1.4rem 
 
 
 def build_page(title: str, about: str, body: Iterable[str]) -> str:
-    """Return the whole page.
-
-    Args:
-        title: plain text.
-        about: a line below the title, plain text.
-        body: HTML in parts; empty parts are skipped.
-    """
+    """Return the whole page of HTML parts, with a title and a line below it; empty parts are skipped."""
     style = _STYLE.replace("DARK_VARIABLES", _variables(DARK_COLOURS)).replace("VARIABLES", _variables(COLOURS))
     return "\n".join([
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
@@ -116,12 +110,7 @@ def wide(content: str) -> str:
 
 
 def sheet(table: Table, *, folded: str = "") -> str:
-    """Return a table of figures under its title.
-
-    Args:
-        table: plain text.
-        folded: if given, the table is collapsed under this title.
-    """
+    """Return a table of figures under its title, or collapsed under another one."""
     rows = [_row("th", table.header, table.words), *(_row("td", row, table.words) for row in table.rows)]
     content = wide(f'<table class="sheet">{"".join(rows)}</table>')
     if folded:
@@ -198,13 +187,7 @@ _STAND_INS = {name: f"#{3 * f'{number:02d}'}" for number, name in enumerate(COLO
 
 
 def to_svg(draws: Sequence[Drawing], *, label: str, inches: tuple[float, float]) -> str:
-    """Draw side by side, with a common vertical axis, as an inline ``<svg>``.
-
-    Args:
-        draws: one function per drawing.
-        label: text alternative.
-        inches: total width and height; the page scales them.
-    """
+    """Draw side by side, with a common vertical axis, as an inline ``<svg>``, which the page scales."""
     with mpl.rc_context(_style(_STAND_INS)):
         figure = Figure(figsize=inches, layout="constrained")
         for draw, axes in zip(draws, figure.subplots(1, len(draws), sharey=True, squeeze=False)[0], strict=True):
@@ -216,13 +199,7 @@ def to_svg(draws: Sequence[Drawing], *, label: str, inches: tuple[float, float])
 
 
 def write_png(draws: Sequence[Drawing], path: Path, *, columns: int, inches: tuple[float, float]) -> None:
-    """Write several drawings to one PNG on white.
-
-    Args:
-        draws: one function per drawing.
-        path: the file.
-        columns: number of drawings in a row.
-        inches: width and height of one drawing.
+    """Write drawings of ``inches`` each to one PNG on white, so many ``columns`` in a row.
 
     Raises:
         StorageError: the file cannot be written.

@@ -54,11 +54,7 @@ def judge(models: Mapping[str, str], evaluations: Sequence[Mapping[str, Any]]) -
     """Match models and evaluations by fingerprint.
 
     The headline is the last figure of a task (its mean, if any), of the task that was evaluated for the most
-    models; ties go to the first such task.
-
-    Args:
-        models: label -> fingerprint.
-        evaluations: the result of :func:`read_evaluations`; those of other models are ignored.
+    models; ties go to the first such task. Evaluations of other models are ignored.
 
     Raises:
         DataError: an evaluation lacks a field.

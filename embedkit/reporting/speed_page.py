@@ -61,12 +61,8 @@ def write_speed_page(
 ) -> list[Path]:
     """Write the page, and the same content as ``.md`` and ``.json`` next to it.
 
-    Args:
-        reports: reports of one machine, with different numbers of threads; at least one.
-        path: path of the page.
-        evaluations: the result of :func:`~embedkit.reporting.quality.read_evaluations`; those of other models are
-            ignored.
-        title: title of the page.
+    The reports are of one machine, with different numbers of threads; evaluations of models that are not in them
+    are ignored.
 
     Returns:
         The files written.

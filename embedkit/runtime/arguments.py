@@ -1,4 +1,8 @@
-"""Validation of arguments: one gate for the public functions of all subpackages."""
+"""Validation of arguments, for the public functions of all subpackages.
+
+Each check returns the argument as a plain value of Python, or raises an InputError that names the argument and
+shows what it is. True and False are no numbers.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,7 @@ from embedkit.errors import InputError
 
 
 def check_whole(value: Any, name: str, *, least: int = 1, most: int | None = None) -> int:
-    """Return a whole number of Python or numpy; True and False are none.
-
-    Raises:
-        InputError: the value is something else, or out of range.
-    """
+    """Return a whole number of Python or numpy."""
     try:
         number = None if isinstance(value, bool | np.bool) else operator.index(value)
     except TypeError:
@@ -31,20 +31,12 @@ def check_whole(value: Any, name: str, *, least: int = 1, most: int | None = Non
 
 
 def check_count(value: Any, name: str, *, most: int | None = None) -> int | None:
-    """Accept None and whole numbers from 1 up.
-
-    Raises:
-        InputError: the value is something else.
-    """
+    """Accept None and whole numbers from 1 up."""
     return None if value is None else check_whole(value, name, most=most)
 
 
 def check_number(value: Any, name: str) -> float:
-    """Return a number of Python or numpy; True and False are none, nor are infinity and NaN.
-
-    Raises:
-        InputError: the value is something else.
-    """
+    """Return a finite number of Python or numpy."""
     is_other = isinstance(value, (bool, np.bool, str, bytes)) or (isinstance(value, np.ndarray) and value.ndim)
     try:
         number = math.nan if is_other else float(value)
@@ -56,54 +48,33 @@ def check_number(value: Any, name: str) -> float:
 
 
 def check_flag(value: Any, name: str) -> bool:
-    """Return True or False, of Python or numpy.
-
-    Raises:
-        InputError: the value is something else, such as "no", which Python takes for true.
-    """
+    """Return True or False, of Python or numpy, and not "no", for one, which Python takes for true."""
     if not isinstance(value, bool | np.bool):
         raise InputError(f"{name} must be True or False, not {shown(value)}", parameters=[name])
     return bool(value)
 
 
 def check_progress(show_progress_bar: Any) -> bool | None:
-    """Return the argument that every long call has: True, False or None.
-
-    Raises:
-        InputError: the value is something else.
-    """
+    """Return the argument that every long call has: True, False or None."""
     return None if show_progress_bar is None else check_flag(show_progress_bar, "show_progress_bar")
 
 
 def check_choice(value: Any, choices: Sequence[str], name: str) -> str:
-    """Return one of several texts.
-
-    Raises:
-        InputError: the value is something else.
-    """
+    """Return one of several texts."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}", parameters=[name])
     return value
 
 
 def check_text(value: Any, name: str) -> str:
-    """Return a text.
-
-    Raises:
-        InputError: the value is something else, or not valid Unicode.
-    """
+    """Return a text, which is valid Unicode."""
     if not isinstance(value, str) or not is_unicode(value):
         raise InputError(f"{name} must be a text, not {shown(value)}", parameters=[name])
     return value
 
 
 def check_path(value: Any, name: str) -> str:
-    """Return a path as text; it need not exist.
-
-    Raises:
-        InputError: the value is no ``str`` or ``os.PathLike``, or this system has no such paths: it holds a null
-            character, or is too long.
-    """
+    """Return a path as text; it need not exist, but this system must have such paths."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str) or not path:
         raise InputError(f"{name} must be a path, not {shown(value)}", parameters=[name])
@@ -120,11 +91,7 @@ def check_path(value: Any, name: str) -> str:
 
 
 def check_names(values: Any, name: str) -> list[str]:
-    """Return several names.
-
-    Raises:
-        InputError: it is one text, or no iterable of texts.
-    """
+    """Return several names."""
     if isinstance(values, str):
         raise InputError(f"{name} must be a list of names; did you mean [{shown(values)}]?", parameters=[name])
     try:
@@ -134,11 +101,7 @@ def check_names(values: Any, name: str) -> list[str]:
 
 
 def check_texts(texts: Any, name: str) -> list[str]:
-    """Return one or several texts as a list.
-
-    Raises:
-        InputError: it is no text and no iterable of texts; names the position of what is none.
-    """
+    """Return one or several texts as a list; an error names the position of what is none."""
     listed: list[Any] = [texts] if isinstance(texts, str) else list(check_iterable(texts, name))
     for position, text in enumerate(listed):
         if not isinstance(text, str):
@@ -149,9 +112,7 @@ def check_texts(texts: Any, name: str) -> list[str]:
 def check_iterable(texts: Any, name: str = "texts") -> Iterable[Any]:
     """Accept iterables of texts, or of pairs; the items are validated when they are tokenized.
 
-    Raises:
-        InputError: the argument is something else: bytes, or a mapping or table, which iterate over keys or
-            columns.
+    Bytes, and mappings and tables, which iterate over keys or columns, are none.
     """
     found = type(texts).__name__
     if isinstance(texts, Mapping):

@@ -25,9 +25,8 @@ from pathlib import Path
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import BundleError, BundleIntegrityError, BundleVersionError, ModelNotFoundError
-from embedkit.runtime.initializers import refuse_external_data
 from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
-from embedkit.runtime.wire import Field, encode_bytes, read_fields
+from embedkit.runtime.wire import Field, encode_bytes, read_fields, refuse_external_data
 
 FORMAT = 1
 

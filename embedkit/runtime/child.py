@@ -32,9 +32,6 @@ class Child:
     Raises:
         WorkerError: no process can be started: the system refuses, or the program is frozen and contains Python
             without its command.
-
-    Attributes:
-        process: the process.
     """
 
     def __init__(

@@ -14,12 +14,12 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_choice, check_count, check_flag, check_iterable, check_text
 from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.engine import Engine, OnLong, Plan, Verification
-from embedkit.runtime.initializers import expose_logits
 from embedkit.runtime.manifest import GoldenPairs
 from embedkit.runtime.model import Model
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import FolderModel
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens
+from embedkit.runtime.wire import expose_logits
 
 Activation = Literal["sigmoid", "identity"]
 

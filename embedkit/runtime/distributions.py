@@ -1,40 +1,45 @@
-"""Which of the packages that bring ONNX Runtime are installed; two of them destroy each other."""
+"""Which packages are installed, and which of those that bring ONNX Runtime: two of them destroy each other."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
-_DISTRIBUTIONS = (
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-directml",
-    "onnxruntime-openvino",
-    "onnxruntime-rocm",
-    "onnxruntime-qnn",
-)
+_ONNXRUNTIME = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-rocm", "-qnn"))
 
 
-def installed_distributions() -> dict[str, str]:
-    """Name -> version of every installed distribution that writes into the package ``onnxruntime``."""
-    found = {}
-    for name in _DISTRIBUTIONS:
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return name and version of those distributions that are installed."""
+    versions = {}
+    for package in packages:
         try:
-            found[name] = version(name)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
+
+
+def explain_conflict(packages: Iterable[str]) -> str:
+    """Return the message for several distributions that install into the same folder."""
+    names = list(packages)
+    return (
+        f"{' and '.join(names)} are both installed and overwrite each other's files; remove them with "
+        f"`pip uninstall -y {' '.join(names)}`, then install the one you want"
+    )
+
+
+def installed_onnxruntime() -> dict[str, str]:
+    """Return name and version of every distribution that writes into the package ``onnxruntime``."""
+    return installed_versions(_ONNXRUNTIME)
 
 
 def explain_missing_onnxruntime() -> str:
     """Return the message for a failed ``import onnxruntime``, or one that lacks its contents."""
-    names = list(installed_distributions())
+    names = list(installed_onnxruntime())
     if not names:
         return "ONNX Runtime is not installed; install it with: pip install onnxruntime"
     if len(names) > 1:
-        return (
-            f"{' and '.join(names)} are both installed and overwrite each other's files; remove them with "
-            f"`pip uninstall -y {' '.join(names)}`, then install the one you want"
-        )
+        return explain_conflict(names)
     return (
         f"{names[0]} is installed but damaged, as it is when a second ONNX Runtime package was removed from over "
         f"it; mend it with: pip install --force-reinstall --no-deps {names[0]}"

@@ -251,9 +251,6 @@ class Encoder(Model[Tokenizer]):
         whole word, or a whole sentence of a script without spaces, by one unknown token. Tokenizers without one,
         such as those of bytes, give 0.
 
-        Args:
-            texts: N texts.
-
         Raises:
             InputError: an item is not a text.
         """
@@ -321,9 +318,6 @@ class Encoder(Model[Tokenizer]):
 
     def check_token_ids(self, ids: Sequence[Sequence[int]]) -> Tokens:
         """Token ids of this model made elsewhere, special tokens included, as :meth:`encode_tokens` takes them.
-
-        Args:
-            ids: N lists.
 
         Raises:
             InputError: an item is not a list, is empty or longer than ``max_length``, or an id is not in the

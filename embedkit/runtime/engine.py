@@ -136,11 +136,7 @@ class Engine:
     ) -> Generator[FloatArray]:
         """Run chunk by chunk; truncation is logged in one line, however the stream ends.
 
-        Args:
-            items: texts or pairs.
-            run_part: runs a list of items, given the position of its first, such as :meth:`part`.
-            plan: options of the call.
-            total: number of items, if known.
+        ``run_part`` runs a list of items, given the position of its first, such as :meth:`part`.
 
         Yields:
             ``(n, *shape) float32`` for each chunk.
@@ -202,12 +198,8 @@ class Engine:
     ) -> Verification:
         """Compare tokens with golden tokens, and the results for these with golden values and their bits.
 
-        Args:
-            found: the tokens of the golden texts on this machine.
-            golden: the tokens in the bundle.
-            values: the output of the network at export.
-            tolerance: largest allowed difference.
-            digest: digest of the bits of the network's arithmetic; None if unknown.
+        ``found`` are the tokens of the golden texts on this machine, ``digest`` that of the bits of the network's
+        arithmetic.
         """
         same = found.ids == golden.ids and found.type_ids == golden.type_ids
         rows = self._run_all(golden, self._network.golden_batches(golden.lengths, most_tokens=self._max_tokens))
@@ -326,10 +318,7 @@ def token_batches(
 ) -> Iterator[npt.NDArray[np.intp]]:
     """Group texts of similar length so that a batch, padding included, keeps within a budget.
 
-    Args:
-        lengths: ``(N,)`` tokens of each text.
-        most_tokens: largest ``B * L`` of a batch; a longer text is a batch of its own.
-        most_texts: largest B of a batch.
+    A text of more than ``most_tokens`` is a batch of its own.
 
     Yields:
         ``(B,)`` positions of the texts of a batch, longest first; every position comes once. The

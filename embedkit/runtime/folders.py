@@ -368,12 +368,7 @@ def _set_casing(content: dict[str, Any], settings: Mapping[str, Any]) -> bool:
 
 
 def read_json(path: Path, *, kind: type = dict, optional: bool = False) -> Any:
-    """Read a JSON object, or a list if ``kind`` is list.
-
-    Args:
-        path: the file.
-        kind: dict or list.
-        optional: whether a missing file counts as empty.
+    """Read a JSON object, or a list if ``kind`` is list; a missing file that is optional counts as empty.
 
     Raises:
         ModelError: the file cannot be read, or contains something else.
@@ -560,9 +555,7 @@ def _read_prompts(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, st
 def stored_activation(settings: Mapping[str, Any], network: Mapping[str, Any]) -> str | None:
     """Return the class of a cross-encoder's activation, as version 6, versions 4 and 5, or earlier ones write it.
 
-    Args:
-        settings: content of ``config_sentence_transformers.json``.
-        network: content of ``config.json``.
+    ``settings`` are those of ``config_sentence_transformers.json``, ``network`` those of ``config.json``.
     """
     nested = network.get("sentence_transformers")
     found = [

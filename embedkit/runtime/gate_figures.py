@@ -10,11 +10,7 @@ _LIMITS = {"retention": "allowed", "spearman": "allowed", "largest_error_in_step
 
 
 def describe_figures(figures: Mapping[str, Any]) -> str:
-    """One gate's figures, each with its limit if it has one.
-
-    Args:
-        figures: as the manifest holds them: numbers and texts by name, limits under names that end in ``allowed``.
-    """
+    """One gate's figures as the manifest holds them, each with its limit, whose name ends in ``allowed``."""
     return ", ".join(_operators(figures) if "expected" in figures else _parts(figures))
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
+import tokenizers
 
 from embedkit.runtime.token_ids import TokenIds
 
@@ -37,11 +38,7 @@ class KernelPieces(ABC):
 
     @abstractmethod
     def _make(self) -> _Kernel:
-        """Create the kernel.
-
-        Raises:
-            OverflowError, ValueError: the kernel does not support this tokenizer.
-        """
+        """Create the kernel, or raise OverflowError or ValueError for a tokenizer that it does not support."""
 
     def encode(self, texts: list[str], threads: int = 1) -> tuple[TokenIds, list[int], list[int]] | None:
         """Return ids with special tokens, positions of truncated texts, and positions of unsupported texts.
@@ -87,3 +84,15 @@ def _tokenize(kernel: _Kernel, texts: list[str], threads: int) -> list[tuple[byt
 
 def _positions(outcomes: bytes, outcome: int) -> list[int]:
     return [position for position, found in enumerate(outcomes) if found == outcome] if outcome in outcomes else []
+
+
+def find_frame(whole: tokenizers.Tokenizer, bare: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the ids that ``whole`` adds before and after a text, found with two texts; else None."""
+    frames = []
+    for text in ("a", "b c"):
+        inner, outer = bare.encode(text, add_special_tokens=False).ids, whole.encode(text).ids
+        starts = [start for start in range(len(outer)) if outer[start : start + len(inner)] == inner]
+        if len(starts) != 1:
+            return None
+        frames.append((outer[: starts[0]], outer[starts[0] + len(inner) :]))
+    return frames[0] if frames[0] == frames[1] else None

@@ -168,13 +168,8 @@ class Golden:
 class GoldenPairs:
     """Pairs of texts with the tokens and scores they had when a cross-encoder's bundle was written.
 
-    Attributes:
-        pairs: G pairs, at least one.
-        token_ids: their ids, special tokens included.
-        token_type_ids: their token types, in lists as long as those of ``token_ids``.
-        scores: ``(G,) float32``, the output of the graph.
-        tolerance: largest absolute difference that another machine may show.
-        digests: as of :class:`Golden`, of the scores.
+    ``token_type_ids`` are as long as ``token_ids``; ``scores``, ``(G,) float32``, are the output of the graph.
+    ``tolerance`` and ``digests`` are as of :class:`Golden`.
     """
 
     pairs: list[tuple[str, str]]

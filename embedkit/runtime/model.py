@@ -36,12 +36,7 @@ AnyTokenizer = TypeVar("AnyTokenizer", Tokenizer, PairTokenizer)
 
 
 class Origin(NamedTuple):
-    """Source of a model, from which other processes can load it again.
-
-    Attributes:
-        source: path of the file or folder.
-        options: keywords of ``load``.
-    """
+    """Path and keywords of ``load`` from which other processes can load a model again."""
 
     source: str
     options: Mapping[str, Any]
@@ -285,13 +280,8 @@ def load_model(
 ) -> tuple[Path, Bundle | FolderModel]:
     """Find and read a model: a bundle, a folder with one bundle, or a folder of another library.
 
-    Args:
-        source: see :func:`~embedkit.runtime.location.find_model`.
-        kind: the kind that a folder of another library should hold.
-        file: the graph to use in a folder.
-
-    Returns:
-        Its location, for messages, and the model.
+    ``kind`` is what a folder of another library should hold, ``file`` the graph to use in a folder. The path is
+    for messages.
 
     Raises:
         ModelNotFoundError, BundleError, ModelError, InputError: the model cannot be found or read.

@@ -36,13 +36,7 @@ def joined(*several: Iterable[str]) -> tuple[str, ...]:
 
 
 def warn_of_mixture(place: object, kept: Iterable[str], used: Iterable[str]) -> None:
-    """Log a warning if embeddings with different arithmetics are mixed.
-
-    Args:
-        place: where the embeddings are stored.
-        kept: arithmetics of the stored embeddings.
-        used: arithmetics of the embeddings that are added to them or compared with them.
-    """
+    """Log a warning if the arithmetics of embeddings ``kept`` at a place are mixed with others in ``used``."""
     old, new = set(kept) - {UNKNOWN}, set(used) - {UNKNOWN}
     if old and not new <= old:
         logger.warning(

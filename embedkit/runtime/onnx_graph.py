@@ -1,6 +1,6 @@
 """Reads a graph of plain weights and operators without the onnx package, completely or not at all, node by node.
 
-``initializers.py`` looks for single fields and skips all others. This module skips only names of nodes,
+``wire.py`` looks for single fields and skips all others. This module skips only names of nodes,
 comments and metadata, because code that runs a graph without ONNX Runtime has to understand all of it.
 
 Source: onnx.proto of ONNX 1.16, in the form in which Python's onnx package writes it.
@@ -77,13 +77,7 @@ class Tensor(NamedTuple):
 
 
 class Value(NamedTuple):
-    """An input or an output.
-
-    Attributes:
-        name: its name in nodes.
-        kind: ONNX type number: 1 is float32, 7 is int64.
-        axes: the name or the length of each axis.
-    """
+    """An input or an output, with its ONNX type (1 is float32, 7 is int64), and names or lengths of axes."""
 
     name: str
     kind: int
@@ -285,13 +279,7 @@ class GraphCursor:
         return "" if tensor is None else tensor.dtype.name
 
     def constant(self, position: int, dtype: str, *shape: int | None) -> Array:
-        """Return a constant input of the next node.
-
-        Args:
-            position: position among the node's inputs.
-            dtype: expected dtype.
-            shape: expected shape; None is any length.
-        """
+        """Return a constant input of the next node, of this dtype and shape, where None is any length."""
         array = self._array(self.name(position))
         if array is None or array.dtype.name != dtype or len(array.shape) != len(shape):
             raise OtherGraphError(f"input {position} of {self.operator} is another constant")
@@ -307,16 +295,10 @@ class GraphCursor:
     def take_many(
         self, operator: str, outputs: int, *inputs: str | Array, **attributes: Attribute
     ) -> tuple[str, ...]:
-        """Consume the next node.
+        """Consume the next node, and return the names of its outputs.
 
-        Args:
-            operator: expected operator.
-            outputs: expected number of outputs.
-            inputs: for each, the name of the value, or an array that the constant must equal, with type and shape.
-            attributes: exactly the expected attributes.
-
-        Returns:
-            the names of its outputs.
+        Each of ``inputs`` is the name of the value, or an array that the constant must equal, with type and shape;
+        ``attributes`` are exactly the expected ones.
         """
         node = self._node
         if node.operator != operator or len(node.inputs) != len(inputs) or len(node.outputs) != outputs:

@@ -48,15 +48,7 @@ class Packing:
         precision: Precision,
         ranges: Ranges | None = None,
     ) -> Packing:
-        """Check the caller's options for a model.
-
-        Args:
-            dimension: D, the dimensions of the model.
-            truncate_dim: number of dimensions to keep; None keeps all.
-            unit: whether the model returns unit rows.
-            normalize: whether to scale rows to length 1.
-            precision: as for the attribute.
-            ranges: the model's ranges, if it has them.
+        """Check the caller's options for a model of ``dimension``, whose rows are unit rows if ``unit``.
 
         Raises:
             InputError: the model does not support an option.
@@ -153,11 +145,7 @@ class Ranges:
         return base64.b64encode(np.stack([self.least, self.most]).astype("<f4").tobytes()).decode("ascii")
 
     def quantize(self, rows: FloatArray) -> npt.NDArray[np.uint8]:
-        """Round to the nearest of 256 even steps from smallest to largest; values outside become 0 or 255.
-
-        Args:
-            rows: ``(N, d) float32``, the first d of the dimensions.
-        """
+        """Round ``(N, d) float32`` to the nearest of 256 even steps from smallest to largest; others to an end."""
         least, most = self.least[: rows.shape[1]], self.most[: rows.shape[1]]
         step = np.where(most > least, (most - least) / _STEPS, 1)
         steps: npt.NDArray[np.uint8] = np.clip(np.rint((rows - least) / step), 0, _STEPS).astype(np.uint8)

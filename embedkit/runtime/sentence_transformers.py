@@ -20,9 +20,9 @@ from embedkit.runtime.folders import (
     read_tokenizer,
     whole_number,
 )
-from embedkit.runtime.initializers import refuse_external_data
 from embedkit.runtime.manifest import ACTIVATIONS, Manifest
 from embedkit.runtime.tokenization import TokenBatch
+from embedkit.runtime.wire import refuse_external_data
 
 DEFAULT_FILE = "onnx/model.onnx"
 _USUAL_LENGTH = 512  # where no file specifies one
@@ -51,11 +51,7 @@ class FolderModel:
 
 
 def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
-    """Read a sentence-transformers folder.
-
-    Args:
-        folder: it holds ``modules.json``, ``tokenizer.json`` and an ONNX graph.
-        file: the graph, relative to the folder; ``onnx/model.onnx`` if None.
+    """Read a sentence-transformers folder with an ONNX graph, ``onnx/model.onnx`` unless ``file`` names another.
 
     Raises:
         ModelError: a file is missing or malformed, or the model needs a module that embedkit does not run.
@@ -85,9 +81,7 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
 def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> FolderModel:
     """Read the folder of a cross-encoder: a classifier with one logit, as transformers writes it.
 
-    Args:
-        folder: it holds ``config.json``, ``tokenizer.json`` and an ONNX graph.
-        file: the graph, relative to the folder; ``onnx/model.onnx`` if None.
+    ``file`` is the graph, relative to the folder; ``onnx/model.onnx`` if None.
 
     Raises:
         ModelError: a file is missing or malformed, or the model is no cross-encoder.
@@ -118,10 +112,7 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
 def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
     """Make token embeddings ``(B, L, H)`` one embedding ``(B, H)`` for each text.
 
-    Args:
-        tokens: output of the transformer.
-        batch: its input.
-        pooling: one of :data:`~embedkit.runtime.folders.POOLINGS`, or several joined by ``+``.
+    ``pooling`` is one of :data:`~embedkit.runtime.folders.POOLINGS`, or several joined by ``+``.
     """
     pooled = [_pool(tokens, batch.attention_mask, mode) for mode in pooling_modes(pooling)]
     return pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1)
@@ -143,10 +134,7 @@ def _pool(tokens: FloatArray, attention_mask: npt.NDArray[np.int64], mode: str) 
 
 
 def read_activation(stored: str | None) -> str:
-    """Return the activation of a cross-encoder's folder as a manifest has it.
-
-    Args:
-        stored: its class, None for the default.
+    """Return the activation of a cross-encoder's folder, stored as a class or None, as a manifest has it.
 
     Raises:
         ModelError: it is neither the identity nor the sigmoid.

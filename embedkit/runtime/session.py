@@ -15,11 +15,11 @@ import numpy.typing as npt
 from embedkit.errors import BundleIntegrityError, InputError, MissingExtraError, ModelError, ProviderError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_names
-from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_distributions
+from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_onnxruntime
 from embedkit.runtime.engine import token_batches
-from embedkit.runtime.initializers import large_tables
 from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import TokenBatch, Tokens
+from embedkit.runtime.wire import large_tables
 
 # At its import it would store an id of this device, and events to be sent to its makers, in the user's folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -102,10 +102,8 @@ class Session:
     def run(self, batch: TokenBatch, *, lane: int | None = None, output: str | None = None) -> FloatArray:
         """Run the graph on one token batch.
 
-        Args:
-            batch: what to run.
-            lane: where to run it on one thread, below ``lanes``, if others run at the same time.
-            output: name of the output to return; None returns the one that was chosen.
+        ``lane`` is where to run it on one thread, below ``lanes``, if others run at the same time; ``output``
+        names another output than the chosen one.
 
         Returns:
             The output, ``(B, D)``, ``(B, L, H)`` or, of a cross-encoder, ``(B,) float32``.
@@ -156,7 +154,7 @@ def _check_providers(providers: Sequence[str] | None) -> list[str]:
     if not wanted:
         raise InputError("providers is an empty list; None stands for the CPU")
     if missing:
-        installed = " and ".join(f"{name} {number}" for name, number in installed_distributions().items())
+        installed = " and ".join(f"{name} {number}" for name, number in installed_onnxruntime().items())
         raise ProviderError(
             f"{missing[0]} is not among the providers of the installed {installed or 'ONNX Runtime'}: "
             f"{', '.join(available)}"

@@ -45,10 +45,7 @@ class SharedArrays:
         """Return the arrays, mapped read-only and aligned to 64 bytes.
 
         If the disk is full, or the system is Windows, a warning is logged and the arrays are those of ``make``.
-
-        Args:
-            form: identifies how the model's weights are arranged.
-            make: creates the arrays; called unless the folder contains them.
+        ``form`` identifies how the weights are arranged; ``make`` is called unless the folder contains them.
         """
         try:
             with _locked(self._folder.with_suffix(".lock")):
@@ -100,11 +97,7 @@ class SharedArrays:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, once no other process holds it.
-
-    Raises:
-        OSError: the file cannot be created, or the system has no such locks.
-    """
+    """Hold the lock of a file once no other process holds it; OSError if there are no such locks here."""
     if sys.platform == "win32":
         raise OSError("Windows cannot replace files that are mapped")
     with path.open("w") as file:

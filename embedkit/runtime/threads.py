@@ -14,9 +14,6 @@ def available_threads(root: Path = Path("/")) -> int:
 
     The smaller of its affinity mask and the quota of its control group or of any group above it
     (versions 1 and 2). A container on a large machine is often given only a few.
-
-    Args:
-        root: parent of ``proc`` and ``sys``; changed only in tests.
     """
     limits = [_quota(folder) for folder in _control_groups(root)]
     return max(1, min([_affinity(), *(int(limit) for limit in limits if limit is not None)]))

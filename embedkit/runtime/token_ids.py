@@ -19,10 +19,6 @@ class TokenIds(Sequence[list[int]]):
     Args:
         flat: ``(T,) int32``, all ids.
         bounds: ``(N + 1,) int64``; text i has ``flat[bounds[i] : bounds[i + 1]]``.
-
-    Attributes:
-        flat: as given.
-        bounds: as given.
     """
 
     __slots__ = ("bounds", "flat")
@@ -139,11 +135,7 @@ class TokenSpan(NamedTuple):
 
 
 class TokenSpans:
-    """A tokenizer without truncation and padding.
-
-    Args:
-        json: contents of a ``tokenizer.json``.
-    """
+    """The tokenizer of a ``tokenizer.json``, without truncation and padding."""
 
     def __init__(self, json: str) -> None:
         self._tokenizer = tokenizers.Tokenizer.from_str(json)
@@ -151,12 +143,7 @@ class TokenSpans:
         self._tokenizer.no_truncation()
 
     def find(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[TokenSpan]]:
-        """Return the tokens of each text.
-
-        Args:
-            texts: N texts.
-            special_tokens: whether to include tokens that the tokenizer adds.
-        """
+        """Return the tokens of each text, with or without those that the tokenizer adds."""
         found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special_tokens)
         return [_spans(text, encoding) for text, encoding in zip(texts, found, strict=True)]
 

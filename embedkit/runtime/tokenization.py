@@ -16,11 +16,10 @@ import tokenizers
 from embedkit.errors import EmbedkitError, InputError, ModelError, ModelNotFoundError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.kernel_pieces import KernelPieces
-from embedkit.runtime.plain_texts import PlainTexts
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenizer_rules import check_rules
 from embedkit.runtime.unigram_pieces import UnigramPieces
-from embedkit.runtime.word_pieces import PairPieces, WordPieces
+from embedkit.runtime.word_pieces import PairPieces, PlainTexts, WordPieces
 
 _PROBE = "a \ua66e"  # a letter of a single manuscript: no vocabulary has it, so it takes the unknown token
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
@@ -72,9 +71,7 @@ class Tokens(NamedTuple):
     def share(self, token: int, *, without: Collection[int]) -> FloatArray:
         """``(N,) float32``, the share of one id among the tokens of each text or pair; 0 where there are none.
 
-        Args:
-            token: the id.
-            without: ids that do not count as tokens, such as those of special tokens.
+        ``without`` are ids that do not count as tokens, such as those of special tokens.
         """
         tokens = TokenIds.of(self.ids)
         owner = np.repeat(np.arange(len(tokens)), tokens.lengths)
@@ -202,13 +199,10 @@ class Tokenizer(_FastTokenizer):
         return words or UnigramPieces.find(self._tokenizer, self.max_length)
 
     def tokenize(self, texts: Sequence[str], *, prompt: str = "", first: int = 0, threads: int = 1) -> Tokens:
-        """Turn texts into token ids.
+        """Turn texts into token ids, each after the prompt.
 
-        Args:
-            texts: N texts.
-            prompt: prepended to each.
-            first: position of ``texts[0]`` in the caller's input, for messages.
-            threads: number of threads of the kernel for many texts; tokenizers starts its own threads.
+        ``first`` is the position of ``texts[0]`` in the caller's input, for messages; ``threads`` are those of the
+        kernel for many texts.
 
         Raises:
             InputError: an item is not a ``str``, or not valid Unicode; names its position.
@@ -305,11 +299,9 @@ class PairTokenizer(_FastTokenizer):
         self._pieces = PairPieces.find(self._tokenizer, self.max_length) if is_right else None
 
     def tokenize(self, pairs: Sequence[tuple[str, str]], *, first: int = 0) -> Tokens:
-        """Turn pairs of texts into token ids and token types.
+        """Turn pairs, each a tuple or list of two texts, into token ids and token types.
 
-        Args:
-            pairs: N pairs, each a tuple or list of two texts.
-            first: position of ``pairs[0]`` in the caller's input, for messages.
+        ``first`` is the position of ``pairs[0]`` in the caller's input, for messages.
 
         Raises:
             InputError: an item is not two ``str``, or not valid Unicode; names its position.
@@ -329,9 +321,6 @@ class PairTokenizer(_FastTokenizer):
 
         Consecutive windows share half of their tokens, and the last one ends with the text. A first text keeps at
         most half of the room.
-
-        Args:
-            pairs: N pairs of two ``str``.
 
         Returns:
             tokens of ``M >= N`` rows, and the first row of each pair ``(N,)``, ascending.

@@ -38,12 +38,7 @@ def _flat(rule: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_rules(tokenizer: tokenizers.Tokenizer, frame: int, max_length: int) -> None:
-    """Check that a text cannot become much longer than it is.
-
-    Args:
-        tokenizer: the tokenizer.
-        frame: number of tokens that it adds to a text.
-        max_length: maximum length of a text in tokens, including those.
+    """Check that a text cannot become much longer than it is; ``frame`` tokens are added to it.
 
     Raises:
         ModelError: its rules can make a text more than 100 times as long, repeat it, or add more tokens than it

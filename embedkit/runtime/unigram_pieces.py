@@ -15,9 +15,8 @@ import tokenizers
 from tokenizers.models import Unigram
 from tokenizers.normalizers import Precompiled
 
-from embedkit.runtime.kernel_pieces import KernelPieces
+from embedkit.runtime.kernel_pieces import KernelPieces, find_frame
 from embedkit.runtime.kernels import unigram
-from embedkit.runtime.plain_texts import find_frame
 from embedkit.runtime.tokenizer_rules import rules_of
 
 _PIECES_OF_A_TEXT = 25  # so many pieces of the vocabulary are read in the time of a short text
@@ -54,11 +53,6 @@ class UnigramPieces(KernelPieces):
     The kernel knows what SentencePiece's models have: the normalisers `Precompiled`, `Strip` and `Replace` of
     several spaces, in this order, and the pre-tokenizers `WhitespaceSplit` and `Metaspace`. Texts with added
     tokens, and a few with rare combinations of characters, are left to the tokenizer.
-
-    Args:
-        tokenizer: the tokenizer to imitate.
-        frame: ids before and after each text.
-        room: maximum number of pieces of a text.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, frame: tuple[list[int], list[int]], room: int) -> None:
@@ -70,9 +64,7 @@ class UnigramPieces(KernelPieces):
     def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> Self | None:
         """Return the fast path of a tokenizer, or None if there is no kernel or the kernel does not support it.
 
-        Args:
-            tokenizer: the tokenizer to imitate; without padding, truncating on the right.
-            max_length: maximum length of a text in tokens, including special tokens.
+        The tokenizer is without padding and truncates on the right; ``max_length`` includes special tokens.
         """
         added = tokenizer.get_added_tokens_decoder().values()
         if unigram is None or type(tokenizer.model) is not Unigram or any(token.normalized for token in added):

@@ -17,13 +17,8 @@ def find_windows(text: str, tokens: Sequence[Span], size: int, overlap: int = 0)
     """Divide a text into windows of at most ``size`` tokens.
 
     A window ends, in its second half, after a paragraph, else a line, a sentence or a word; each begins at most
-    ``overlap`` tokens before the end of the previous one, likewise after a pause.
-
-    Args:
-        text: the text.
-        tokens: the characters of each token, ascending.
-        size: maximum number of tokens, at least 1.
-        overlap: maximum number of tokens that consecutive windows share, below ``size``.
+    ``overlap`` tokens before the end of the previous one, likewise after a pause. ``tokens`` are the characters of
+    each token, ascending.
 
     Returns:
         the characters of each window, without white space around them; none for a text without tokens.

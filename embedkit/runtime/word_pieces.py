@@ -1,23 +1,114 @@
-"""The fastest path through BERT's tokenizer, for texts and for pairs: a C kernel, if it was built."""
+"""Fast paths through BERT's tokenizer: a C kernel for texts and pairs, if it was built, and Python for texts."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from embedkit.runtime.kernel_pieces import KernelPieces
+from embedkit.runtime.kernel_pieces import KernelPieces, find_frame
 from embedkit.runtime.kernels import wordpiece
-from embedkit.runtime.plain_texts import PlainTexts, plain_characters
 from embedkit.runtime.token_ids import TokenIds
+
+# Latin blocks and IPA, Greek and Cyrillic, General Punctuation and Currency Symbols, without combining
+# marks, line terminators and direction marks.
+_NOT_PLAIN = re.compile(
+    "[^\t\n\r\x20-\x7e\xa0-\u02af\u0370-\u0482\u048a-\u052f\u2010-\u2027\u2030-\u205e\u20a0-\u20bf]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTexts:
+    """Tokenizes plain texts at about half the cost. Create it with :meth:`find`.
+
+    BERT's normaliser drops control characters, spaces Chinese characters, strips accents and lowercases, with
+    offsets of every character, which costs as much as all the rest. Its result for a Latin, Greek or Cyrillic
+    letter, punctuation or a currency sign does not depend on adjacent characters (combining marks, which it would
+    sort, are not plain), so Python replaces characters one by one, and lowercases ASCII. Special tokens
+    are added around ids instead of merged. Pre-tokenization and word pieces are the tokenizer's own.
+
+    Attributes:
+        quick: the tokenizer without its normaliser, special and added tokens; truncates texts.
+        before: ids before each text.
+        after: ids after each text.
+        room: number of tokens to which ``quick`` truncates.
+        lowercase: whether the normaliser lowercases.
+        spelling: code point -> result of the normaliser.
+        added: finds added tokens.
+    """
+
+    quick: tokenizers.Tokenizer
+    before: list[int]
+    after: list[int]
+    room: int
+    lowercase: bool
+    spelling: Mapping[int, str]
+    added: re.Pattern[str]
+
+    @classmethod
+    def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> Self | None:
+        """Return the fast path of a tokenizer without padding, or None if it has none."""
+        normalizer, added = tokenizer.normalizer, tokenizer.get_added_tokens_decoder().values()
+        if type(normalizer) is not BertNormalizer or any(token.normalized for token in added):
+            return None
+        if type(tokenizer.model) is WordPiece and tokenizer.model.token_to_id(tokenizer.model.unk_token) is None:
+            return None  # it raises an error for each unknown word
+        quick = tokenizers.Tokenizer(tokenizer.model)  # shares memory, not a copy
+        quick.pre_tokenizer = tokenizer.pre_tokenizer
+        frame = find_frame(tokenizer, quick)
+        if frame is None:
+            return None
+        room = max_length - sum(map(len, frame))
+        quick.enable_truncation(room)
+        pattern = "|".join(re.escape(token.content) for token in added)
+        spelling = _Spelling(normalizer)
+        return cls(quick, *frame, room, bool(normalizer.lowercase), spelling, re.compile(pattern or "(?!)"))
+
+    def spell(self, text: str) -> str | None:
+        """Return the normalised text, or None if it is not plain or contains an added token such as ``[MASK]``."""
+        if self.added.search(text):
+            return None
+        if text.isascii() and text.isprintable():
+            return text.lower() if self.lowercase else text
+        return None if _NOT_PLAIN.search(text) else text.translate(self.spelling)
+
+    def encode(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
+        """Return ids of texts normalised by :meth:`spell`, with special tokens, and whether each was truncated."""
+        found = []
+        for encoding in self.quick.encode_batch_fast(texts):
+            ids = encoding.ids
+            # Reading `overflowing` copies the whole rest of a text, so it is read only if there can be one.
+            cut = len(ids) == self.room and bool(encoding.overflowing)
+            found.append(([*self.before, *ids, *self.after], cut))
+        return found
+
+
+def plain_characters() -> str:
+    """Return every character that a plain text may contain."""
+    return _NOT_PLAIN.sub("", "".join(map(chr, range(0x2100))))
+
+
+class _Spelling(dict[int, str]):
+    """Queries the normaliser once for each new character."""
+
+    def __init__(self, normalizer: BertNormalizer) -> None:
+        super().__init__()
+        self._normalizer = normalizer
+
+    def __missing__(self, code: int) -> str:
+        self[code] = spelling = str(self._normalizer.normalize_str(chr(code)))
+        return spelling
+
 
 _LONGEST_WORD = 256  # the longest word that the kernel supports
 _UNREAD_TEXTS = 200  # so many texts take longer than learning some blocks of characters
@@ -34,10 +125,6 @@ class WordPieces(KernelPieces):
     characters of plain texts, and learns others in blocks of 256 once enough texts have them. Texts with
     characters beyond the Basic Multilingual Plane, and with added tokens, are left to the tokenizer.
     It reads a text in one pass and stops at the truncation.
-
-    Args:
-        tokenizer: the tokenizer to imitate.
-        plain: its fast path without the kernel.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, plain: PlainTexts) -> None:
@@ -49,12 +136,7 @@ class WordPieces(KernelPieces):
 
     @classmethod
     def find(cls, tokenizer: tokenizers.Tokenizer, plain: PlainTexts | None) -> WordPieces | None:
-        """Return the fast path of a tokenizer, or None if there is no kernel or the tokenizer differs from BERT's.
-
-        Args:
-            tokenizer: the tokenizer to imitate.
-            plain: its fast path without the kernel, or None.
-        """
+        """Return the fast path of a tokenizer, or None if there is no kernel or it is not BERT's."""
         model = tokenizer.model
         if wordpiece is None or plain is None or type(model) is not WordPiece:
             return None
@@ -149,13 +231,7 @@ class _Frame(NamedTuple):
 
 @dataclass(slots=True)
 class PairPieces:
-    """Ids and types of plain pairs, if :class:`WordPieces` supports the tokenizer. Create it with :meth:`find`.
-
-    Attributes:
-        words: returns the pieces of texts, without special tokens.
-        frame: the special tokens.
-        room: maximum number of pieces of both texts together.
-    """
+    """Ids and types of plain pairs, if :class:`WordPieces` supports the tokenizer. Create it with :meth:`find`."""
 
     words: WordPieces
     frame: _Frame
@@ -163,12 +239,7 @@ class PairPieces:
 
     @classmethod
     def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> PairPieces | None:
-        """Return the fast path of a tokenizer without truncation and padding, or None if it has none.
-
-        Args:
-            tokenizer: the tokenizer to imitate.
-            max_length: maximum length of a pair in tokens, including special tokens.
-        """
+        """Return the fast path of a tokenizer without truncation and padding, or None if it has none."""
         plain, frame = PlainTexts.find(tokenizer, max_length), _find_frame(tokenizer)
         if plain is None or frame is None:
             return None
@@ -213,12 +284,7 @@ class PairPieces:
 
 
 def _share(room: int, counts: _Counts) -> _Counts:
-    """Return how many tokens each text of a pair keeps, ``(N, 2)``; the longer, else the second, gets an odd one.
-
-    Args:
-        room: maximum number of tokens of both together.
-        counts: ``(N, 2)``, their numbers of tokens.
-    """
+    """Return how many of ``(N, 2)`` tokens are kept; the longer text, or else the second, gets an odd one."""
     half, least = room // 2, counts.min(axis=1, keepdims=True)
     halves = np.where(counts[:, :1] > counts[:, 1:], [room - half, half], [half, room - half])
     cut = np.where(least > half, halves, np.where(counts == least, counts, room - least))

@@ -28,7 +28,7 @@ from typing import Any
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError, ModelError
-from embedkit.runtime.distributions import installed_distributions
+from embedkit.runtime.distributions import installed_onnxruntime
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_model
 from embedkit.runtime.manifest import Manifest
@@ -175,7 +175,7 @@ def main() -> None:
 
 def _load(source: str, threads: int) -> TimedModel:
     encoder, size_bytes = read_encoder(source, threads)
-    versions = " ".join(f"{name} {version}" for name, version in installed_distributions().items())
+    versions = " ".join(f"{name} {version}" for name, version in installed_onnxruntime().items())
     runtime = f"embedkit {__version__}" if encoder.provider == NATIVE else versions
     about = {
         "name": encoder.name,

@@ -31,5 +31,5 @@ def test_the_message_matches_the_installed_packages(
         return "1.2.3"
 
     monkeypatch.setattr(distributions, "version", version)
-    assert distributions.installed_distributions() == dict.fromkeys(installed, "1.2.3")
+    assert distributions.installed_onnxruntime() == dict.fromkeys(installed, "1.2.3")
     assert re.search(words, distributions.explain_missing_onnxruntime())

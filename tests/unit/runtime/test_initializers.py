@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 
 from embedkit.errors import BundleError
 from embedkit.runtime import initializers
-from embedkit.runtime.initializers import large_tables, largest_initializers, refuse_external_data
+from embedkit.runtime.wire import large_tables, largest_initializers, refuse_external_data
 
 
 def tensor(*, external: bool) -> onnx.TensorProto:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as PlainTokenizer
 
-from embedkit.runtime.plain_texts import _NOT_PLAIN, PlainTexts
 from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.word_pieces import _NOT_PLAIN, PlainTexts
 
 CHARACTERS = [chr(code) for code in range(0x2100) if not _NOT_PLAIN.match(chr(code))]
 MAX_LENGTH = 12

@@ -25,8 +25,8 @@ from embedkit.runtime import kernel_pieces, word_pieces
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.kernels import wordpiece
 from embedkit.runtime.location import find_model
-from embedkit.runtime.plain_texts import plain_characters
 from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.word_pieces import plain_characters
 
 pytestmark = pytest.mark.skipif(wordpiece is None, reason="the kernel was not built")
 
