@@ -11,7 +11,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,13 +43,13 @@ class Block(NamedTuple):
     reason: str | None
 
 
-def blocks(path: Path, language: str) -> Iterator[tuple[str | None, str]]:
+def blocks(path, language):
     for found in BLOCK.finditer(path.read_text(encoding="utf-8")):
         if found["language"] == language:
             yield found["mark"], found["text"]
 
 
-def python_blocks() -> Iterator[Block]:
+def python_blocks():
     for path in DOCUMENTS:
         shared: dict[str, str] = {}
         for number, (mark, text) in enumerate(blocks(path, "python"), start=1):
@@ -63,7 +62,7 @@ def python_blocks() -> Iterator[Block]:
             yield Block(f"{path.name}-{name}", text, None)
 
 
-def commands() -> Iterator[tuple[str, list[str]]]:
+def commands():
     for path in DOCUMENTS:
         for _, text in blocks(path, ""):
             for line in text.replace("\\\n", " ").splitlines():
@@ -111,11 +110,11 @@ class Notebook(NamedTuple):
     cells: list[str]
 
     @classmethod
-    def load(cls, path: Path) -> Notebook:
+    def load(cls, path):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         return cls(["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"])
 
-    def run(self, variables: dict[str, object]) -> None:
+    def run(self, variables):
         """Run all cells; a line that starts with ``!`` is a command, as in IPython."""
         for cell in self.cells:
             if cell.startswith("!embedkit "):
@@ -141,7 +140,7 @@ def test_notebooks_run(path, tmp_path, monkeypatch):
     notebook.run({"__name__": "__main__"})
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(path):
     found = HEADING.findall(BLOCK.sub("", path.read_text(encoding="utf-8")))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 

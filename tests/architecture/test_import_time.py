@@ -25,7 +25,7 @@ HEAVY = {
 LEAST_ROUNDS, MOST_ROUNDS = 3, 40  # other work on the machine slows down rounds, sometimes many in a row
 
 
-def processor_seconds(statement: str) -> float:
+def processor_seconds(statement):
     """Return the processor time of a fresh interpreter, which other work changes less than elapsed time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", statement], check=True)

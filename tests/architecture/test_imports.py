@@ -40,7 +40,7 @@ VIOLATIONS = [
 ]
 
 
-def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+def lint_imports(folder):
     command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     return subprocess.run(
         [sys.executable, "-c", command, "--config", str(ROOT / "pyproject.toml"), "--no-cache"],
@@ -58,7 +58,7 @@ def test_contracts_hold():
 
 
 @pytest.fixture(scope="module")
-def broken_package(tmp_path_factory) -> str:
+def broken_package(tmp_path_factory):
     """Run import-linter on a copy of the package that contains all violations."""
     folder = tmp_path_factory.mktemp("package")
     shutil.copytree(PACKAGE, folder / "embedkit", ignore=shutil.ignore_patterns("__pycache__"))
@@ -79,7 +79,7 @@ def test_every_contract_has_a_violation(broken_package):
     assert "KEPT" not in broken_package
 
 
-def loaded_by(script: str) -> set[str]:
+def loaded_by(script):
     """Return the top-level packages loaded after a script ran in a fresh interpreter."""
     ending = "\nimport json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     done = subprocess.run([sys.executable, "-c", script + ending], capture_output=True, text=True, check=True)
@@ -134,7 +134,7 @@ LOAD_MODELS = [
 ]
 
 
-def may_import_late(path: Path) -> bool:
+def may_import_late(path):
     """Only commands may, for a fast `--help`, and code that may not need what is slow to import."""
     return path.parent == PACKAGE / "cli" or path in RUN_GRAPHS or path in LOAD_MODELS
 

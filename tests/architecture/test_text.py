@@ -29,17 +29,17 @@ DRAWERS = {"base", "common", "core", "helper", "helpers", "misc", "tools", "util
 PRIVATE_PLACE = re.compile(r"(?<![\w.~}\])/-])/(?:work|root|opt|mnt|Users|home(?!/someone))/\w")
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @functools.cache
-def parsed() -> dict[Path, ast.Module]:
+def parsed():
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 

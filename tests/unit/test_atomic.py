@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,11 +14,11 @@ from embedkit.atomic import atomic_file, atomic_folder
 from embedkit.errors import BundleError, StorageError
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_appears_when_it_is_whole(tmp_path):
     target = tmp_path / "new/deep/file.bin"
     with atomic_file(target) as temporary:
         temporary.write_bytes(b"content")
@@ -31,11 +29,11 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, BundleError])
-def test_a_failure_leaves_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failure_leaves_the_old_file(tmp_path, error):
     target = tmp_path / "file.bin"
     target.write_bytes(b"old")
 
-    def write() -> None:
+    def write():
         with atomic_file(target) as temporary:
             temporary.write_bytes(b"new")
             raise error("stop")
@@ -46,7 +44,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path, error: type[BaseException
     assert names(tmp_path) == ["file.bin"]
 
 
-def test_a_file_has_the_permissions_of_any_other_new_one(tmp_path: Path) -> None:
+def test_a_file_has_the_permissions_of_any_other_new_one(tmp_path):
     (tmp_path / "plain").touch()
     with atomic_file(tmp_path / "file"):
         pass
@@ -58,7 +56,7 @@ def test_a_file_has_the_permissions_of_any_other_new_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("write", [atomic_file, atomic_folder])
-def test_a_full_disk_is_a_storage_error(tmp_path: Path, write: Callable[[Path], Any]) -> None:
+def test_a_full_disk_is_a_storage_error(tmp_path, write):
     with (
         pytest.raises(StorageError, match=r"cannot write .*target: No space left") as caught,
         write(tmp_path / "target"),
@@ -69,7 +67,7 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, write: Callable[[Path], 
 
 
 @pytest.mark.parametrize("write", [atomic_file, atomic_folder])
-def test_a_folder_that_is_a_file_is_a_storage_error(tmp_path: Path, write: Callable[[Path], Any]) -> None:
+def test_a_folder_that_is_a_file_is_a_storage_error(tmp_path, write):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot write"), write(tmp_path / "file/inner"):
         pass
@@ -77,13 +75,13 @@ def test_a_folder_that_is_a_file_is_a_storage_error(tmp_path: Path, write: Calla
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such devices on Windows")
-def test_a_device_is_not_replaced() -> None:
+def test_a_device_is_not_replaced():
     with pytest.raises(StorageError, match="not a regular file"), atomic_file("/dev/null"):
         pass
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
-def test_a_file_does_not_replace_a_folder_nor_a_folder_a_file(tmp_path: Path) -> None:
+def test_a_file_does_not_replace_a_folder_nor_a_folder_a_file(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="not a regular file"), atomic_file(tmp_path / "folder"):
@@ -93,7 +91,7 @@ def test_a_file_does_not_replace_a_folder_nor_a_folder_a_file(tmp_path: Path) ->
     assert names(tmp_path) == ["file", "folder"]
 
 
-def test_the_longest_names_can_be_written(tmp_path: Path) -> None:
+def test_the_longest_names_can_be_written(tmp_path):
     with atomic_file(tmp_path / ("x" * 255)) as temporary:
         temporary.write_bytes(b"1")
     with atomic_file(tmp_path / ("ü" * 127)) as temporary:
@@ -101,7 +99,7 @@ def test_the_longest_names_can_be_written(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 2
 
 
-def test_a_folder_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_folder_replaces_the_old_one(tmp_path):
     target = tmp_path / "model"
     for number in range(2):
         with atomic_folder(target) as temporary:
@@ -112,12 +110,12 @@ def test_a_folder_replaces_the_old_one(tmp_path: Path) -> None:
     assert names(tmp_path) == ["model"]
 
 
-def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_failed_folder_leaves_the_old_one(tmp_path):
     target = tmp_path / "model"
     target.mkdir()
     (target / "old").touch()
 
-    def write() -> None:
+    def write():
         with atomic_folder(target) as temporary:
             (temporary / "new").touch()
             raise ValueError("stop")
@@ -128,15 +126,13 @@ def test_a_failed_folder_leaves_the_old_one(tmp_path: Path) -> None:
     assert names(tmp_path) == ["model"]
 
 
-def test_the_old_folder_comes_back_when_the_new_one_cannot_be_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_old_folder_comes_back_when_the_new_one_cannot_be_moved(tmp_path, monkeypatch):
     target = tmp_path / "model"
     target.mkdir()
     (target / "old").touch()
     rename = Path.rename
 
-    def refuse(self: Path, other: Path) -> Path:
+    def refuse(self, other):
         if self.suffix == ".part":
             raise PermissionError(errno.EACCES, "Permission denied")
         return rename(self, other)
@@ -148,7 +144,7 @@ def test_the_old_folder_comes_back_when_the_new_one_cannot_be_moved(
     assert names(tmp_path) == ["model"]
 
 
-def test_writers_of_one_name_do_not_collide(tmp_path: Path) -> None:
+def test_writers_of_one_name_do_not_collide(tmp_path):
     target = tmp_path / "file"
     with atomic_file(target) as first, atomic_file(target) as second:
         assert first != second
@@ -157,7 +153,7 @@ def test_writers_of_one_name_do_not_collide(tmp_path: Path) -> None:
     assert target.read_text() == "1"
 
 
-def test_a_folder_is_flushed_with_all_that_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_flushed_with_all_that_is_in_it(tmp_path, monkeypatch):
     flushed: list[Path] = []
     monkeypatch.setattr(atomic, "flush", flushed.append)
     with atomic_folder(tmp_path / "target") as folder:

@@ -36,7 +36,7 @@ class Car:
     others: tuple[Wheel, ...] = setting((), "more wheels")
     extras: dict[str, Any] = setting(factory=dict, doc="anything")
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.doors == 13:
             raise ConfigError("doors brings bad luck")
 

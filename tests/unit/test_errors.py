@@ -15,7 +15,7 @@ DRAWN = re.findall(r"^[ │]*[├└]── (\w+)(?: \((\w+)\))?", errors.__doc_
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
 
-def test_every_error_is_documented_and_public() -> None:
+def test_every_error_is_documented_and_public():
     defined = {
         name
         for name, value in vars(errors).items()
@@ -26,7 +26,7 @@ def test_every_error_is_documented_and_public() -> None:
 
 
 @pytest.mark.parametrize(("name", "builtin"), DRAWN)
-def test_every_error_is_an_embedkit_error_and_the_documented_builtin(name: str, builtin: str) -> None:
+def test_every_error_is_an_embedkit_error_and_the_documented_builtin(name, builtin):
     error = getattr(errors, name)
     assert issubclass(error, EmbedkitError)
     assert error.__doc__
@@ -34,7 +34,7 @@ def test_every_error_is_an_embedkit_error_and_the_documented_builtin(name: str, 
         assert issubclass(error, getattr(builtins, builtin))
 
 
-def test_branches_are_documented_under_their_base() -> None:
+def test_branches_are_documented_under_their_base():
     lines = (errors.__doc__ or "").splitlines()
     parent = EmbedkitError
     for line in lines:
@@ -47,28 +47,28 @@ def test_branches_are_documented_under_their_base() -> None:
                 assert parent in error.__bases__
 
 
-def test_a_config_error_holds_all_problems() -> None:
+def test_a_config_error_holds_all_problems():
     error = ConfigError(["first is wrong", "second is missing"])
     assert error.problems == ["first is wrong", "second is missing"]
     assert str(error) == "first is wrong; second is missing"
     assert ConfigError("only one").problems == ["only one"]
 
 
-def test_a_gate_error_has_its_figures() -> None:
+def test_a_gate_error_has_its_figures():
     error = GateError("missed", {"cosine": 0.9})
     for found in (error, pickle.loads(pickle.dumps(error))):
         assert found.figures == {"cosine": 0.9}
         assert str(found) == "missed"
 
 
-def test_a_storage_error_keeps_the_number() -> None:
+def test_a_storage_error_keeps_the_number():
     error = StorageError(28, "cannot write x: No space left on device")
     assert error.errno == 28
     assert "cannot write x" in str(error)
 
 
 @pytest.mark.parametrize("error", [kind for kind in CLASSES if kind is not GateError])
-def test_errors_can_be_sent_between_processes(error: type[EmbedkitError]) -> None:
+def test_errors_can_be_sent_between_processes(error):
     made = error("what happened")
     again = pickle.loads(pickle.dumps(made))
     assert type(again) is error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +11,13 @@ from embedkit.errors import MissingExtraError
 from embedkit.extras import require
 
 
-def test_what_is_installed_is_imported() -> None:
+def test_what_is_installed_is_imported():
     assert require("json", extra="serve") is json
     assert require("xml.etree.ElementTree", extra="serve").__name__ == "xml.etree.ElementTree"
 
 
 @pytest.mark.parametrize("module", ["no_such_package", "no_such_package.inner"])
-def test_what_is_missing_is_named_with_the_command(module: str) -> None:
+def test_what_is_missing_is_named_with_the_command(module):
     with pytest.raises(MissingExtraError) as caught:
         require(module, extra="serve")
     command = 'pip install "embedkit-onnx[serve]"'
@@ -26,7 +25,7 @@ def test_what_is_missing_is_named_with_the_command(module: str) -> None:
     assert isinstance(caught.value, ImportError)
 
 
-def test_a_missing_dependency_of_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dependency_of_a_package_is_named(tmp_path, monkeypatch):
     (tmp_path / "half_there.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MissingExtraError, match="no_such_dependency is not installed"):
@@ -34,7 +33,7 @@ def test_a_missing_dependency_of_a_package_is_named(tmp_path: Path, monkeypatch:
     sys.modules.pop("half_there", None)
 
 
-def test_other_failures_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_failures_are_not_hidden(tmp_path, monkeypatch):
     (tmp_path / "broken_inside.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ZeroDivisionError):

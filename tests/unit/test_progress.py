@@ -15,27 +15,27 @@ from embedkit.progress import Progress
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(progress_module, "time", made)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((120, 20)))
     return made
 
 
-def test_a_bar_shows_what_is_done_and_what_is_left(clock: Clock) -> None:
+def test_a_bar_shows_what_is_done_and_what_is_left(clock):
     terminal = Terminal()
     with Progress("encode", 4000, unit="texts", enabled=True, stream=terminal) as progress:
         clock.now += 10
@@ -45,7 +45,7 @@ def test_a_bar_shows_what_is_done_and_what_is_left(clock: Clock) -> None:
     assert last.endswith("  25%  1,000/4,000 texts, 100/s  0m30s left  loss 0.5\n")
 
 
-def test_without_a_total_there_is_no_bar(clock: Clock) -> None:
+def test_without_a_total_there_is_no_bar(clock):
     terminal = Terminal()
     with Progress("read", enabled=True, stream=terminal) as progress:
         clock.now += 1
@@ -53,7 +53,7 @@ def test_without_a_total_there_is_no_bar(clock: Clock) -> None:
     assert terminal.getvalue().split("\x1b[K")[-1] == "read  5 items, 5/s\n"
 
 
-def test_short_work_shows_nothing_unless_asked(clock: Clock) -> None:
+def test_short_work_shows_nothing_unless_asked(clock):
     for enabled, shown in ((None, False), (True, True), (False, False)):
         terminal = Terminal()
         with Progress("encode", 10, enabled=enabled, stream=terminal) as progress:
@@ -62,7 +62,7 @@ def test_short_work_shows_nothing_unless_asked(clock: Clock) -> None:
         assert bool(terminal.getvalue()) is shown
 
 
-def test_long_work_shows_a_bar_that_moves(clock: Clock) -> None:
+def test_long_work_shows_a_bar_that_moves(clock):
     terminal = Terminal()
     with Progress("encode", 100, stream=terminal) as progress:
         for _ in range(100):
@@ -73,7 +73,7 @@ def test_long_work_shows_a_bar_that_moves(clock: Clock) -> None:
     assert terminal.getvalue().endswith("\n")
 
 
-def test_a_bar_is_not_drawn_more_than_ten_times_a_second(clock: Clock) -> None:
+def test_a_bar_is_not_drawn_more_than_ten_times_a_second(clock):
     terminal = Terminal()
     with Progress("encode", 1000, enabled=True, stream=terminal) as progress:
         for _ in range(1000):
@@ -82,7 +82,7 @@ def test_a_bar_is_not_drawn_more_than_ten_times_a_second(clock: Clock) -> None:
     assert terminal.getvalue().count("\r") <= 11
 
 
-def test_a_line_never_wraps(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_never_wraps(clock, monkeypatch):
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((40, 20)))
     terminal = Terminal()
     with Progress("encode", 10, enabled=True, stream=terminal) as progress:
@@ -91,7 +91,7 @@ def test_a_line_never_wraps(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> No
     assert max(map(len, terminal.getvalue().replace("\r\x1b[K", "\n").splitlines())) == 39
 
 
-def test_elsewhere_lines_are_logged_periodically(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_elsewhere_lines_are_logged_periodically(clock, caplog):
     caplog.set_level(logging.INFO, logger="embedkit")
     stream = io.StringIO()
     with Progress("encode", 100, unit="texts", stream=stream) as progress:
@@ -105,10 +105,10 @@ def test_elsewhere_lines_are_logged_periodically(clock: Clock, caplog: pytest.Lo
     assert stream.getvalue() == ""
 
 
-def test_a_bar_ends_its_line_when_the_work_fails(clock: Clock) -> None:
+def test_a_bar_ends_its_line_when_the_work_fails(clock):
     terminal = Terminal()
 
-    def work() -> None:
+    def work():
         with Progress("encode", 10, enabled=True, stream=terminal) as progress:
             clock.now += 1
             progress.advance()
@@ -119,7 +119,7 @@ def test_a_bar_ends_its_line_when_the_work_fails(clock: Clock) -> None:
     assert terminal.getvalue().endswith("\n")
 
 
-def test_a_process_without_stderr_works(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_stderr_works(clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with Progress("encode", 10, enabled=True) as progress:
         clock.now += 1
@@ -130,7 +130,7 @@ def test_a_process_without_stderr_works(clock: Clock, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("done", "rate"), [(50_000, "5,000/s"), (15, "1.5/s"), (2, "12/min"), (1, "6/min"), (0, "0/s")]
 )
-def test_slow_work_has_a_rate_above_zero(clock: Clock, done: int, rate: str) -> None:
+def test_slow_work_has_a_rate_above_zero(clock, done, rate):
     terminal = Terminal()
     with Progress("train", unit="steps", enabled=True, stream=terminal) as progress:
         clock.now += 10
@@ -139,5 +139,5 @@ def test_slow_work_has_a_rate_above_zero(clock: Clock, done: int, rate: str) -> 
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0m00s"), (61.9, "1m01s"), (3600, "1h00m"), (-3, "0m00s")])
-def test_durations_are_short(seconds: float, text: str) -> None:
+def test_durations_are_short(seconds, text):
     assert progress_module._duration(seconds) == text

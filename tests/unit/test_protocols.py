@@ -11,26 +11,26 @@ from embedkit.protocols import PairScorer, TextEncoder, VectorIndex
 class Encoding:
     name, fingerprint, dimension, max_length = "n", "f", 2, 8
 
-    def encode(self, texts: list[str]) -> np.ndarray:
+    def encode(self, texts):
         return np.ones((len(texts), 2), dtype=np.float32)
 
 
 class Scoring:
     name, fingerprint, max_length = "n", "f", 8
 
-    def predict(self, pairs: list[tuple[str, str]]) -> np.ndarray:
+    def predict(self, pairs):
         return np.ones(len(pairs), dtype=np.float32)
 
 
 class Index:
-    def __len__(self) -> int:
+    def __len__(self):
         return 0
 
-    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, queries, k):
         return queries, queries
 
 
-def test_an_object_with_the_members_conforms() -> None:
+def test_an_object_with_the_members_conforms():
     assert isinstance(Encoding(), TextEncoder)
     assert isinstance(Index(), VectorIndex)
     assert isinstance(Scoring(), PairScorer)
@@ -40,6 +40,6 @@ def test_an_object_with_the_members_conforms() -> None:
 
 
 @pytest.mark.parametrize("member", ["name", "fingerprint", "dimension", "max_length", "encode"])
-def test_an_object_without_a_member_does_not_conform(member: str) -> None:
+def test_an_object_without_a_member_does_not_conform(member):
     members = {name: value for name, value in vars(Encoding).items() if name != member and name[0] != "_"}
     assert not isinstance(type("Lacking", (), members)(), TextEncoder)

@@ -11,7 +11,7 @@ import embedkit
 
 
 @pytest.mark.parametrize("name", [name for name in embedkit.__all__ if name != "__version__"])
-def test_every_public_name_is_found_at_its_home(name: str) -> None:
+def test_every_public_name_is_found_at_its_home(name):
     if name == "Collection":
         pytest.importorskip("faiss")
     value = getattr(embedkit, name)
@@ -19,17 +19,17 @@ def test_every_public_name_is_found_at_its_home(name: str) -> None:
     assert value.__module__ == embedkit._HOME_OF[name]
 
 
-def test_the_table_and_the_public_names_agree() -> None:
+def test_the_table_and_the_public_names_agree():
     assert {*embedkit._HOME_OF, "__version__"} == set(embedkit.__all__) == set(dir(embedkit))
     assert embedkit.__all__ == sorted(embedkit.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Decoder'"):
         embedkit.Decoder  # noqa: B018
 
 
-def test_importing_embedkit_imports_nothing_else() -> None:
+def test_importing_embedkit_imports_nothing_else():
     script = "import sys; before = set(sys.modules); import embedkit; print(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     heavy = {"numpy", "onnxruntime", "tokenizers", "torch", "embedkit.errors"}

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.fixture
-def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_matplotlib(monkeypatch):
     """Simulate that matplotlib is not installed, also for modules already imported."""
     ours = ("embedkit.training.run_report",)
     for name in list(sys.modules):
@@ -19,7 +19,7 @@ def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def one_cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_cold_start(monkeypatch):
     """Let `embedkit bench` measure one cold start per model: each is a process that imports a runtime."""
     from embedkit.evaluation.speed import plan
 

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,19 +17,17 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture
-def pages(tmp_path: Path) -> Path:
+def pages(tmp_path):
     rows = {"key": list(range(30)), "body": [f"the dog number {row}" for row in range(30)]}
     parquet.write_table(pa.table(rows), tmp_path / "pages.parquet")
     return tmp_path / "pages.parquet"
 
 
-def digests(folder: Path) -> dict[str, str]:
+def digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def test_the_cost_is_logged_first_and_the_result_last(
-    toy_bundle: Path, pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cost_is_logged_first_and_the_result_last(toy_bundle, pages, tmp_path, capsys):
     command = ["encode", "-m", str(toy_bundle), str(pages), "-o", str(tmp_path / "out"), "--text-column", "body"]
     command += ["--rows-per-shard", "8", "--keep", "key"]
     assert main([*command, "--check"]) == 0
@@ -57,14 +54,7 @@ def test_the_cost_is_logged_first_and_the_result_last(
         (["-o", "out.npy", "--keep", "key"], "--keep is for an output folder"),
     ],
 )
-def test_invalid_options_are_reported_in_one_line(
-    toy_bundle: Path,
-    pages: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    words: str,
-) -> None:
+def test_invalid_options_are_reported_in_one_line(toy_bundle, pages, tmp_path, capsys, options, words):
     command = ["encode", "-m", str(toy_bundle), str(pages), "-o", str(tmp_path / "out"), "--text-column", "body"]
     assert main([*command, "-q", *options]) == 1
     captured = capsys.readouterr().err
@@ -72,16 +62,14 @@ def test_invalid_options_are_reported_in_one_line(
     assert len(captured.splitlines()) == 1
 
 
-def test_a_folder_is_made_from_parquet_only(
-    toy_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_is_made_from_parquet_only(toy_bundle, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("a dog\n")
     assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out")]) == 1
     assert "in.txt use an output ending in .npy, .parquet or .jsonl" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_killed_run_resumes_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(pages, tmp_path):
     command = ["encode", "-m", "tiny", str(pages), "--text-column", "body", "--rows-per-shard", "1", "-q"]
     assert main([*command, "-o", str(tmp_path / "whole")]) == 0
     run = subprocess.Popen([sys.executable, "-m", "embedkit", *command, "-o", str(tmp_path / "out")])

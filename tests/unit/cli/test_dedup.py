@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,18 +17,18 @@ UNIQUE = ["a dog in the garden", "the sea", "music", "bread"]
 
 
 @pytest.fixture
-def model(toy_bundle: Path) -> list[str]:
+def model(toy_bundle):
     return ["-m", str(toy_bundle), "--threshold", "0.9999"]
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Path:
+def lines(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     return path
 
 
-def read_json_lines(path: Path) -> list[dict]:
+def read_json_lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

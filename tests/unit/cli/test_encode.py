@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,40 +16,38 @@ TEXTS = ["a dog in the garden", "a", "music and the sea", 'naïve, "quoted" 北�
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch):
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
 
 
 @pytest.fixture
-def expected(toy_bundle: Path) -> np.ndarray:
+def expected(toy_bundle):
     return Encoder.load(toy_bundle).encode(TEXTS)
 
 
 @pytest.fixture
-def texts_file(tmp_path: Path) -> Path:
+def texts_file(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(TEXTS), encoding="utf-8")
     return path
 
 
-def write_jsonl(path: Path) -> None:
+def write_jsonl(path):
     path.write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS), encoding="utf-8")
 
 
-def write_csv(path: Path) -> None:
+def write_csv(path):
     rows = ('{},"{}"\n'.format(n, text.replace('"', '""')) for n, text in enumerate(TEXTS))
     path.write_text("id,body\n" + "".join(rows), encoding="utf-8")
 
 
-def write_parquet(path: Path) -> None:
+def write_parquet(path):
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"body": TEXTS}), path)
 
 
-def test_a_text_file_becomes_an_array(
-    toy_bundle: Path, texts_file: Path, tmp_path: Path, expected: np.ndarray, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_file_becomes_an_array(toy_bundle, texts_file, tmp_path, expected, capsys):
     output = tmp_path / "out.npy"
     assert main(["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(output)]) == 0
     rows = np.load(output)
@@ -62,9 +58,7 @@ def test_a_text_file_becomes_an_array(
 
 
 @pytest.mark.parametrize("form", [".npy", ".jsonl"])
-def test_several_processes_write_the_same_file(
-    toy_bundle: Path, texts_file: Path, tmp_path: Path, form: str
-) -> None:
+def test_several_processes_write_the_same_file(toy_bundle, texts_file, tmp_path, form):
     one, two = tmp_path / f"one{form}", tmp_path / f"two{form}"
     command = ["encode", "-m", str(toy_bundle), str(texts_file)]
     assert main([*command, "-o", str(one)]) == 0
@@ -75,25 +69,21 @@ def test_several_processes_write_the_same_file(
 @pytest.mark.parametrize(
     ("form", "write"), [(".jsonl", write_jsonl), (".csv", write_csv), (".parquet", write_parquet)]
 )
-def test_a_column_of_a_table_is_embedded(
-    toy_bundle: Path, tmp_path: Path, expected: np.ndarray, form: str, write: Callable[[Path], None]
-) -> None:
+def test_a_column_of_a_table_is_embedded(toy_bundle, tmp_path, expected, form, write):
     write(tmp_path / f"in{form}")
     command = ["encode", "-m", str(toy_bundle), str(tmp_path / f"in{form}"), "-o", str(tmp_path / "out.npy")]
     assert main([*command, "--text-column", "body"]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
-def test_compressed_texts_are_read(toy_bundle: Path, tmp_path: Path, expected: np.ndarray) -> None:
+def test_compressed_texts_are_read(toy_bundle, tmp_path, expected):
     with gzip.open(tmp_path / "in.txt.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(TEXTS))
     assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt.gz"), "-o", str(tmp_path / "o.npy")]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "o.npy"), expected)
 
 
-def test_json_lines_hold_texts_and_exact_numbers(
-    toy_bundle: Path, texts_file: Path, tmp_path: Path, expected: np.ndarray
-) -> None:
+def test_json_lines_hold_texts_and_exact_numbers(toy_bundle, texts_file, tmp_path, expected):
     output = tmp_path / "out.jsonl"
     assert main(["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(output)]) == 0
     records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
@@ -102,20 +92,20 @@ def test_json_lines_hold_texts_and_exact_numbers(
 
 
 @pytest.mark.parametrize("precision", ["float32", "ubinary"])
-def test_parquet_holds_texts_and_rows(toy_bundle: Path, texts_file: Path, tmp_path: Path, precision: str) -> None:
+def test_parquet_holds_texts_and_rows(toy_bundle, texts_file, tmp_path, precision):
     parquet = pytest.importorskip("pyarrow.parquet")
     output = tmp_path / "out.parquet"
     command = ["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(output), "--precision", precision]
     assert main(command) == 0
     table = parquet.read_table(output)
     assert table["text"].to_pylist() == TEXTS
-    rows = Encoder.load(toy_bundle).encode(TEXTS, precision=precision)  # type: ignore[arg-type]
+    rows = Encoder.load(toy_bundle).encode(TEXTS, precision=precision)
     assert table.schema.field("embedding").type.list_size == rows.shape[1]
     np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), dtype=rows.dtype), rows)
 
 
 @pytest.mark.parametrize("form", [".npy", ".jsonl", ".parquet"])
-def test_no_texts_write_no_rows(toy_bundle: Path, tmp_path: Path, form: str) -> None:
+def test_no_texts_write_no_rows(toy_bundle, tmp_path, form):
     (tmp_path / "empty.txt").touch()
     output = tmp_path / f"out{form}"
     command = ["encode", "-m", str(toy_bundle), str(tmp_path / "empty.txt"), "-o", str(output)]
@@ -125,9 +115,7 @@ def test_no_texts_write_no_rows(toy_bundle: Path, tmp_path: Path, form: str) -> 
         assert np.load(output).shape == (0, 8)
 
 
-def test_options_reach_the_encoder(
-    toy_bundle: Path, texts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_reach_the_encoder(toy_bundle, texts_file, tmp_path, capsys):
     output = tmp_path / "out.npy"
     command = ["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(output), "--threads", "1"]
     assert main([*command, "--truncate-dim", "8", "--precision", "binary", "--json"]) == 0
@@ -150,13 +138,8 @@ def test_options_reach_the_encoder(
     ],
 )
 def test_mistakes_are_reported_in_one_line_and_write_nothing(
-    toy_bundle: Path,
-    texts_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    words: str,
-) -> None:
+    toy_bundle, texts_file, tmp_path, capsys, options, words
+):
     command = ["encode", "-m", str(toy_bundle), str(texts_file), "-o", str(tmp_path / "out.npy"), *options]
     assert main(command) == 1
     captured = capsys.readouterr()
@@ -165,9 +148,7 @@ def test_mistakes_are_reported_in_one_line_and_write_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
 
 
-def test_the_error_for_a_value_that_is_no_text_names_its_line(
-    toy_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_error_for_a_value_that_is_no_text_names_its_line(toy_bundle, tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n\n{"text": null}\n')
     (tmp_path / "out.npy").write_bytes(b"old")
     command = ["encode", "-m", str(toy_bundle), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.npy")]
@@ -176,14 +157,14 @@ def test_the_error_for_a_value_that_is_no_text_names_its_line(
     assert (tmp_path / "out.npy").read_bytes() == b"old"
 
 
-def test_blank_lines_are_no_texts(toy_bundle: Path, tmp_path: Path) -> None:
+def test_blank_lines_are_no_texts(toy_bundle, tmp_path):
     (tmp_path / "in.txt").write_text("a dog\n\n  \nthe sea\n\n")
     assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy")]) == 0
     expected = Encoder.load(toy_bundle).encode(["a dog", "the sea"])
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
-def test_an_empty_text_of_a_record_is_embedded(toy_bundle: Path, tmp_path: Path) -> None:
+def test_an_empty_text_of_a_record_is_embedded(toy_bundle, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"text": "a dog"}\n{"text": ""}\n')
     assert (
         main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.npy")]) == 0
@@ -191,7 +172,7 @@ def test_an_empty_text_of_a_record_is_embedded(toy_bundle: Path, tmp_path: Path)
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), Encoder.load(toy_bundle).encode(["a dog", ""]))
 
 
-def test_long_texts_are_encoded_in_windows(toy_bundle: Path, tmp_path: Path) -> None:
+def test_long_texts_are_encoded_in_windows(toy_bundle, tmp_path):
     long = "dog " * 10 + "music " * 30
     (tmp_path / "in.txt").write_text(f"a\n{long}\n")
     command = ["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy")]
@@ -200,9 +181,7 @@ def test_long_texts_are_encoded_in_windows(toy_bundle: Path, tmp_path: Path) -> 
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
-def test_overflow_is_reported_or_refused(
-    toy_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overflow_is_reported_or_refused(toy_bundle, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("a\nb\nc\n" + "dog " * 30)
     command = ["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy")]
     assert main(command) == 0

@@ -17,7 +17,7 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def full_bundle(write_toy_bundle: Write, tmp_path: Path) -> Path:
+def full_bundle(write_toy_bundle, tmp_path):
     return write_toy_bundle(
         tmp_path / "full.onnx",
         prompts={"query": "query: "},
@@ -40,9 +40,7 @@ def full_bundle(write_toy_bundle: Write, tmp_path: Path) -> Path:
     )
 
 
-def test_a_summary_is_short_and_says_how_to_see_the_rest(
-    full_bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_summary_is_short_and_says_how_to_see_the_rest(full_bundle, capsys):
     assert main(["inspect", str(full_bundle)]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for expected in (
@@ -59,7 +57,7 @@ def test_a_summary_is_short_and_says_how_to_see_the_rest(
     assert len(capsys.readouterr().out.splitlines()) < 20
 
 
-def test_verbose_describes_the_bundle(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_describes_the_bundle(full_bundle, capsys):
     assert main(["inspect", str(full_bundle), "--verbose"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("toy: 16 dimensions, at most 12 tokens, mean pooling, unit rows\n")
@@ -82,14 +80,14 @@ def test_verbose_describes_the_bundle(full_bundle: Path, capsys: pytest.CaptureF
     assert all(len(line) < 100 for line in out.splitlines() if str(full_bundle) not in line)
 
 
-def test_facts_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_facts_are_aligned(capsys):
     assert main(["inspect", "tiny", "--verbose"]) == 0
     facts = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
     assert any(line.startswith("  teacher fingerprint ") for line in facts)
     assert all(line[22] == " " != line[23] for line in facts)
 
 
-def test_the_configuration_is_shown_on_request(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_configuration_is_shown_on_request(full_bundle, capsys):
     assert main(["inspect", str(full_bundle), "--verbose"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     place = lines.index("config")
@@ -101,14 +99,14 @@ def test_the_configuration_is_shown_on_request(full_bundle: Path, capsys: pytest
     ]
 
 
-def test_empty_facts_are_omitted(toy_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_facts_are_omitted(toy_bundle, capsys):
     assert main(["inspect", str(toy_bundle), "--verbose"]) == 0
     out = capsys.readouterr().out
     for word in ("teacher", "corpus", "licence", "metrics", "card", "golden texts"):
         assert word not in out
 
 
-def test_json_holds_everything(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_everything(full_bundle, capsys):
     assert main(["inspect", str(full_bundle), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     bundle = read_bundle(full_bundle)
@@ -121,20 +119,18 @@ def test_json_holds_everything(full_bundle: Path, capsys: pytest.CaptureFixture[
     assert report["verification"] is None
 
 
-def test_the_card_beside_the_bundle_is_shown(full_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_card_beside_the_bundle_is_shown(full_bundle, capsys):
     full_bundle.with_suffix(".md").write_text("# Full\n\nMade for a test.\n", encoding="utf-8")
     main(["inspect", str(full_bundle), "--verbose"])
     assert "Made for a test." in capsys.readouterr().out
 
 
-def test_a_good_bundle_is_verified(toy_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_good_bundle_is_verified(toy_bundle, capsys):
     assert main(["inspect", str(toy_bundle), "--verify"]) == 0
     assert "verified: 3 golden texts gave the same tokens" in capsys.readouterr().out
 
 
-def test_different_embeddings_exit_with_1(
-    toy_bundle: Path, toy_model_bytes: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_different_embeddings_exit_with_1(toy_bundle, toy_model_bytes, tmp_path, capsys):
     good = read_bundle(toy_bundle)
     golden = replace(good.golden, vectors=-good.golden.vectors)
     write_bundle(tmp_path / "b.onnx", toy_model_bytes, good.manifest, good.tokenizer_json, golden)
@@ -144,9 +140,7 @@ def test_different_embeddings_exit_with_1(
     assert json.loads(capsys.readouterr().out)["verification"]["passed"] is False
 
 
-def test_a_file_that_is_no_bundle_is_reported_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_bundle_is_reported_in_one_line(tmp_path, capsys):
     (tmp_path / "photo.onnx").write_bytes(b"\xff\xd8\xff\xe0JFIF")
     assert main(["inspect", str(tmp_path / "photo.onnx")]) == 1
     captured = capsys.readouterr()
@@ -154,9 +148,7 @@ def test_a_file_that_is_no_bundle_is_reported_in_one_line(
     assert captured.err.splitlines() == [f"error: {tmp_path / 'photo.onnx'}: this is not an ONNX file"]
 
 
-def test_a_cross_encoder_is_reported_and_verified(
-    toy_cross_bundle: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cross_encoder_is_reported_and_verified(toy_cross_bundle, capsys):
     assert main(["inspect", str(toy_cross_bundle), "--verify"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("toy-cross: cross-encoder, at most 12 tokens a pair, scores in (0, 1)\n")

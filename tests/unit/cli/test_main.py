@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import logging
@@ -224,7 +223,7 @@ class TestCommonOptions:
         "argv", [["play", "small", "--json"], ["play", "--json", "small"], ["--json", "play", "small"]]
     )
     def test_they_reach_the_parsers_of_subcommands(self, play, argv):
-        def configure(parser: argparse.ArgumentParser) -> None:
+        def configure(parser):
             parser.add_subparsers(dest="size").add_parser("small")
 
         seen = []
@@ -285,7 +284,7 @@ class TestMessages:
 
 
 class TestLightness:
-    def loaded(self, *argv: str) -> set[str]:
+    def loaded(self, *argv):
         script = (
             "import json, sys\n"
             "from embedkit.cli.main import main\n"

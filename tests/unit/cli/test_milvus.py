@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,15 +15,13 @@ pytest.importorskip("milvus_lite")
 
 
 @pytest.fixture
-def documents(tmp_path: Path) -> Path:
+def documents(tmp_path):
     lines = [{"id": "a", "text": "a dog", "lang": "en"}, {"id": "b", "text": "the sea", "lang": "de"}]
     (tmp_path / "docs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path / "docs.jsonl"
 
 
-def test_from_documents_to_hits(
-    toy_bundle: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_documents_to_hits(toy_bundle, documents, tmp_path, capsys):
     address = f"milvus:{tmp_path}/m.db#docs"
     assert main(["index", "build", str(documents), "-m", str(toy_bundle), "-o", address, "--kind", "FLAT"]) == 0
     assert f"built {address}: 2 documents, 16 dimensions, index FLAT, model toy\n" == capsys.readouterr().out
@@ -41,9 +38,7 @@ def test_from_documents_to_hits(
     assert "1 deleted, 1 unknown: 2 documents" in capsys.readouterr().out
 
 
-def test_words_and_two_models(
-    toy_bundle: Path, write_toy_bundle, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_and_two_models(toy_bundle, write_toy_bundle, documents, tmp_path, capsys):
     address = f"milvus:{tmp_path}/m.db#docs"
     teacher = {"name": "toy", "fingerprint": Encoder.load(toy_bundle).fingerprint}
     student = write_toy_bundle(tmp_path / "student.onnx", name="student", teacher=teacher)
@@ -62,12 +57,12 @@ def test_words_and_two_models(
     assert len(Collection.open(tmp_path / "idx")) == 2
 
 
-def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_comes_from_the_environment(monkeypatch):
     from embedkit.serving import milvus
 
     seen = []
 
-    def refuses(uri: str, token: str) -> None:
+    def refuses(uri, token):
         seen.append((uri, token))
         raise milvus.MilvusException(message="no")
 

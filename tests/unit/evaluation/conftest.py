@@ -5,13 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-from embedkit.protocols import FloatArray
 
 
 class WordEncoder:
@@ -22,10 +18,10 @@ class WordEncoder:
     dimension = 256
     max_length = 12
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[str] = []
 
-    def encode(self, texts: Sequence[str], /) -> FloatArray:
+    def encode(self, texts, /):
         self.seen += texts
         rows = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for row, text in zip(rows, texts, strict=True):
@@ -36,21 +32,21 @@ class WordEncoder:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path_factory, monkeypatch):
     """Keep data read from the hub in a folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
-def words() -> WordEncoder:
+def words():
     return WordEncoder()
 
 
 @pytest.fixture
-def write_lines(tmp_path: Path) -> Callable[..., Path]:
+def write_lines(tmp_path):
     """``write_lines("a/b.tsv", "line", ...)`` writes below tmp_path, compressed if the name says so."""
 
-    def write(name: str, *lines: str) -> Path:
+    def write(name, *lines):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         data = "".join(f"{line}\n" for line in lines).encode()
@@ -61,17 +57,17 @@ def write_lines(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def write_json_lines(write_lines: Callable[..., Path]) -> Callable[..., Path]:
+def write_json_lines(write_lines):
     """``write_json_lines("a.jsonl", {...}, ...)``, one object a line."""
 
-    def write(name: str, *rows: object) -> Path:
+    def write(name, *rows):
         return write_lines(name, *(json.dumps(row) for row in rows))
 
     return write
 
 
 @pytest.fixture
-def askubuntu(write_lines: Callable[..., Path]) -> Path:
+def askubuntu(write_lines):
     """Write AskUbuntu's files: three test and two dev questions with three candidates each."""
     write_lines(
         "askubuntu/text_tokenized.txt.gz",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,7 @@ from embedkit.runtime.engine import read_chunks, token_batches
     st.integers(1, 2000),
     st.none() | st.integers(1, 50),
 )
-def test_every_text_comes_once_and_within_the_budget(lengths: list[int], budget: int, most: int | None) -> None:
+def test_every_text_comes_once_and_within_the_budget(lengths, budget, most):
     array = np.array(lengths, dtype=np.int64)
     batches = list(token_batches(array, most_tokens=budget, most_texts=most))
     assert sorted(int(i) for batch in batches for i in batch) == list(range(len(lengths)))
@@ -26,13 +24,13 @@ def test_every_text_comes_once_and_within_the_budget(lengths: list[int], budget:
         assert array[batch].tolist() == sorted(array[batch].tolist(), reverse=True)
 
 
-def test_batches_begin_with_the_longest() -> None:
+def test_batches_begin_with_the_longest():
     batches = token_batches(np.array([3, 9, 4, 9]), most_tokens=18)
     assert [batch.tolist() for batch in batches] == [[1, 3], [2, 0]]
 
 
 @given(st.lists(st.text(max_size=20), max_size=60), st.integers(1, 10), st.integers(1, 40))
-def test_chunks_put_together_are_the_stream(texts: list[str], most_items: int, most_characters: int) -> None:
+def test_chunks_put_together_are_the_stream(texts, most_items, most_characters):
     chunks = list(read_chunks(iter(texts), most_items=most_items, most_characters=most_characters))
     assert [text for chunk in chunks for text in chunk] == texts
     for chunk in chunks:
@@ -40,10 +38,10 @@ def test_chunks_put_together_are_the_stream(texts: list[str], most_items: int, m
         assert sum(map(len, chunk[:-1])) < most_characters
 
 
-def test_the_stream_is_not_read_ahead() -> None:
+def test_the_stream_is_not_read_ahead():
     read = []
 
-    def stream() -> Iterator[str]:
+    def stream():
         for number in range(10):
             read.append(number)
             yield "x"
@@ -53,11 +51,11 @@ def test_the_stream_is_not_read_ahead() -> None:
     assert read == [0, 1, 2]
 
 
-def test_items_that_are_no_texts_are_passed_on() -> None:
+def test_items_that_are_no_texts_are_passed_on():
     assert list(read_chunks(["a", None, 3], most_items=9, most_characters=9)) == [["a", None, 3]]
 
 
-def test_both_texts_of_a_pair_count() -> None:
+def test_both_texts_of_a_pair_count():
     pairs = [("ab", "cd"), ("e", "f"), ["gh", "ij"], None]
     chunks = list(read_chunks(pairs, most_items=10, most_characters=5))
     assert chunks == [[("ab", "cd"), ("e", "f")], [["gh", "ij"], None]]

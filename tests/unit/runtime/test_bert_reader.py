@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
 from embedkit.runtime import bert_reader
 from embedkit.runtime.bert_reader import read_bert
-from embedkit.runtime.bert_weights import BertWeights, Norm, Product, WordTable
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer
 
@@ -51,7 +50,7 @@ MakePairs = Callable[..., PairEncoder]
 
 
 @pytest.fixture(scope="module")
-def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
+def make_encoder(toy_tokenizer_json):
     """``make_encoder(pooling="mean", head=None, memory=None, ...)``, with random weights and biases."""
     networks = {
         BertConfig: BertModel,
@@ -61,15 +60,7 @@ def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
     }
     tokenizer = Tokenizer(toy_tokenizer_json, 20)
 
-    def make(
-        *,
-        pooling: Any = "mean",
-        head: int | None = None,
-        activation: Any = "tanh",
-        memory: int | None = None,
-        family: Any = BertConfig,
-        **changes: Any,
-    ) -> Any:
+    def make(*, pooling="mean", head=None, activation="tanh", memory=None, family=BertConfig, **changes):
         settings = {
             "vocab_size": tokenizer.vocabulary_size,
             "hidden_size": 32,
@@ -102,10 +93,10 @@ def make_encoder(toy_tokenizer_json: str) -> MakeEncoder:
 
 
 @pytest.fixture(scope="module")
-def make_pairs(make_encoder: MakeEncoder) -> MakePairs:
+def make_pairs(make_encoder):
     """``make_pairs(family=BertConfig, **config)``: a cross-encoder whose scores spread."""
 
-    def make(**changes: Any) -> PairEncoder:
+    def make(**changes):
         pairs = PairEncoder.from_encoder(make_encoder(**changes), max_length=20, seed=2).eval()
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(4)
@@ -117,16 +108,14 @@ def make_pairs(make_encoder: MakeEncoder) -> MakePairs:
     return make
 
 
-def write(
-    encoder: SentenceEncoder | PairEncoder, products: str = "fp32", words: str = "float32"
-) -> onnx.ModelProto:
+def write(encoder, products="fp32", words="float32"):
     made = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(64)}
     if products == "int8-static":
-        made[products] = StaticInt8Products(64, measure_inputs(encoder, TEXTS))  # type: ignore[assignment]
+        made[products] = StaticInt8Products(64, measure_inputs(encoder, TEXTS))
     return build_graph(encoder, MixedArithmetic(made[products], WORD_TABLES[words]))
 
 
-def read(model: onnx.ModelProto) -> BertWeights | None:
+def read(model):
     """Read it as an encoder or a cross-encoder; no graph is both."""
     content = model.SerializeToString()
     encoder, pairs = read_bert(content), read_bert(content, pairs=True)
@@ -137,7 +126,7 @@ def read(model: onnx.ModelProto) -> BertWeights | None:
 # Evaluates the weights read, in float64 except for the rounding of int8.
 
 
-def embed(graph: BertWeights, batch: TokenBatch) -> Rows:
+def embed(graph, batch):
     ids, mask = batch.input_ids, batch.attention_mask
     places = np.arange(ids.shape[1])
     if graph.skipped is not None:
@@ -181,7 +170,7 @@ def embed(graph: BertWeights, batch: TokenBatch) -> Rows:
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
 
-def rotate(rows: Rows, rotation: Rows) -> Rows:
+def rotate(rows, rotation):
     """Rotate ``(B, heads, L, width)`` as complex numbers."""
     half = rows.shape[-1] // 2
     turned = (rows[..., :half] + 1j * rows[..., half:]) * (rotation[:, :half] + 1j * rotation[:, half:])[
@@ -190,7 +179,7 @@ def rotate(rows: Rows, rotation: Rows) -> Rows:
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def rows_of(words: WordTable) -> Rows:
+def rows_of(words):
     if words.scales is None:
         return words.values.astype(np.float64)
     values = words.values
@@ -200,7 +189,7 @@ def rows_of(words: WordTable) -> Rows:
     return (blocks * words.scales.reshape(words.size, -1, 1)).reshape(words.size, -1)
 
 
-def multiply(product: Product, rows: Rows) -> Rows:
+def multiply(product, rows):
     if product.scales is None:
         return rows @ product.weight + product.bias
     rows = rows if product.factors is None else rows * product.factors
@@ -213,18 +202,18 @@ def multiply(product: Product, rows: Rows) -> Rows:
     return rounded @ product.weight * (step * product.scales.astype(np.float64)) + product.bias
 
 
-def normalise(rows: Rows, norm: Norm, epsilon: float) -> Rows:
+def normalise(rows, norm, epsilon):
     spread = np.sqrt(rows.var(axis=-1, keepdims=True) + epsilon)
     return (rows - rows.mean(axis=-1, keepdims=True)) / spread * norm.weight + norm.bias
 
 
-def gelu(values: Rows, form: str) -> Rows:
+def gelu(values, form):
     if form == "tanh":
         return values / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (values + 0.044715 * values**3)))
     return values / 2 * (1 + np.vectorize(math.erf)(values / math.sqrt(2)))
 
 
-def check(model: onnx.ModelProto, encoder: SentenceEncoder | PairEncoder, atol: float) -> BertWeights:
+def check(model, encoder, atol):
     """Read the graph; the weights read yield the embeddings or scores of ONNX Runtime."""
     graph = read(model)
     assert graph is not None
@@ -242,9 +231,7 @@ def check(model: onnx.ModelProto, encoder: SentenceEncoder | PairEncoder, atol: 
 @pytest.mark.parametrize("words", WORD_TABLES)
 @pytest.mark.parametrize("products", KINDS)
 @pytest.mark.parametrize(("pooling", "head"), [("mean", 24), ("cls", None)])
-def test_what_is_read_gives_the_embeddings_of_the_graph(
-    make_encoder: MakeEncoder, products: str, words: str, pooling: str, head: int | None
-) -> None:
+def test_what_is_read_gives_the_embeddings_of_the_graph(make_encoder, products, words, pooling, head):
     encoder = make_encoder(pooling=pooling, head=head)
 
     graph = check(write(encoder, products, words), encoder, 1e-5 if products == "fp32" else 1e-2)
@@ -271,7 +258,7 @@ def test_what_is_read_gives_the_embeddings_of_the_graph(
     ],
     ids=str,
 )
-def test_any_of_the_family_is_read(make_encoder: MakeEncoder, changes: dict[str, Any]) -> None:
+def test_any_of_the_family_is_read(make_encoder, changes):
     encoder = make_encoder(**changes)
 
     graph = check(write(encoder, words="int4"), encoder, 1e-5)
@@ -286,7 +273,7 @@ def test_any_of_the_family_is_read(make_encoder: MakeEncoder, changes: dict[str,
 
 
 @pytest.mark.parametrize("products", KINDS)
-def test_a_static_encoder_is_read(make_encoder: MakeEncoder, products: str) -> None:
+def test_a_static_encoder_is_read(make_encoder, products):
     encoder = make_encoder(num_hidden_layers=0, head=6)
 
     graph = check(write(encoder, products, "int4"), encoder, 1e-5 if products == "fp32" else 1e-2)
@@ -294,7 +281,7 @@ def test_a_static_encoder_is_read(make_encoder: MakeEncoder, products: str) -> N
     assert (graph.layers, graph.heads, graph.intermediate) == ((), 1, graph.hidden)
 
 
-def test_weights_are_those_of_the_model(make_encoder: MakeEncoder) -> None:
+def test_weights_are_those_of_the_model(make_encoder):
     encoder = make_encoder(head=6)
     state = {name: value.numpy() for name, value in encoder.state_dict().items()}
     layer = "backbone.encoder.layer.1"
@@ -324,7 +311,7 @@ def test_weights_are_those_of_the_model(make_encoder: MakeEncoder) -> None:
         np.testing.assert_array_equal(read_layer.norm.bias, state[f"{layer}.output.LayerNorm.bias"])
 
 
-def test_static_products_are_smoothed_where_the_exporter_smooths(make_encoder: MakeEncoder) -> None:
+def test_static_products_are_smoothed_where_the_exporter_smooths(make_encoder):
     graph = read(write(make_encoder(), "int8-static"))
 
     assert graph is not None
@@ -332,7 +319,7 @@ def test_static_products_are_smoothed_where_the_exporter_smooths(make_encoder: M
     assert all(product.step and product.step > 0 and product.zero is not None for product in graph.products)
 
 
-def test_the_bundle_of_the_package_is_read() -> None:
+def test_the_bundle_of_the_package_is_read():
     path = Path(bert_reader.__file__).parents[1] / "bundled" / "tiny.onnx"
     model = path.read_bytes()
 
@@ -348,7 +335,7 @@ def test_the_bundle_of_the_package_is_read() -> None:
 
 @pytest.mark.parametrize("products", KINDS)
 @pytest.mark.parametrize("family", [BertConfig, RobertaConfig, MPNetConfig])
-def test_cross_encoders_are_read(make_pairs: MakePairs, products: str, family: Any) -> None:
+def test_cross_encoders_are_read(make_pairs, products, family):
     pairs = make_pairs(family=family, type_vocab_size=2 if family is BertConfig else 1)
 
     graph = check(write(pairs, products, "int8"), pairs, 1e-5 if products == "fp32" else 2e-2)
@@ -361,7 +348,7 @@ def test_cross_encoders_are_read(make_pairs: MakePairs, products: str, family: A
     assert (graph.types is None) == (family is not BertConfig)
 
 
-def test_every_array_is_aligned(make_encoder: MakeEncoder) -> None:
+def test_every_array_is_aligned(make_encoder):
     graph = read(write(make_encoder(head=6), "int8-static", "int4"))
 
     assert graph is not None
@@ -375,9 +362,7 @@ def test_every_array_is_aligned(make_encoder: MakeEncoder) -> None:
 @pytest.mark.parametrize(
     ("pooling", "head", "activation"), [("mean", 24, "linear"), ("cls", 24, "tanh"), ("cls", None, "linear")]
 )
-def test_a_word_memory_is_read_with_every_head(
-    make_encoder: MakeEncoder, products: str, words: str, pooling: str, head: int | None, activation: str
-) -> None:
+def test_a_word_memory_is_read_with_every_head(make_encoder, products, words, pooling, head, activation):
     encoder = make_encoder(pooling=pooling, head=head, activation=activation, memory=16)
 
     graph = check(write(encoder, products, words), encoder, 1e-5 if products == "fp32" else 2e-2)
@@ -390,26 +375,26 @@ def test_a_word_memory_is_read_with_every_head(
 # Other graphs.
 
 
-def test_each_kind_is_none_if_the_other_is_requested(make_encoder: MakeEncoder, make_pairs: MakePairs) -> None:
+def test_each_kind_is_none_if_the_other_is_requested(make_encoder, make_pairs):
     for products in KINDS:
         assert read_bert(write(make_encoder(), products).SerializeToString(), pairs=True) is None
         assert read_bert(write(make_pairs(), products).SerializeToString()) is None
 
 
-def test_other_networks_are_none(make_encoder: MakeEncoder, make_pairs: MakePairs) -> None:
+def test_other_networks_are_none(make_encoder, make_pairs):
     assert read(halve(write(make_encoder()), "mean")) is None
     assert read(halve(write(make_pairs()), "cls")) is None
     assert read(build_graph(make_encoder(hidden_act="relu"), FloatArithmetic())) is None
 
 
-def test_a_memory_of_other_words_is_none(make_encoder: MakeEncoder) -> None:
+def test_a_memory_of_other_words_is_none(make_encoder):
     written = write(make_encoder(memory=16))
     (table,) = (each for each in written.graph.initializer if each.name == "memory.rows.weight")
     table.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table)[:-1], table.name))
     assert read(written) is None
 
 
-def test_a_pooler_without_tanh_is_none(make_pairs: MakePairs) -> None:
+def test_a_pooler_without_tanh_is_none(make_pairs):
     written = write(make_pairs())
     (tanh,) = (node for node in written.graph.node if node.op_type == "Tanh")
     (reader,) = (node for node in written.graph.node if tanh.output[0] in node.input)
@@ -418,23 +403,23 @@ def test_a_pooler_without_tanh_is_none(make_pairs: MakePairs) -> None:
     assert read(written) is None
 
 
-def test_products_of_several_kinds_are_none(make_encoder: MakeEncoder) -> None:
+def test_products_of_several_kinds_are_none(make_encoder):
     class Alternating(FloatArithmetic):
-        def matmul(self, graph: Any, name: str, value: str, weight: Any) -> str:
+        def matmul(self, graph, name, value, weight):
             kind = Int8Arithmetic(64) if "output" in name else FloatArithmetic()
             return kind.matmul(graph, name, value, weight)
 
     assert read(build_graph(make_encoder(), Alternating())) is None
 
 
-def test_a_logit_of_bytes_is_none(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logit_of_bytes_is_none(make_pairs, monkeypatch):
     monkeypatch.setattr(bert, "FloatArithmetic", lambda: Int8Arithmetic(64))
     written = write(make_pairs(), "int8")
     assert [node.op_type for node in written.graph.node].count("MatMulInteger") == 10
     assert read(written) is None
 
 
-def variants(make_encoder: MakeEncoder, make_pairs: MakePairs) -> dict[str, onnx.ModelProto]:
+def variants(make_encoder, make_pairs):
     """Return eight graphs that together contain everything a graph can consist of."""
     remembering = make_encoder(pooling="cls", head=6, activation="linear", memory=16)
     return {
@@ -450,19 +435,19 @@ def variants(make_encoder: MakeEncoder, make_pairs: MakePairs) -> dict[str, onnx
 
 
 @pytest.fixture(scope="module", params=[*KINDS, "memory", "mpnet", "modernbert", "pairs", "pairs of one type"])
-def model(request: pytest.FixtureRequest, make_encoder: MakeEncoder, make_pairs: MakePairs) -> onnx.ModelProto:
+def model(request, make_encoder, make_pairs):
     found = variants(make_encoder, make_pairs)[request.param]
     assert read(found) is not None
     return found
 
 
-def copy(model: onnx.ModelProto) -> onnx.ModelProto:
+def copy(model):
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     return copied
 
 
-def edits_of_nodes(model: onnx.ModelProto) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+def edits_of_nodes(model):
     """Each node omitted, doubled, swapped with the next; with another operator, input, attribute and so on.
 
     An edit takes the list of nodes.
@@ -476,7 +461,7 @@ def edits_of_nodes(model: onnx.ModelProto) -> Iterator[tuple[str, Callable[[Any]
             yield f"{node.name} {what}", lambda nodes, i=index, change=change: change(nodes[i])
 
 
-def changes_of(node: onnx.NodeProto, model: onnx.ModelProto) -> dict[str, Callable[[onnx.NodeProto], Any]]:
+def changes_of(node, model):
     changes: dict[str, Callable[[onnx.NodeProto], Any]] = {
         "of another operator": lambda each: setattr(each, "op_type", "Identity"),
         "of another domain": lambda each: setattr(each, "domain", "com.microsoft"),
@@ -505,7 +490,7 @@ def changes_of(node: onnx.NodeProto, model: onnx.ModelProto) -> dict[str, Callab
     return changes
 
 
-def alter(attribute: AttributeProto) -> None:
+def alter(attribute):
     if attribute.type == AttributeProto.INT:
         attribute.i += 1
     elif attribute.type == AttributeProto.FLOAT:
@@ -519,7 +504,7 @@ def alter(attribute: AttributeProto) -> None:
 # The same kinds of nodes and edits recur within a graph and between graphs, so every fifth edit misses little; the
 # tests of a release make all of them.
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.release)])
-def test_every_edit_of_a_node_makes_it_another_graph(model: onnx.ModelProto, step: int) -> None:
+def test_every_edit_of_a_node_makes_it_another_graph(model, step):
     edits = 0
     for what, edit in itertools.islice(edits_of_nodes(model), 0, None, step):
         edited = copy(model)
@@ -529,7 +514,7 @@ def test_every_edit_of_a_node_makes_it_another_graph(model: onnx.ModelProto, ste
     assert edits > 13 * len(model.graph.node)
 
 
-def is_fixed(tensor: TensorProto) -> bool:
+def is_fixed(tensor):
     """Return whether it is a constant of the architecture; all others are weights."""
     ends = (".weight", ".bias", "_int8", "_int4", "_scale", ".factors", ".activation_zero", "padding_id", "window")
     return not tensor.name.endswith(ends) and not tensor.name.startswith("rotation.")
@@ -540,7 +525,7 @@ TABLES = [f"embeddings.{name}embeddings.weight" for name in ("position_", "word_
 BIAS = "encoder.relative_attention_bias.weight"  # is as long as the positions
 
 
-def test_every_edit_of_a_constant_makes_it_another_graph(model: onnx.ModelProto) -> None:
+def test_every_edit_of_a_constant_makes_it_another_graph(model):
     for index, tensor in enumerate(model.graph.initializer):
         values = numpy_helper.to_array(tensor)
         edits = [values[None], values.astype(np.float64), np.repeat(values[None], 2, axis=0)]
@@ -556,7 +541,7 @@ def test_every_edit_of_a_constant_makes_it_another_graph(model: onnx.ModelProto)
             assert (read(edited) is not None) == fits, f"{tensor.name} {edit.dtype} {edit.shape}"
 
 
-def test_a_skipped_id_is_one_of_the_words(make_encoder: MakeEncoder) -> None:
+def test_a_skipped_id_is_one_of_the_words(make_encoder):
     edited = write(make_encoder(family=MPNetConfig))
     (skipped,) = (each for each in edited.graph.initializer if each.name == "padding_id")
     for value, fits in ((3, True), (-1, False)):
@@ -564,7 +549,7 @@ def test_a_skipped_id_is_one_of_the_words(make_encoder: MakeEncoder) -> None:
         assert (read(edited) is not None) == fits
 
 
-def test_a_window_is_no_distance_below_0(make_encoder: MakeEncoder) -> None:
+def test_a_window_is_no_distance_below_0(make_encoder):
     edited = write(make_encoder(family=ModernBertConfig))
     (window,) = (each for each in edited.graph.initializer if each.name == "window")
     for value, fits in ((0, True), (-1, False), (2**40, False)):
@@ -573,7 +558,7 @@ def test_a_window_is_no_distance_below_0(make_encoder: MakeEncoder) -> None:
 
 
 @pytest.mark.parametrize("step", [0.0, -1.0, np.inf, np.nan])
-def test_a_step_without_rounding_makes_it_another_graph(make_encoder: MakeEncoder, step: float) -> None:
+def test_a_step_without_rounding_makes_it_another_graph(make_encoder, step):
     edited = write(make_encoder(), "int8-static")
     last = edited.graph.initializer[-1]
     assert last.name.endswith(".activation_scale")
@@ -581,7 +566,7 @@ def test_a_step_without_rounding_makes_it_another_graph(make_encoder: MakeEncode
     assert read(edited) is None
 
 
-def test_every_constant_is_needed_once(model: onnx.ModelProto) -> None:
+def test_every_constant_is_needed_once(model):
     for index, tensor in enumerate(model.graph.initializer):
         without, twice = copy(model), copy(model)
         del without.graph.initializer[index]
@@ -630,13 +615,13 @@ EDITS: dict[str, Callable[[onnx.ModelProto], Any]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_anything_the_exporter_does_not_write_makes_it_another_graph(model: onnx.ModelProto, edit: str) -> None:
+def test_anything_the_exporter_does_not_write_makes_it_another_graph(model, edit):
     edited = copy(model)
     EDITS[edit](edited)
     assert read(edited) is None
 
 
-def test_names_of_nodes_and_comments_do_not_matter(model: onnx.ModelProto) -> None:
+def test_names_of_nodes_and_comments_do_not_matter(model):
     edited = copy(model)
     edited.doc_string, edited.producer_version, edited.graph.name = "a comment", "2", "another"
     for node in edited.graph.node:
@@ -645,7 +630,7 @@ def test_names_of_nodes_and_comments_do_not_matter(model: onnx.ModelProto) -> No
     assert read(edited) is not None
 
 
-def test_bytes_that_are_no_model_are_refused(model: onnx.ModelProto) -> None:
+def test_bytes_that_are_no_model_are_refused(model):
     content = model.SerializeToString()
 
     assert read_bert(b"") is None
@@ -655,7 +640,7 @@ def test_bytes_that_are_no_model_are_refused(model: onnx.ModelProto) -> None:
             read_bert(content[:end])
 
 
-def test_no_changed_byte_makes_an_error_of_another_kind(model: onnx.ModelProto) -> None:
+def test_no_changed_byte_makes_an_error_of_another_kind(model):
     content = model.SerializeToString()
     draw = np.random.default_rng(0)
     start = len(content) - sum(len(tensor.raw_data) for tensor in model.graph.initializer)
@@ -666,7 +651,7 @@ def test_no_changed_byte_makes_an_error_of_another_kind(model: onnx.ModelProto) 
             read_bert(bytes(changed))
 
 
-def test_int4_words_of_older_bundles_are_read(make_encoder: MakeEncoder) -> None:
+def test_int4_words_of_older_bundles_are_read(make_encoder):
     encoder = make_encoder()
     new = write(encoder, words="int4")
     old = onnx.ModelProto()

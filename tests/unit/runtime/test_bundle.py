@@ -11,7 +11,6 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -31,23 +30,22 @@ from embedkit.errors import (
 from embedkit.runtime import bundle as bundle_module
 from embedkit.runtime.bundle import Bundle, read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.manifest import Golden, Manifest
 
 Rewrite = Callable[[Callable[[onnx.ModelProto], None]], Path]
 
 
 @pytest.fixture
-def parts(toy_bundle: Path, toy_model_bytes: bytes) -> tuple[bytes, Manifest, str, Golden]:
+def parts(toy_bundle, toy_model_bytes):
     """Return arguments of write_bundle."""
     read = read_bundle(toy_bundle)
     return toy_model_bytes, read.manifest, read.tokenizer_json, read.golden
 
 
 @pytest.fixture
-def rewrite(toy_bundle: Path, tmp_path: Path) -> Rewrite:
+def rewrite(toy_bundle, tmp_path):
     """Change a bundle with the onnx package; the fingerprint is not updated."""
 
-    def apply(change: Callable[[onnx.ModelProto], None]) -> Path:
+    def apply(change):
         model = onnx.load_model(toy_bundle)
         change(model)
         (tmp_path / "changed.onnx").write_bytes(model.SerializeToString())
@@ -56,13 +54,13 @@ def rewrite(toy_bundle: Path, tmp_path: Path) -> Rewrite:
     return apply
 
 
-def entry(model: onnx.ModelProto, name: str) -> onnx.StringStringEntryProto:
+def entry(model, name):
     found: onnx.StringStringEntryProto
     (found,) = (item for item in model.metadata_props if item.key == f"embedkit.{name}")
     return found
 
 
-def sealed(path: Path) -> Path:
+def sealed(path):
     """Give a changed bundle the fingerprint of its new content, as its author could."""
     fields = bundle_module._read_model(path.read_bytes())
     ours = [part for part in fields if bundle_module._key(part) != "embedkit.fingerprint"]
@@ -71,7 +69,7 @@ def sealed(path: Path) -> Path:
     return path
 
 
-def test_written_values_are_read_back(tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]) -> None:
+def test_written_values_are_read_back(tmp_path, parts):
     model, manifest, tokenizer, golden = parts
     manifest = dataclasses.replace(
         manifest,
@@ -92,15 +90,13 @@ def test_written_values_are_read_back(tmp_path: Path, parts: tuple[bytes, Manife
     assert read.model == (tmp_path / "b.onnx").read_bytes()
 
 
-def test_same_parts_give_same_bytes(tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]) -> None:
+def test_same_parts_give_same_bytes(tmp_path, parts):
     write_bundle(tmp_path / "a.onnx", *parts)
     write_bundle(tmp_path / "b.onnx", *parts)
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
-def test_rewriting_a_bundle_replaces_embedkits_metadata_and_keeps_the_rest(
-    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
-) -> None:
+def test_rewriting_a_bundle_replaces_embedkits_metadata_and_keeps_the_rest(tmp_path, parts):
     model = onnx.load_model_from_string(parts[0])
     model.metadata_props.add(key="author", value="someone")
     write_bundle(tmp_path / "a.onnx", model.SerializeToString(), *parts[1:])
@@ -109,11 +105,11 @@ def test_rewriting_a_bundle_replaces_embedkits_metadata_and_keeps_the_rest(
     assert onnx.load_model(tmp_path / "b.onnx").metadata_props[0].value == "someone"
 
 
-def test_a_bundle_saved_by_onnx_is_still_intact(toy_bundle: Path, rewrite: Rewrite) -> None:
+def test_a_bundle_saved_by_onnx_is_still_intact(toy_bundle, rewrite):
     assert rewrite(lambda model: None).read_bytes() == toy_bundle.read_bytes()
 
 
-def test_onnx_runtime_alone_finds_everything(toy_bundle: Path) -> None:
+def test_onnx_runtime_alone_finds_everything(toy_bundle):
     session = onnxruntime.InferenceSession(toy_bundle, providers=["CPUExecutionProvider"])
     metadata = session.get_modelmeta().custom_metadata_map
     assert metadata["embedkit.format"] == "1"
@@ -122,16 +118,14 @@ def test_onnx_runtime_alone_finds_everything(toy_bundle: Path) -> None:
     assert json.loads(tokenizer)["model"]["type"] == "WordPiece"
 
 
-def test_a_tokenizer_too_small_to_compress_is_stored_uncompressed(
-    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
-) -> None:
+def test_a_tokenizer_too_small_to_compress_is_stored_uncompressed(tmp_path, parts):
     model, manifest, _, golden = parts
     write_bundle(tmp_path / "b.onnx", model, manifest, '{"a":"é"}', golden)
     assert entry(onnx.load_model(tmp_path / "b.onnx"), "tokenizer").value == '{"a":"é"}'
     assert read_bundle(tmp_path / "b.onnx").tokenizer_json == '{"a":"é"}'
 
 
-def test_every_truncation_is_a_bundle_error(toy_bundle: Path, tmp_path: Path) -> None:
+def test_every_truncation_is_a_bundle_error(toy_bundle, tmp_path):
     content = toy_bundle.read_bytes()
     cuts = {*range(200), *range(0, len(content), 487), *range(len(content) - 300, len(content))}
     for cut in cuts:
@@ -139,7 +133,7 @@ def test_every_truncation_is_a_bundle_error(toy_bundle: Path, tmp_path: Path) ->
             bundle_module._parse(tmp_path / "cut.onnx", content[:cut])
 
 
-def test_every_flipped_bit_is_a_bundle_error(toy_bundle: Path, tmp_path: Path) -> None:
+def test_every_flipped_bit_is_a_bundle_error(toy_bundle, tmp_path):
     content = toy_bundle.read_bytes()
     chance = random.Random(0)
     for _ in range(400):
@@ -152,7 +146,7 @@ def test_every_flipped_bit_is_a_bundle_error(toy_bundle: Path, tmp_path: Path) -
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from([b"", b"\x08\x08"]), st.binary(max_size=300))
-def test_noise_is_a_bundle_error(start: bytes, noise: bytes) -> None:
+def test_noise_is_a_bundle_error(start, noise):
     with pytest.raises(BundleError):
         bundle_module._parse(Path("noise.onnx"), start + noise)
 
@@ -168,27 +162,27 @@ def test_noise_is_a_bundle_error(start: bytes, noise: bytes) -> None:
         (b"\x08\x08\x3b", "wire type 3"),
     ],
 )
-def test_other_files_are_refused_with_the_reason(tmp_path: Path, content: bytes, words: str) -> None:
+def test_other_files_are_refused_with_the_reason(tmp_path, content, words):
     (tmp_path / "other.onnx").write_bytes(content)
     with pytest.raises(BundleError, match=words) as caught:
         read_bundle(tmp_path / "other.onnx")
     assert "other.onnx" in str(caught.value)
 
 
-def test_a_plain_onnx_model_is_refused(tmp_path: Path, toy_model_bytes: bytes) -> None:
+def test_a_plain_onnx_model_is_refused(tmp_path, toy_model_bytes):
     (tmp_path / "plain.onnx").write_bytes(toy_model_bytes)
     with pytest.raises(BundleError, match="no embedkit bundle"):
         read_bundle(tmp_path / "plain.onnx")
 
 
-def test_a_missing_file_and_a_folder_are_distinguished(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_distinguished(tmp_path):
     with pytest.raises(ModelNotFoundError, match="no bundle at"):
         read_bundle(tmp_path / "none.onnx")
     with pytest.raises(BundleError, match="not a file"):
         read_bundle(tmp_path)
 
 
-def test_a_file_larger_than_protobuf_allows_is_refused_unread(tmp_path: Path) -> None:
+def test_a_file_larger_than_protobuf_allows_is_refused_unread(tmp_path):
     with (tmp_path / "huge.onnx").open("wb") as file:
         file.truncate(5 * 2**30)  # sparse
     started = time.monotonic()
@@ -197,8 +191,8 @@ def test_a_file_larger_than_protobuf_allows_is_refused_unread(tmp_path: Path) ->
     assert time.monotonic() - started < 1
 
 
-def test_a_newer_format_says_what_to_upgrade(rewrite: Rewrite) -> None:
-    def change(model: onnx.ModelProto) -> None:
+def test_a_newer_format_says_what_to_upgrade(rewrite):
+    def change(model):
         entry(model, "format").value = "2"
 
     with pytest.raises(BundleVersionError, match="pip install --upgrade embedkit-onnx"):
@@ -206,8 +200,8 @@ def test_a_newer_format_says_what_to_upgrade(rewrite: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "one", "0", "-1", "1.5", "²", "9" * 400])
-def test_an_invalid_format_is_refused(rewrite: Rewrite, value: str) -> None:
-    def change(model: onnx.ModelProto) -> None:
+def test_an_invalid_format_is_refused(rewrite, value):
+    def change(model):
         entry(model, "format").value = value
 
     with pytest.raises(BundleError, match="format"):
@@ -215,8 +209,8 @@ def test_an_invalid_format_is_refused(rewrite: Rewrite, value: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest", "tokenizer", "golden", "fingerprint"])
-def test_tampering_with_metadata_is_seen(rewrite: Rewrite, name: str) -> None:
-    def change(model: onnx.ModelProto) -> None:
+def test_tampering_with_metadata_is_seen(rewrite, name):
+    def change(model):
         value = entry(model, name).value
         entry(model, name).value = value[:-9] + ("a" if value[-9] != "a" else "b") + value[-8:]
 
@@ -224,8 +218,8 @@ def test_tampering_with_metadata_is_seen(rewrite: Rewrite, name: str) -> None:
         read_bundle(rewrite(change))
 
 
-def test_tampering_with_a_weight_is_seen(rewrite: Rewrite) -> None:
-    def change(model: onnx.ModelProto) -> None:
+def test_tampering_with_a_weight_is_seen(rewrite):
+    def change(model):
         weights = model.graph.initializer[0]
         weights.raw_data = weights.raw_data[:-1] + bytes([weights.raw_data[-1] ^ 1])
 
@@ -233,8 +227,8 @@ def test_tampering_with_a_weight_is_seen(rewrite: Rewrite) -> None:
         read_bundle(rewrite(change))
 
 
-def test_metadata_given_twice_is_refused(rewrite: Rewrite) -> None:
-    def change(model: onnx.ModelProto) -> None:
+def test_metadata_given_twice_is_refused(rewrite):
+    def change(model):
         model.metadata_props.add(key="embedkit.manifest", value="{}")
 
     with pytest.raises(BundleIntegrityError, match="twice"):
@@ -242,19 +236,17 @@ def test_metadata_given_twice_is_refused(rewrite: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest", "tokenizer", "golden"])
-def test_metadata_that_is_missing_is_named(rewrite: Rewrite, name: str) -> None:
+def test_metadata_that_is_missing_is_named(rewrite, name):
     path = rewrite(lambda model: model.metadata_props.remove(entry(model, name)))
     with pytest.raises(BundleError, match=f"lacks embedkit.{name}"):
         read_bundle(sealed(path))
 
 
-def test_a_tokenizer_that_unpacks_beyond_bounds_is_refused(
-    rewrite: Rewrite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_unpacks_beyond_bounds_is_refused(rewrite, monkeypatch):
     monkeypatch.setattr(bundle_module, "_LARGEST_TOKENIZER_BYTES", 50_000)
     bomb = base64.b64encode(zlib.compress(bytes(10_000_000))).decode()
 
-    def change(model: onnx.ModelProto) -> None:
+    def change(model):
         entry(model, "tokenizer").value = "zlib+base64:" + bomb
 
     with pytest.raises(BundleError, match="larger than 50,000 bytes"):
@@ -262,15 +254,15 @@ def test_a_tokenizer_that_unpacks_beyond_bounds_is_refused(
 
 
 @pytest.mark.parametrize("value", ["zlib+base64:@@", "zlib+base64:aGVsbG8=", "zlib+base64:"])
-def test_a_tokenizer_that_does_not_unpack_is_refused(rewrite: Rewrite, value: str) -> None:
-    def change(model: onnx.ModelProto) -> None:
+def test_a_tokenizer_that_does_not_unpack_is_refused(rewrite, value):
+    def change(model):
         entry(model, "tokenizer").value = value
 
     with pytest.raises(BundleError, match="tokenizer"):
         read_bundle(sealed(rewrite(change)))
 
 
-def test_external_data_is_refused_at_any_place(tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]) -> None:
+def test_external_data_is_refused_at_any_place(tmp_path, parts):
     model = onnx.load_model_from_string(parts[0])
     tensor = onnx.numpy_helper.from_array(np.zeros(4, dtype=np.float32), "hidden")
     onnx.external_data_helper.set_external_data(tensor, "/etc/passwd")
@@ -281,9 +273,7 @@ def test_external_data_is_refused_at_any_place(tmp_path: Path, parts: tuple[byte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_written_when_a_part_is_wrong(
-    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden]
-) -> None:
+def test_nothing_is_written_when_a_part_is_wrong(tmp_path, parts):
     model, manifest, tokenizer, golden = parts
     wrong = [
         (b"", manifest, tokenizer, golden),
@@ -299,13 +289,11 @@ def test_nothing_is_written_when_a_part_is_wrong(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_write_leaves_the_old_bundle(
-    tmp_path: Path, parts: tuple[bytes, Manifest, str, Golden], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_bundle(tmp_path, parts, monkeypatch):
     path = tmp_path / "b.onnx"
     path.write_bytes(b"old")
 
-    def full(self: Path, content: bytes) -> int:
+    def full(self, content):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
@@ -315,16 +303,16 @@ def test_a_failed_write_leaves_the_old_bundle(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_bundle_prints_without_its_contents(toy_bundle: Path) -> None:
+def test_a_bundle_prints_without_its_contents(toy_bundle):
     read = read_bundle(toy_bundle)
     assert isinstance(read, Bundle)
     assert len(repr(read)) < 1000
 
 
-def rewrite_tokenizer(change: Callable[[Any], None]) -> Callable[[onnx.ModelProto], None]:
+def rewrite_tokenizer(change):
     """Change the files of a bundle's tokenizer."""
 
-    def apply(model: onnx.ModelProto) -> None:
+    def apply(model):
         stored = entry(model, "tokenizer")
         values = json.loads(bundle_module._decompress(stored.value))
         change(values)
@@ -333,16 +321,16 @@ def rewrite_tokenizer(change: Callable[[Any], None]) -> Callable[[onnx.ModelProt
     return apply
 
 
-def lose_the_unknown_token(values: Any) -> None:
+def lose_the_unknown_token(values):
     del values["model"]["vocab"]["[UNK]"]
     values["added_tokens"] = [token for token in values["added_tokens"] if token["content"] != "[UNK]"]
 
 
-def number_a_word_beyond_32_bits(values: Any) -> None:
+def number_a_word_beyond_32_bits(values):
     values["model"]["vocab"]["a"] = 2**31
 
 
-def name_a_token_that_is_not_there(values: Any) -> None:
+def name_a_token_that_is_not_there(values):
     values["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "[NONE]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -354,16 +342,14 @@ def name_a_token_that_is_not_there(values: Any) -> None:
 @pytest.mark.parametrize(
     "change", [lose_the_unknown_token, number_a_word_beyond_32_bits, name_a_token_that_is_not_there]
 )
-def test_a_tokenizer_that_contradicts_itself_is_an_embedkit_error(
-    rewrite: Rewrite, change: Callable[[Any], None]
-) -> None:
+def test_a_tokenizer_that_contradicts_itself_is_an_embedkit_error(rewrite, change):
     path = sealed(rewrite(rewrite_tokenizer(change)))
     with pytest.raises(ModelError):
         Encoder.load(path).encode(["a", "an \ua66e"])
 
 
-def test_golden_token_ids_fit_32_bits(rewrite: Rewrite) -> None:
-    def change(model: onnx.ModelProto) -> None:
+def test_golden_token_ids_fit_32_bits(rewrite):
+    def change(model):
         stored = entry(model, "golden")
         values = json.loads(stored.value)
         values["token_ids"][0][0] = 2**31
@@ -373,7 +359,7 @@ def test_golden_token_ids_fit_32_bits(rewrite: Rewrite) -> None:
         read_bundle(sealed(rewrite(change)))
 
 
-def test_a_file_of_empty_fields_takes_no_memory(tmp_path: Path) -> None:
+def test_a_file_of_empty_fields_takes_no_memory(tmp_path):
     path = tmp_path / "empty.onnx"
     path.write_bytes(b"\x08\x07" + b"\x3a\x00" * 2_000_000)
     tracemalloc.start()

@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,56 +31,52 @@ PAIRS = [
 
 
 @pytest.fixture
-def model(toy_cross_bundle: Path) -> CrossEncoder:
+def model(toy_cross_bundle):
     return CrossEncoder.load(toy_cross_bundle)
 
 
-def test_scores_are_those_of_the_reference(model: CrossEncoder, toy_cross_reference: Reference) -> None:
+def test_scores_are_those_of_the_reference(model, toy_cross_reference):
     scores = model.predict(PAIRS)
     assert scores.dtype == np.float32
     np.testing.assert_allclose(scores, toy_cross_reference(PAIRS), atol=1e-6)
 
 
-def test_the_two_halves_are_the_whole(model: CrossEncoder) -> None:
+def test_the_two_halves_are_the_whole(model):
     tokens = model.tokenize(PAIRS)
     np.testing.assert_array_equal(model.predict_tokens(tokens), model.predict(PAIRS))
     assert tokens.truncated == 2
 
 
-def test_the_order_of_a_pair_matters(model: CrossEncoder) -> None:
+def test_the_order_of_a_pair_matters(model):
     assert abs(np.diff(model.predict([("dog", "sea"), ("sea", "dog")]))[0]) > 1e-3
 
 
 @pytest.mark.parametrize("budget", [1, 13, 40, 1000])
 @pytest.mark.parametrize("batch_size", [None, 1, 3])
-def test_batches_do_not_change_scores(
-    toy_cross_bundle: Path, toy_cross_reference: Reference, budget: int, batch_size: int | None
-) -> None:
+def test_batches_do_not_change_scores(toy_cross_bundle, toy_cross_reference, budget, batch_size):
     pairs = [("dog " * (n % 5), "sea " * (n % 7)) for n in range(40)]
     model = CrossEncoder.load(toy_cross_bundle, max_tokens_per_batch=budget)
     np.testing.assert_allclose(model.predict(pairs, batch_size=batch_size), toy_cross_reference(pairs), atol=1e-6)
 
 
-def test_chunks_do_not_change_scores(
-    model: CrossEncoder, toy_cross_reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_do_not_change_scores(model, toy_cross_reference, monkeypatch):
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 4)
     np.testing.assert_allclose(model.predict(PAIRS * 5), toy_cross_reference(PAIRS * 5), atol=1e-6)
 
 
-def test_any_iterable_of_pairs_is_accepted(model: CrossEncoder) -> None:
+def test_any_iterable_of_pairs_is_accepted(model):
     expected = model.predict(PAIRS)
     for given in (tuple(PAIRS), iter(PAIRS), [list(pair) for pair in PAIRS], dict(PAIRS).items()):
-        np.testing.assert_array_equal(model.predict(given), expected)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(model.predict(given), expected)
 
 
-def test_a_copy_is_itself_and_a_pickle_its_source(toy_cross_bundle: Path) -> None:
+def test_a_copy_is_itself_and_a_pickle_its_source(toy_cross_bundle):
     model = CrossEncoder.load(toy_cross_bundle, threads=1)
     assert copy.deepcopy(model) is model
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(PAIRS), model.predict(PAIRS))
 
 
-def test_it_describes_itself(model: CrossEncoder, toy_cross_bundle: Path) -> None:
+def test_it_describes_itself(model, toy_cross_bundle):
     bundle = read_bundle(toy_cross_bundle)
     assert (model.name, model.max_length, model.fingerprint) == ("toy-cross", 12, bundle.fingerprint)
     assert model.manifest == bundle.manifest
@@ -92,7 +87,7 @@ def test_it_describes_itself(model: CrossEncoder, toy_cross_bundle: Path) -> Non
 # Ranking
 
 
-def test_documents_are_ranked_best_first(model: CrossEncoder) -> None:
+def test_documents_are_ranked_best_first(model):
     documents = ["the sea", "a dog", "music", "the garden is green"]
     scores = model.predict([("a cat", document) for document in documents])
     ranked = model.rank("a cat", documents)
@@ -107,21 +102,19 @@ def test_documents_are_ranked_best_first(model: CrossEncoder) -> None:
     assert json.loads(json.dumps(ranked)) == ranked
 
 
-def test_equal_documents_keep_their_order(model: CrossEncoder) -> None:
+def test_equal_documents_keep_their_order(model):
     ranked = model.rank("a cat", ["sea", "dog", "sea", "sea"])
     assert [found["corpus_id"] for found in ranked if found["text"] == "sea"] == [0, 2, 3]
 
 
-def test_no_documents_are_no_error(model: CrossEncoder) -> None:
+def test_no_documents_are_no_error(model):
     assert model.rank("a cat", []) == []
 
 
 # Truncation
 
 
-def test_truncation_is_reported_once_per_call(
-    model: CrossEncoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncation_is_reported_once_per_call(model, caplog, monkeypatch):
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
     model.predict(PAIRS)
     assert caplog.messages == ["2 of 5 pairs were cut to 12 tokens"]
@@ -133,7 +126,7 @@ def test_truncation_is_reported_once_per_call(
     assert caplog.messages == []
 
 
-def test_truncation_can_be_an_error(model: CrossEncoder) -> None:
+def test_truncation_can_be_an_error(model):
     with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: pairs\[2\], pairs\[3\]; shorten"):
         model.predict(PAIRS, on_overflow="error")
     with pytest.raises(TextOverflowError):
@@ -141,7 +134,7 @@ def test_truncation_can_be_an_error(model: CrossEncoder) -> None:
     assert len(model.predict(PAIRS[:2], on_overflow="error")) == 2
 
 
-def test_long_passages_are_scored_in_windows(model: CrossEncoder) -> None:
+def test_long_passages_are_scored_in_windows(model):
     passage = " ".join(["dog", "cat", "sea", "music", "garden", "sun", "train", "blue"] * 5)
     words = passage.split()
     room = 12 - 4  # one word of the query, and three special tokens
@@ -155,7 +148,7 @@ def test_long_passages_are_scored_in_windows(model: CrossEncoder) -> None:
     assert best[0] >= model.predict([("a", passage)])[0]
 
 
-def test_windows_of_a_long_query_hold_half_of_it(model: CrossEncoder) -> None:
+def test_windows_of_a_long_query_hold_half_of_it(model):
     tokens, starts = model._tokenizer.tokenize_windows([("dog " * 30, "cat " * 30), ("a", "b")])
 
     assert max(map(len, tokens.ids)) == 12
@@ -167,9 +160,7 @@ def test_windows_of_a_long_query_hold_half_of_it(model: CrossEncoder) -> None:
 
 
 @pytest.mark.parametrize("options", [{"activation_fn": "identity"}, {}])
-def test_logits_are_those_before_the_sigmoid(
-    write_toy_cross_bundle: Write, toy_cross_reference: Reference, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_logits_are_those_before_the_sigmoid(write_toy_cross_bundle, toy_cross_reference, options, tmp_path):
     model = CrossEncoder.load(write_toy_cross_bundle(tmp_path / "raw.onnx", activation="identity"))
     scores = toy_cross_reference(PAIRS).astype(np.float64)
 
@@ -183,7 +174,7 @@ def test_logits_are_those_before_the_sigmoid(
     )
 
 
-def test_a_bundle_without_an_activation_has_sigmoids_and_gives_logits(model: CrossEncoder) -> None:
+def test_a_bundle_without_an_activation_has_sigmoids_and_gives_logits(model):
     scores = model.predict(PAIRS).astype(np.float64)
 
     assert model.activation_fn == "sigmoid"
@@ -198,7 +189,7 @@ def test_a_bundle_without_an_activation_has_sigmoids_and_gives_logits(model: Cro
         {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
     ],
 )
-def test_a_folder_keeps_its_activation(toy_cross_folder: Path, stored: dict[str, Any]) -> None:
+def test_a_folder_keeps_its_activation(toy_cross_folder, stored):
     plain = CrossEncoder.load(toy_cross_folder)
     config = json.loads((toy_cross_folder / "config.json").read_text())
     (toy_cross_folder / "config.json").write_text(json.dumps(config | stored))
@@ -209,7 +200,7 @@ def test_a_folder_keeps_its_activation(toy_cross_folder: Path, stored: dict[str,
     assert model.fingerprint != plain.fingerprint
 
 
-def test_a_folder_with_another_activation_is_refused(toy_cross_folder: Path) -> None:
+def test_a_folder_with_another_activation_is_refused(toy_cross_folder):
     config = json.loads((toy_cross_folder / "config.json").read_text())
     config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Tanh"}
     (toy_cross_folder / "config.json").write_text(json.dumps(config))
@@ -222,14 +213,14 @@ def test_a_folder_with_another_activation_is_refused(toy_cross_folder: Path) -> 
 # Kinds
 
 
-def test_models_of_the_other_kind_are_refused(toy_cross_bundle: Path, toy_bundle: Path) -> None:
+def test_models_of_the_other_kind_are_refused(toy_cross_bundle, toy_bundle):
     with pytest.raises(ModelError, match=r"toy-cross is a model of kind 'cross-encoder'; use CrossEncoder\.load"):
         Encoder.load(toy_cross_bundle)
     with pytest.raises(ModelError, match=r"toy is a model of kind 'encoder'; use Encoder\.load"):
         CrossEncoder.load(toy_bundle)
 
 
-def test_golden_texts_are_of_their_kind(toy_cross_bundle: Path, toy_bundle: Path, tmp_path: Path) -> None:
+def test_golden_texts_are_of_their_kind(toy_cross_bundle, toy_bundle, tmp_path):
     cross, plain = read_bundle(toy_cross_bundle), read_bundle(toy_bundle)
     with pytest.raises(BundleError, match=r"golden\.pairs is missing"):
         write_bundle(tmp_path / "b.onnx", cross.model, cross.manifest, cross.tokenizer_json, plain.golden)
@@ -237,16 +228,14 @@ def test_golden_texts_are_of_their_kind(toy_cross_bundle: Path, toy_bundle: Path
         write_bundle(tmp_path / "b.onnx", plain.model, plain.manifest, plain.tokenizer_json, cross.golden)
 
 
-def test_a_graph_without_a_score_is_refused(
-    toy_cross_bundle: Path, toy_model_bytes: bytes, tmp_path: Path
-) -> None:
+def test_a_graph_without_a_score_is_refused(toy_cross_bundle, toy_model_bytes, tmp_path):
     good = read_bundle(toy_cross_bundle)
     write_bundle(tmp_path / "b.onnx", toy_model_bytes, good.manifest, good.tokenizer_json, good.golden)
     with pytest.raises(ModelError, match=r"b\.onnx: the graph gives sentence_embedding; expected score"):
         CrossEncoder.load(tmp_path / "b.onnx")
 
 
-def test_a_length_without_room_is_an_error_of_the_model(toy_cross_bundle: Path, tmp_path: Path) -> None:
+def test_a_length_without_room_is_an_error_of_the_model(toy_cross_bundle, tmp_path):
     good = read_bundle(toy_cross_bundle)
     golden = replace(good.golden, token_ids=[[2]] * 3, token_type_ids=[[0]] * 3)
     manifest = replace(good.manifest, max_length=4)
@@ -258,12 +247,12 @@ def test_a_length_without_room_is_an_error_of_the_model(toy_cross_bundle: Path, 
 # Folders
 
 
-def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+def test_an_empty_folder_is_no_model(tmp_path):
     with pytest.raises(ModelError, match=r"one bundle or a config\.json; it has neither"):
         CrossEncoder.load(tmp_path)
 
 
-def test_a_folder_gives_the_sigmoid_of_its_logits(toy_cross_folder: Path, toy_cross_reference: Reference) -> None:
+def test_a_folder_gives_the_sigmoid_of_its_logits(toy_cross_folder, toy_cross_reference):
     model = CrossEncoder.load(toy_cross_folder)
     assert (model.name, model.max_length) == ("cross-folder", 12)
     np.testing.assert_allclose(model.predict(PAIRS), toy_cross_reference(PAIRS), atol=1e-6)
@@ -279,14 +268,14 @@ def test_a_folder_gives_the_sigmoid_of_its_logits(toy_cross_folder: Path, toy_cr
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "this classifier has 3"),
     ],
 )
-def test_a_folder_of_another_model_is_refused(toy_cross_folder: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_folder_of_another_model_is_refused(toy_cross_folder, changes, words):
     config = json.loads((toy_cross_folder / "config.json").read_text())
     (toy_cross_folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ModelError, match=words):
         CrossEncoder.load(toy_cross_folder)
 
 
-def test_the_folder_of_an_encoder_is_refused(toy_cross_folder: Path) -> None:
+def test_the_folder_of_an_encoder_is_refused(toy_cross_folder):
     modules = [
         {"path": path, "type": kind}
         for path, kind in (
@@ -303,7 +292,7 @@ def test_the_folder_of_an_encoder_is_refused(toy_cross_folder: Path) -> None:
         CrossEncoder.load(toy_cross_folder)
 
 
-def test_several_logits_are_refused(toy_cross_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_logits_are_refused(toy_cross_folder, monkeypatch):
     model = CrossEncoder.load(toy_cross_folder)
     monkeypatch.setattr(
         model._engine._network._session, "run", lambda batch, **_: np.zeros((len(batch.input_ids), 2))
@@ -315,14 +304,14 @@ def test_several_logits_are_refused(toy_cross_folder: Path, monkeypatch: pytest.
 # Verification
 
 
-def test_a_good_bundle_is_verified(model: CrossEncoder) -> None:
+def test_a_good_bundle_is_verified(model):
     found = model.verify()
     assert (found["passed"], found["same_tokens"], found["texts"]) == (True, True, 3)
     assert found["difference"] < 1e-6
 
 
 @pytest.mark.parametrize("what", ["scores", "token_ids", "token_type_ids"])
-def test_other_scores_tokens_or_types_are_found(toy_cross_bundle: Path, tmp_path: Path, what: str) -> None:
+def test_other_scores_tokens_or_types_are_found(toy_cross_bundle, tmp_path, what):
     good = read_bundle(toy_cross_bundle)
     ids, types = [list(map(list, rows)) for rows in (good.golden.token_ids, good.golden.token_type_ids)]
     ids[0][1] += 1

@@ -22,10 +22,8 @@ from embedkit.runtime import distributions
         ),
     ],
 )
-def test_the_message_matches_the_installed_packages(
-    monkeypatch: pytest.MonkeyPatch, installed: list[str], words: str
-) -> None:
-    def version(name: str) -> str:
+def test_the_message_matches_the_installed_packages(monkeypatch, installed, words):
+    def version(name):
         if name not in installed:
             raise PackageNotFoundError(name)
         return "1.2.3"

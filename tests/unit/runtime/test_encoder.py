@@ -12,7 +12,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,12 @@ import pytest
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, TextOverflowError
-from embedkit.protocols import FloatArray
 from embedkit.runtime import engine as engine_module
 from embedkit.runtime import session
 from embedkit.runtime import session as session_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.engine import EncodeOptions
 from embedkit.runtime.session import Session
-from embedkit.runtime.tokenization import TokenBatch
 
 Reference = Callable[..., np.ndarray]
 Write = Callable[..., Path]
@@ -38,42 +36,38 @@ TEXTS = ["a dog in the garden", "", "Music!", "one two three four five six seven
 
 
 @pytest.fixture
-def encoder(toy_bundle: Path) -> Encoder:
+def encoder(toy_bundle):
     return Encoder.load(toy_bundle)
 
 
 @pytest.fixture
-def prompted(write_toy_bundle: Write, tmp_path: Path) -> Encoder:
+def prompted(write_toy_bundle, tmp_path):
     prompts = {"query": "question: ", "passage": "answer: ", "other": "about "}
     return Encoder.load(write_toy_bundle(tmp_path / "prompted.onnx", prompts=prompts))
 
 
 @pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch):
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 4)
 
 
-def test_rows_are_those_of_the_reference(encoder: Encoder, toy_reference: Reference) -> None:
+def test_rows_are_those_of_the_reference(encoder, toy_reference):
     np.testing.assert_allclose(encoder.encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
 
 
 @pytest.mark.parametrize("budget", [1, 13, 40, 1000])
 @pytest.mark.parametrize("batch_size", [None, 1, 3])
-def test_batches_do_not_change_rows(
-    toy_bundle: Path, toy_reference: Reference, budget: int, batch_size: int | None
-) -> None:
+def test_batches_do_not_change_rows(toy_bundle, toy_reference, budget, batch_size):
     texts = [" ".join(words) for n in range(9) for words in itertools.permutations(("red", "sea"), min(n, 2))] * 3
     encoder = Encoder.load(toy_bundle, max_tokens_per_batch=budget)
     np.testing.assert_allclose(encoder.encode(texts, batch_size=batch_size), toy_reference(texts), atol=1e-6)
 
 
-def test_batches_run_in_parallel(
-    toy_bundle: Path, toy_reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_run_in_parallel(toy_bundle, toy_reference, monkeypatch):
     encoder = Encoder.load(toy_bundle, threads=3, max_tokens_per_batch=1)
     run, together = Session.run, threading.Barrier(3)
 
-    def meet(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
+    def meet(session, batch, lane=None, **_):
         together.wait(timeout=30)  # breaks unless three batches run at once
         return run(session, batch, lane=lane)
 
@@ -82,10 +76,10 @@ def test_batches_run_in_parallel(
     np.testing.assert_allclose(encoder.encode(texts), toy_reference(texts), atol=1e-6)
 
 
-def test_errors_of_parallel_batches_reach_the_caller(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_parallel_batches_reach_the_caller(toy_bundle, monkeypatch):
     encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
 
-    def fail(*_: object, **__: object) -> FloatArray:
+    def fail(*_, **__):
         raise ModelError("ONNX Runtime failed")
 
     monkeypatch.setattr(Session, "run", fail)
@@ -95,10 +89,10 @@ def test_errors_of_parallel_batches_reach_the_caller(toy_bundle: Path, monkeypat
     assert threading.active_count() == before
 
 
-def test_no_error_counts_as_the_end(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_error_counts_as_the_end(toy_bundle, monkeypatch):
     encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
 
-    def fail(*_: object, **__: object) -> FloatArray:
+    def fail(*_, **__):
         raise IndexError("a mistake of ours")
 
     monkeypatch.setattr(Session, "run", fail)
@@ -106,18 +100,16 @@ def test_no_error_counts_as_the_end(toy_bundle: Path, monkeypatch: pytest.Monkey
         encoder.encode(TEXTS)
 
 
-def test_no_tokens_return_no_rows(encoder: Encoder) -> None:
+def test_no_tokens_return_no_rows(encoder):
     assert encoder.encode_tokens(encoder.tokenize([])).shape == (0, 16)
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_in_one_lane_ends_the_others(
-    toy_bundle: Path, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_an_error_in_one_lane_ends_the_others(toy_bundle, monkeypatch, failing):
     encoder = Encoder.load(toy_bundle, threads=2, max_tokens_per_batch=1)
     run, together, ran = Session.run, threading.Barrier(2), []
 
-    def fail(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
+    def fail(session, batch, lane=None, **_):
         if not ran:
             together.wait(timeout=30)  # both have started
         if lane == failing:
@@ -132,10 +124,10 @@ def test_an_error_in_one_lane_ends_the_others(
     assert len(ran) <= 2
 
 
-def test_batches_hold_the_same_whatever_the_threads(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_hold_the_same_whatever_the_threads(toy_bundle, monkeypatch):
     run, shapes = Session.run, []
 
-    def note(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
+    def note(session, batch, lane=None, **_):
         shapes.append(batch.input_ids.shape)
         return run(session, batch, lane=lane)
 
@@ -150,12 +142,10 @@ def test_batches_hold_the_same_whatever_the_threads(toy_bundle: Path, monkeypatc
 
 
 @pytest.mark.parametrize(("count", "batches"), [(5, 1), (40, 3), (100, 7), (1000, 32)])
-def test_few_texts_are_enough_for_several_threads(
-    toy_bundle: Path, monkeypatch: pytest.MonkeyPatch, count: int, batches: int
-) -> None:
+def test_few_texts_are_enough_for_several_threads(toy_bundle, monkeypatch, count, batches):
     run, sizes = Session.run, []
 
-    def note(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
+    def note(session, batch, lane=None, **_):
         sizes.append(batch.input_ids.size)
         return run(session, batch, lane=lane)
 
@@ -165,11 +155,11 @@ def test_few_texts_are_enough_for_several_threads(
     assert len(sizes) == batches
 
 
-def test_golden_texts_are_verified_in_one_batch(toy_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_texts_are_verified_in_one_batch(toy_bundle, monkeypatch):
     monkeypatch.setattr(session, "_LANE_TOKENS_PER_BATCH", range(1, 2))
     run, sizes = Session.run, []
 
-    def note(session: Session, batch: TokenBatch, lane: int | None = None, **_: object) -> FloatArray:
+    def note(session, batch, lane=None, **_):
         sizes.append(len(batch.input_ids))
         return run(session, batch, lane=lane)
 
@@ -179,30 +169,30 @@ def test_golden_texts_are_verified_in_one_batch(toy_bundle: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_chunks_do_not_change_rows_or_their_order(encoder: Encoder, toy_reference: Reference) -> None:
+def test_chunks_do_not_change_rows_or_their_order(encoder, toy_reference):
     texts = TEXTS * 5
     np.testing.assert_allclose(encoder.encode(texts), toy_reference(texts), atol=1e-6)
 
 
-def test_one_text_gives_one_row(encoder: Encoder, toy_reference: Reference) -> None:
+def test_one_text_gives_one_row(encoder, toy_reference):
     row = encoder.encode("a dog in the garden")
     assert row.shape == (16,)
     np.testing.assert_allclose(row, toy_reference(["a dog in the garden"])[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("container", [tuple, iter, np.array, lambda texts: dict.fromkeys(texts).keys()])
-def test_any_iterable_is_accepted(encoder: Encoder, container: Callable[[list[str]], Any]) -> None:
+def test_any_iterable_is_accepted(encoder, container):
     np.testing.assert_array_equal(encoder.encode(container(TEXTS)), encoder.encode(TEXTS))
 
 
-def test_no_texts_give_no_rows_of_the_right_kind(encoder: Encoder) -> None:
+def test_no_texts_give_no_rows_of_the_right_kind(encoder):
     assert encoder.encode([]).shape == (0, 16)
     packed = encoder.encode([], precision="ubinary", truncate_dim=9)
     assert packed.shape == (0, 2)
     assert packed.dtype == np.uint8
 
 
-def test_it_describes_itself(encoder: Encoder, toy_bundle: Path) -> None:
+def test_it_describes_itself(encoder, toy_bundle):
     bundle = read_bundle(toy_bundle)
     assert (encoder.name, encoder.dimension, encoder.max_length) == ("toy", 16, 12)
     assert encoder.fingerprint == bundle.fingerprint
@@ -210,11 +200,11 @@ def test_it_describes_itself(encoder: Encoder, toy_bundle: Path) -> None:
     assert repr(encoder) == "Encoder(name='toy', dimension=16, max_length=12)"
 
 
-def test_a_stream_is_encoded_in_bounded_memory(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_encoded_in_bounded_memory(encoder, monkeypatch):
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 10)
     read = 0
 
-    def stream() -> Iterator[str]:
+    def stream():
         nonlocal read
         for number in itertools.count():
             read += 1
@@ -228,7 +218,7 @@ def test_a_stream_is_encoded_in_bounded_memory(encoder: Encoder, monkeypatch: py
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_batches_of_a_stream_are_what_encode_gives(encoder: Encoder) -> None:
+def test_batches_of_a_stream_are_what_encode_gives(encoder):
     options: Any = {"truncate_dim": 8, "precision": "binary", "prompt": "the "}
     rows = np.concatenate(list(encoder.encode_batches(iter(TEXTS * 2), **options)))
     np.testing.assert_array_equal(rows, encoder.encode(TEXTS * 2, **options))
@@ -238,9 +228,7 @@ def test_batches_of_a_stream_are_what_encode_gives(encoder: Encoder) -> None:
 # Truncation
 
 
-def test_truncation_is_reported_once_per_call(
-    encoder: Encoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncation_is_reported_once_per_call(encoder, caplog, monkeypatch):
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
     long = "dog " * 20
     for _ in range(2):
@@ -250,28 +238,26 @@ def test_truncation_is_reported_once_per_call(
         assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_truncation_of_one_text_is_reported_or_refused(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncation_of_one_text_is_reported_or_refused(encoder, caplog):
     encoder.encode("dog " * 20)
     assert caplog.messages == ["1 of 1 texts were cut to 12 tokens"]
     with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: texts\[0\];"):
         encoder.encode("dog " * 20, on_overflow="error")
 
 
-def test_truncation_of_a_stream_is_reported_even_if_it_is_abandoned(
-    encoder: Encoder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_truncation_of_a_stream_is_reported_even_if_it_is_abandoned(encoder, caplog):
     batches = encoder.encode_batches(["dog " * 20])
     next(batches)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert caplog.messages == ["1 of 1 texts were cut to 12 tokens"]
 
 
-def test_nothing_is_reported_when_nothing_is_truncated(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_reported_when_nothing_is_truncated(encoder, caplog):
     encoder.encode(["dog " * 10])
     assert caplog.messages == []
 
 
-def test_truncation_can_be_an_error(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncation_can_be_an_error(encoder, monkeypatch):
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 10)
     long = "dog " * 20
     with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: texts\[11\], texts\[13\]; shorten"):
@@ -281,13 +267,13 @@ def test_truncation_can_be_an_error(encoder: Encoder, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(encoder.encode(TEXTS[:3], on_overflow="error"), encoder.encode(TEXTS[:3]))
 
 
-def test_a_prompt_counts_towards_the_length(encoder: Encoder) -> None:
+def test_a_prompt_counts_towards_the_length(encoder):
     encoder.encode(["dog " * 10], on_overflow="error")
     with pytest.raises(TextOverflowError):
         encoder.encode(["dog " * 10], prompt="the ", on_overflow="error")
 
 
-def test_a_million_characters_are_encoded(encoder: Encoder) -> None:
+def test_a_million_characters_are_encoded(encoder):
     rows = encoder.encode(["dog " * 250_000, "dog " * 10])
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-6)
 
@@ -295,7 +281,7 @@ def test_a_million_characters_are_encoded(encoder: Encoder) -> None:
 # Prompts
 
 
-def test_prompts_stand_before_texts(prompted: Encoder) -> None:
+def test_prompts_stand_before_texts(prompted):
     plain = prompted.encode(["question: a dog", "answer: a dog", "about a dog", "a dog"])
     np.testing.assert_allclose(prompted.encode_query("a dog"), plain[0], atol=1e-6)
     np.testing.assert_allclose(prompted.encode_document(["a dog"])[0], plain[1], atol=1e-6)
@@ -307,7 +293,7 @@ def test_prompts_stand_before_texts(prompted: Encoder) -> None:
 
 
 @pytest.mark.parametrize("choice", [{}, {"role": "query"}, {"role": "document"}, {"prompt_name": "other"}])
-def test_the_two_halves_are_the_whole(prompted: Encoder, choice: dict[str, Any]) -> None:
+def test_the_two_halves_are_the_whole(prompted, choice):
     tokens = prompted.tokenize(TEXTS, **choice)
     whole = {"query": prompted.encode_query, "document": prompted.encode_document}.get(choice.get("role", ""))
     expected = whole(TEXTS) if whole else prompted.encode(TEXTS, **choice)
@@ -315,7 +301,7 @@ def test_the_two_halves_are_the_whole(prompted: Encoder, choice: dict[str, Any])
     assert 3 in tokens.overflowing
 
 
-def test_a_model_without_prompts_encodes_queries_as_they_are(encoder: Encoder) -> None:
+def test_a_model_without_prompts_encodes_queries_as_they_are(encoder):
     np.testing.assert_array_equal(encoder.encode_query("a dog"), encoder.encode("a dog"))
     np.testing.assert_array_equal(encoder.encode_document("a dog"), encoder.encode("a dog"))
 
@@ -338,29 +324,29 @@ def test_a_model_without_prompts_encodes_queries_as_they_are(encoder: Encoder) -
         ({"normalize_embeddings": False}, "itself gives unit rows"),
     ],
 )
-def test_impossible_options_are_refused_at_once(prompted: Encoder, options: dict[str, Any], words: str) -> None:
+def test_impossible_options_are_refused_at_once(prompted, options, words):
     for call in (prompted.encode, prompted.encode_batches, prompted.encode_document):
         with pytest.raises(InputError, match=words):
             call([], **options)
 
 
-def test_iterables_of_names_instead_of_texts_are_refused(encoder: Encoder) -> None:
+def test_iterables_of_names_instead_of_texts_are_refused(encoder):
     frame = pytest.importorskip("pandas").DataFrame({"text": TEXTS, "label": range(len(TEXTS))})
     for encode in (encoder.encode, encoder.encode_batches, encoder.encode_query):
         with pytest.raises(InputError, match="got DataFrame, a table; give its column of texts"):
             encode(frame)
         with pytest.raises(InputError, match=r"got dict; give its values\(\)"):
-            encode(dict(enumerate(TEXTS)))  # type: ignore[arg-type]
+            encode(dict(enumerate(TEXTS)))
     np.testing.assert_array_equal(encoder.encode(frame["text"]), encoder.encode(TEXTS))
     np.testing.assert_array_equal(encoder.encode(dict(enumerate(TEXTS)).values()), encoder.encode(TEXTS))
 
 
-def test_a_copy_is_the_encoder_itself(encoder: Encoder) -> None:
+def test_a_copy_is_the_encoder_itself(encoder):
     assert copy.copy(encoder) is encoder
     assert copy.deepcopy([encoder])[0] is encoder
 
 
-def test_a_pickle_is_its_source(write_toy_bundle: Write, tmp_path: Path) -> None:
+def test_a_pickle_is_its_source(write_toy_bundle, tmp_path):
     path = write_toy_bundle(tmp_path / "toy.onnx")
     encoder = Encoder.load(path, threads=1)
     content = pickle.dumps(encoder)
@@ -373,21 +359,21 @@ def test_a_pickle_is_its_source(write_toy_bundle: Write, tmp_path: Path) -> None
         pickle.dumps(Encoder(read_bundle(path)))
 
 
-def test_one_text_is_no_stream(encoder: Encoder) -> None:
+def test_one_text_is_no_stream(encoder):
     with pytest.raises(InputError, match="got one str; wrap it in a list"):
         encoder.encode_batches("a text")
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_positions_in_messages_are_those_of_the_caller(encoder: Encoder) -> None:
+def test_positions_in_messages_are_those_of_the_caller(encoder):
     with pytest.raises(InputError, match=r"texts\[6\] is float, expected str"):
-        encoder.encode(["a"] * 6 + [float("nan")])  # type: ignore[list-item]
+        encoder.encode(["a"] * 6 + [float("nan")])
 
 
 # Similarity
 
 
-def test_similarity_is_the_cosine(encoder: Encoder) -> None:
+def test_similarity_is_the_cosine(encoder):
     a, b = np.random.default_rng(0).standard_normal((2, 3, 16))
     expected = [[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in b] for x in a]
     found = encoder.similarity(a, b)
@@ -407,7 +393,7 @@ def test_similarity_is_the_cosine(encoder: Encoder) -> None:
         ([[1.0], [1.0, 2.0]], "must hold numbers"),
     ],
 )
-def test_values_that_are_no_embeddings_are_refused(encoder: Encoder, a: Any, words: str) -> None:
+def test_values_that_are_no_embeddings_are_refused(encoder, a, words):
     with pytest.raises(InputError, match=words):
         encoder.similarity(a, np.zeros(16))
 
@@ -415,7 +401,7 @@ def test_values_that_are_no_embeddings_are_refused(encoder: Encoder, a: Any, wor
 # Verification
 
 
-def test_a_good_bundle_is_verified(encoder: Encoder) -> None:
+def test_a_good_bundle_is_verified(encoder):
     found = encoder.verify()
     assert found["passed"] is True
     assert found["same_tokens"] is True
@@ -424,7 +410,7 @@ def test_a_good_bundle_is_verified(encoder: Encoder) -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_other_embeddings_or_tokens_are_found(toy_bundle: Path, toy_model_bytes: bytes, tmp_path: Path) -> None:
+def test_other_embeddings_or_tokens_are_found(toy_bundle, toy_model_bytes, tmp_path):
     good = read_bundle(toy_bundle)
     vectors = good.golden.vectors.copy()
     vectors[1, 2] += 0.01
@@ -444,7 +430,7 @@ def test_other_embeddings_or_tokens_are_found(toy_bundle: Path, toy_model_bytes:
 # Folders and mismatches
 
 
-def test_a_folder_with_one_bundle_is_that_bundle(write_toy_bundle: Write, tmp_path: Path) -> None:
+def test_a_folder_with_one_bundle_is_that_bundle(write_toy_bundle, tmp_path):
     write_toy_bundle(tmp_path / "one.onnx")
     assert Encoder.load(tmp_path).name == "toy"
     write_toy_bundle(tmp_path / "two.onnx", name="second")
@@ -453,17 +439,17 @@ def test_a_folder_with_one_bundle_is_that_bundle(write_toy_bundle: Write, tmp_pa
     assert Encoder.load(tmp_path, file="two.onnx").name == "second"
 
 
-def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+def test_an_empty_folder_is_no_model(tmp_path):
     with pytest.raises(ModelError, match=r"one bundle or a modules\.json; it has neither"):
         Encoder.load(tmp_path)
 
 
-def test_a_file_of_a_file_is_refused(toy_bundle: Path) -> None:
+def test_a_file_of_a_file_is_refused(toy_bundle):
     with pytest.raises(InputError, match="chooses from a folder"):
         Encoder.load(toy_bundle, file="x.onnx")
 
 
-def test_a_graph_of_another_width_than_declared_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_graph_of_another_width_than_declared_is_refused(toy_bundle, tmp_path):
     good = read_bundle(toy_bundle)
     manifest = replace(good.manifest, dimension=8)
     golden = replace(good.golden, vectors=good.golden.vectors[:, :8])
@@ -472,9 +458,7 @@ def test_a_graph_of_another_width_than_declared_is_refused(toy_bundle: Path, tmp
         Encoder.load(tmp_path / "b.onnx")
 
 
-def test_a_graph_that_gives_another_width_than_declared_is_refused(
-    toy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_gives_another_width_than_declared_is_refused(toy_bundle, tmp_path, monkeypatch):
     good = read_bundle(toy_bundle)
     manifest = replace(good.manifest, dimension=8)
     golden = replace(good.golden, vectors=good.golden.vectors[:, :8])
@@ -487,7 +471,7 @@ def test_a_graph_that_gives_another_width_than_declared_is_refused(
 
 
 @pytest.mark.parametrize("max_length", [1, 2])
-def test_a_length_without_room_is_an_error_of_the_model(toy_bundle: Path, tmp_path: Path, max_length: int) -> None:
+def test_a_length_without_room_is_an_error_of_the_model(toy_bundle, tmp_path, max_length):
     good = read_bundle(toy_bundle)
     golden = replace(good.golden, token_ids=[[2]] * 3)
     manifest = replace(good.manifest, max_length=max_length)
@@ -500,11 +484,11 @@ def test_a_length_without_room_is_an_error_of_the_model(toy_bundle: Path, tmp_pa
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def test_a_bar_is_shown_on_request(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_shown_on_request(encoder, monkeypatch):
     monkeypatch.setattr("embedkit.progress._BAR_SECONDS", 0.0)
     for wish, shown in ((True, True), (None, False), (False, False)):
         terminal = Terminal()
@@ -513,7 +497,7 @@ def test_a_bar_is_shown_on_request(encoder: Encoder, monkeypatch: pytest.MonkeyP
         assert ("5/5 texts" in terminal.getvalue()) is shown
 
 
-def test_the_options_of_encode_have_the_same_names_and_defaults_everywhere() -> None:
+def test_the_options_of_encode_have_the_same_names_and_defaults_everywhere():
     public, private = (inspect.signature(each).parameters for each in (Encoder.encode, Encoder._plan))
     options = {name: each for name, each in public.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
     assert options.keys() == EncodeOptions.__annotations__.keys()
@@ -521,17 +505,17 @@ def test_the_options_of_encode_have_the_same_names_and_defaults_everywhere() -> 
 
 
 @pytest.mark.parametrize(("text", "share"), [("", 0), ("a dog", 0), ("a \ua66e", 0.5), ("\ua66e \ua66b", 1)])
-def test_the_share_of_unknown_tokens_is_that_of_each_text(encoder: Encoder, text: str, share: float) -> None:
+def test_the_share_of_unknown_tokens_is_that_of_each_text(encoder, text, share):
     found = encoder.unknown_share([text, "\ua66e", "a dog", text])
     assert found.dtype == np.float32
     assert found.tolist() == [share, 1, 0, share]
 
 
-def test_no_texts_have_no_share(encoder: Encoder) -> None:
+def test_no_texts_have_no_share(encoder):
     assert encoder.unknown_share([]).shape == (0,)
 
 
-def test_texts_that_cannot_be_read_are_reported_once(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_that_cannot_be_read_are_reported_once(encoder, caplog):
     encoder.encode(["a dog", "\ua66e"] * 5)  # half of it is known
     assert caplog.messages == []
     encoder.encode(["\ua66e \ua66b", "the sea", "\ua66b", "\ua66e"])

@@ -9,7 +9,7 @@ import pytest
 from embedkit.runtime.child import read_frame, write_frame
 
 
-def test_headers_and_bytes_survive() -> None:
+def test_headers_and_bytes_survive():
     stream = io.BytesIO()
     headers = [{"texts": ["é", "\ud800", "a\n"], "first": 2**40}, {}]
     write_frame(stream, headers[0], b"\x00\n\xff")
@@ -20,7 +20,7 @@ def test_headers_and_bytes_survive() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 16, 20, 29])
-def test_a_stream_that_ends_early_is_an_error(length: int) -> None:
+def test_a_stream_that_ends_early_is_an_error(length):
     stream = io.BytesIO()
     write_frame(stream, {"a": 1}, b"12345678")
     with pytest.raises(EOFError):

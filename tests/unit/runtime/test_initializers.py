@@ -8,28 +8,28 @@ import pytest
 from onnx import helper, numpy_helper
 
 from embedkit.errors import BundleError
-from embedkit.runtime import initializers
-from embedkit.runtime.wire import large_tables, largest_initializers, refuse_external_data
+from embedkit.runtime import wire
+from embedkit.runtime.wire import encode_bytes, large_tables, largest_initializers, refuse_external_data
 
 
-def tensor(*, external: bool) -> onnx.TensorProto:
+def tensor(*, external):
     made = numpy_helper.from_array(np.zeros(4, dtype=np.float32), "t")
     if external:
         onnx.external_data_helper.set_external_data(made, "other.bin")
     return made
 
 
-def located_elsewhere() -> onnx.TensorProto:
+def located_elsewhere():
     made = tensor(external=False)
     made.data_location = onnx.TensorProto.EXTERNAL
     return made
 
 
-def graph_with(item: onnx.TensorProto) -> onnx.GraphProto:
+def graph_with(item):
     return helper.make_graph([helper.make_node("Constant", [], ["c"], value=item)], "inner", [], [])
 
 
-def models(item: onnx.TensorProto) -> dict[str, onnx.ModelProto]:
+def models(item):
     """Return a model for every place that can hold a tensor."""
     sparse = helper.make_sparse_tensor(item, tensor(external=False), [4])
     attributes = {
@@ -54,49 +54,47 @@ def models(item: onnx.TensorProto) -> dict[str, onnx.ModelProto]:
 
 
 @pytest.mark.parametrize("place", models(tensor(external=False)))
-def test_external_data_is_found_at_every_place(place: str) -> None:
+def test_external_data_is_found_at_every_place(place):
     refuse_external_data(models(tensor(external=False))[place].SerializeToString())
     for item in (tensor(external=True), located_elsewhere()):
         with pytest.raises(BundleError, match="external data"):
             refuse_external_data(models(item)[place].SerializeToString())
 
 
-def test_deeply_nested_graphs_do_not_exhaust_the_stack() -> None:
+def test_deeply_nested_graphs_do_not_exhaust_the_stack():
     # A node in a graph in an attribute in a node ...: lengths are filled in from the inside out.
     content = b""
-    from embedkit.runtime.wire import encode_bytes
-
     for _ in range(3000):
         content = encode_bytes(1, encode_bytes(5, encode_bytes(6, content)))
     refuse_external_data(encode_bytes(7, content))
 
 
-def test_a_graph_of_too_many_fields_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(initializers, "_MOST_FIELDS", 10)
+def test_a_graph_of_too_many_fields_is_refused(monkeypatch):
+    monkeypatch.setattr(wire, "_MOST_FIELDS", 10)
     with pytest.raises(BundleError, match="more than 10 fields"):
         refuse_external_data(b"\x08\x01" * 11)
 
 
-def test_weights_are_listed_by_size(toy_model_bytes: bytes) -> None:
+def test_weights_are_listed_by_size(toy_model_bytes):
     found = largest_initializers(toy_model_bytes, 3)
     assert [weight.name for weight in found] == ["weights", "tokens", "last"]
     assert found[0].size_bytes > 30_000
 
 
-def gather(table: str, operator: str = "Gather") -> onnx.NodeProto:
+def gather(table, operator="Gather"):
     return helper.make_node(operator, [table, "ids"], [f"{table}_rows"])
 
 
 @pytest.mark.parametrize(
     ("operator", "tables"), [("Gather", ["w"]), ("GatherBlockQuantized", ["w"]), ("MatMul", [])]
 )
-def test_tables_are_what_rows_are_taken_from(operator: str, tables: list[str]) -> None:
+def test_tables_are_what_rows_are_taken_from(operator, tables):
     weight = numpy_helper.from_array(np.zeros((9, 9), dtype=np.float32), "w")
     graph = helper.make_graph([gather("other"), gather("w", operator)], "g", [], [], [weight])
     assert list(large_tables(helper.make_model(graph).SerializeToString(), least_bytes=1)) == tables
 
 
-def test_large_tables_are_read_in_place_as_onnx_reads_them() -> None:
+def test_large_tables_are_read_in_place_as_onnx_reads_them():
     generator = np.random.default_rng(0)
     kept = {
         "floats": generator.normal(size=(50, 8)).astype(np.float32),
@@ -118,9 +116,7 @@ def test_large_tables_are_read_in_place_as_onnx_reads_them() -> None:
     assert np.shares_memory(found["bytes"], np.frombuffer(content, dtype=np.uint8))
 
 
-def test_a_shape_may_be_packed_as_other_writers_do() -> None:
-    from embedkit.runtime.wire import encode_bytes
-
+def test_a_shape_may_be_packed_as_other_writers_do():
     raw = np.arange(6, dtype=np.int8).tobytes()
     packed = encode_bytes(1, b"\x02\x03") + b"\x10\x03" + encode_bytes(8, b"w") + encode_bytes(9, raw)
     graph = encode_bytes(1, gather("w").SerializeToString()) + encode_bytes(5, packed)
@@ -128,7 +124,7 @@ def test_a_shape_may_be_packed_as_other_writers_do() -> None:
     assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_tables_whose_bytes_do_not_fit_their_shape_are_left_to_onnx_runtime() -> None:
+def test_tables_whose_bytes_do_not_fit_their_shape_are_left_to_onnx_runtime():
     wrong = numpy_helper.from_array(np.zeros(4, dtype=np.float32), "w")
     wrong.dims[0] = 5
     content = helper.make_model(helper.make_graph([gather("w")], "g", [], [], [wrong])).SerializeToString()

@@ -19,7 +19,7 @@ from embedkit.runtime.location import bundled_names, find_model
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path, monkeypatch):
     """An empty working folder, two bundled models, and a hub that must not be called."""
     bundled = tmp_path / "bundled"
     (tmp_path / "here").mkdir()
@@ -31,18 +31,18 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(location, "BUNDLED", bundled)
     monkeypatch.setattr(location, "published_models", dict)
 
-    def unwanted(*arguments: Any, **options: Any) -> None:
+    def unwanted(*arguments, **options):
         pytest.fail("this must not go to the network")
 
     monkeypatch.setattr(location, "require", unwanted)
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+def hub(monkeypatch, tmp_path):
     """A hub that records requests."""
     calls: list[dict[str, Any]] = []
 
-    def snapshot_download(repo_id: str, *, local_files_only: bool = False, **options: Any) -> str:
+    def snapshot_download(repo_id, *, local_files_only=False, **options):
         if local_files_only:
             raise OSError("not here")
         calls.append({"repo_id": repo_id, **options})
@@ -54,27 +54,27 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
     return calls
 
 
-def test_bundled_names_are_listed() -> None:
+def test_bundled_names_are_listed():
     assert bundled_names() == ["mini-sct", "small-sct"]
 
 
-def test_a_bundled_name_is_found(tmp_path: Path) -> None:
+def test_a_bundled_name_is_found(tmp_path):
     assert find_model("small-sct") == tmp_path / "bundled/small-sct.onnx"
 
 
 @pytest.mark.parametrize("source", ["mini-sct.onnx", Path("mini-sct.onnx")])
-def test_a_bundled_name_may_carry_its_suffix_where_no_such_file_exists(tmp_path: Path, source: str | Path) -> None:
+def test_a_bundled_name_may_carry_its_suffix_where_no_such_file_exists(tmp_path, source):
     assert find_model(source) == tmp_path / "bundled/mini-sct.onnx"
     Path("mini-sct.onnx").touch()
     assert find_model(source) == Path("mini-sct.onnx")
 
 
-def test_the_name_of_a_replaced_model_leads_to_its_successor(tmp_path: Path) -> None:
+def test_the_name_of_a_replaced_model_leads_to_its_successor(tmp_path):
     (tmp_path / "bundled" / "tiny.onnx").touch()
     assert find_model("tiny-sct") == find_model("tiny-sct.onnx") == tmp_path / "bundled/tiny.onnx"
 
 
-def test_a_path_wins_over_a_bundled_name_and_a_hub_id() -> None:
+def test_a_path_wins_over_a_bundled_name_and_a_hub_id():
     Path("small-sct").mkdir()
     Path("org/name").mkdir(parents=True)
     assert find_model("small-sct") == Path("small-sct")
@@ -96,7 +96,7 @@ def test_a_path_wins_over_a_bundled_name_and_a_hub_id() -> None:
         pytest.param("x" * 5000 + "/a/b", id="longer than a path may be"),
     ],
 )
-def test_a_name_like_a_path_never_uses_the_network(source: str | Path) -> None:
+def test_a_name_like_a_path_never_uses_the_network(source):
     Path("here-is-a-folder").mkdir()
     with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, small-sct"):
         find_model(source)
@@ -105,30 +105,30 @@ def test_a_name_like_a_path_never_uses_the_network(source: str | Path) -> None:
 @pytest.mark.parametrize(
     "source", ["", "tinysct", "all-MiniLM", "name with spaces", "org/na me", "https://x.org/m"]
 )
-def test_an_unknown_source_is_answered_with_the_bundled_names(source: str) -> None:
+def test_an_unknown_source_is_answered_with_the_bundled_names(source):
     with pytest.raises(ModelNotFoundError, match="the bundled models are mini-sct, small-sct"):
         find_model(source)
 
 
-def test_a_near_name_is_proposed() -> None:
+def test_a_near_name_is_proposed():
     with pytest.raises(ModelNotFoundError, match="did you mean 'small-sct'"):
         find_model("small-stc")
     with pytest.raises(ModelNotFoundError, match="did you mean 'mini-sct'"):
         find_model("models/mini-sct.onnx")
 
 
-def test_without_bundles_the_message_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_bundles_the_message_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(location, "BUNDLED", tmp_path / "none")
     with pytest.raises(ModelNotFoundError, match="no bundles come with this embedkit"):
         find_model("small-sct")
 
 
-def test_it_is_also_a_file_not_found_error() -> None:
+def test_it_is_also_a_file_not_found_error():
     with pytest.raises(FileNotFoundError):
         find_model("none.onnx")
 
 
-def test_a_hub_id_is_downloaded_without_its_other_graphs(hub: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_hub_id_is_downloaded_without_its_other_graphs(hub, tmp_path):
     assert find_model("org/tiny-model") == tmp_path / "cache"
     assert hub[0]["repo_id"] == "org/tiny-model"
     assert hub[0]["allow_patterns"] == ["*.json", "onnx/model.onnx", "model.onnx", "tiny-model.onnx"]
@@ -137,8 +137,8 @@ def test_a_hub_id_is_downloaded_without_its_other_graphs(hub: list[dict[str, Any
 
 
 @pytest.mark.parametrize("error", [OSError("offline\nlong story"), ValueError("bad id"), ConnectionError()])
-def test_a_hub_without_the_model_raises_model_not_found(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def snapshot_download(repo_id: str, **options: Any) -> str:
+def test_a_hub_without_the_model_raises_model_not_found(monkeypatch, error):
+    def snapshot_download(repo_id, **options):
         raise error
 
     monkeypatch.setattr(
@@ -149,7 +149,7 @@ def test_a_hub_without_the_model_raises_model_not_found(monkeypatch: pytest.Monk
     assert "\n" not in str(caught.value)
 
 
-def test_the_hubs_own_errors_are_mapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_hubs_own_errors_are_mapped(monkeypatch, tmp_path):
     huggingface_hub = pytest.importorskip("huggingface_hub")
     constants = importlib.import_module("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -159,7 +159,7 @@ def test_the_hubs_own_errors_are_mapped(monkeypatch: pytest.MonkeyPatch, tmp_pat
         find_model("org/name")
 
 
-def test_bundled_models_of_a_zipped_package_are_found(tmp_path: Path) -> None:
+def test_bundled_models_of_a_zipped_package_are_found(tmp_path):
     package = Path(location.__file__).parents[1]
     with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
         for path in [*package.rglob("*.py"), package / "bundled" / "tiny.onnx"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,19 +16,19 @@ MANIFEST = Manifest(name="m", dimension=4, max_length=8)
 GOLDEN = Golden(["a", "b"], [[1, 2], [1, 3]], np.arange(8, dtype=np.float32).reshape(2, 4), tolerance=0.01)
 
 
-def changed(text: str, name: str, value: Any) -> str:
+def changed(text, name, value):
     return json.dumps({**json.loads(text), name: value})
 
 
-def without(text: str, name: str) -> str:
+def without(text, name):
     return json.dumps({key: value for key, value in json.loads(text).items() if key != name})
 
 
-def test_a_manifest_survives_json() -> None:
+def test_a_manifest_survives_json():
     assert Manifest.from_json(MANIFEST.to_json()) == MANIFEST
 
 
-def test_golden_vectors_survive_json_bit_for_bit() -> None:
+def test_golden_vectors_survive_json_bit_for_bit():
     values = np.random.default_rng(0).standard_normal((3, 5), dtype=np.float32)
     golden = Golden(["a", "", "ü"], [[1], [2], [3]], values, 0.5)
     read = Golden.from_json(golden.to_json())
@@ -37,14 +36,14 @@ def test_golden_vectors_survive_json_bit_for_bit() -> None:
     assert (read.texts, read.token_ids, read.tolerance) == (golden.texts, golden.token_ids, 0.5)
 
 
-def test_digests_survive_json_and_leave_no_trace_where_there_are_none() -> None:
+def test_digests_survive_json_and_leave_no_trace_where_there_are_none():
     golden = dataclasses.replace(GOLDEN, digests={"embedkit-1": "0" * 64})
     assert Golden.from_json(golden.to_json()).digests == golden.digests
     assert "digests" not in json.loads(GOLDEN.to_json())
     assert Golden.from_json(GOLDEN.to_json()).digests == {}
 
 
-def test_ranges_survive_json_and_leave_no_trace_where_there_are_none() -> None:
+def test_ranges_survive_json_and_leave_no_trace_where_there_are_none():
     ranges = Ranges.measure(GOLDEN.vectors)
     measured = dataclasses.replace(MANIFEST, ranges=ranges.to_text())
     read = Manifest.from_json(measured.to_json())
@@ -54,7 +53,7 @@ def test_ranges_survive_json_and_leave_no_trace_where_there_are_none() -> None:
     assert "ranges" not in json.loads(MANIFEST.to_json())
 
 
-def test_a_default_prompt_is_one_of_the_prompts_and_optional() -> None:
+def test_a_default_prompt_is_one_of_the_prompts_and_optional():
     prompted = dataclasses.replace(MANIFEST, prompts={"query": "q: "}, default_prompt="query")
     assert Manifest.from_json(prompted.to_json()) == prompted
     assert "default_prompt" not in json.loads(MANIFEST.to_json())
@@ -67,13 +66,13 @@ REQUIRED = [field.name for field in dataclasses.fields(Manifest) if field.name n
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_a_missing_field_is_named(name: str) -> None:
+def test_a_missing_field_is_named(name):
     with pytest.raises(BundleError, match=f"manifest.{name} is missing"):
         Manifest.from_json(without(MANIFEST.to_json(), name))
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Manifest)])
-def test_a_field_of_the_wrong_kind_is_named(name: str) -> None:
+def test_a_field_of_the_wrong_kind_is_named(name):
     with pytest.raises(BundleError, match=f"manifest.{name} is"):
         Manifest.from_json(changed(MANIFEST.to_json(), name, None))
 
@@ -94,18 +93,18 @@ def test_a_field_of_the_wrong_kind_is_named(name: str) -> None:
         ("extra", 1, "manifest.extra is not known"),
     ],
 )
-def test_a_wrong_value_is_named(name: str, value: Any, where: str) -> None:
+def test_a_wrong_value_is_named(name, value, where):
     with pytest.raises(BundleError, match=where):
         Manifest.from_json(changed(MANIFEST.to_json(), name, value))
 
 
-def test_descriptions_that_a_later_version_adds_are_ignored() -> None:
+def test_descriptions_that_a_later_version_adds_are_ignored():
     described = changed(MANIFEST.to_json(), "info_energy", {"kWh": 0.4})
     assert Manifest.from_json(described) == MANIFEST
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "[" * 100_000])
-def test_a_value_that_is_no_manifest_is_refused(text: str) -> None:
+def test_a_value_that_is_no_manifest_is_refused(text):
     with pytest.raises(BundleError, match=r"the manifest is not JSON|manifest should be an object"):
         Manifest.from_json(text)
 
@@ -132,7 +131,7 @@ def test_a_value_that_is_no_manifest_is_refused(text: str) -> None:
         ("digests", {"embedkit-1": "0"}, "golden.digests has the form"),
     ],
 )
-def test_wrong_golden_texts_are_named(name: str, value: Any, where: str) -> None:
+def test_wrong_golden_texts_are_named(name, value, where):
     with pytest.raises(BundleError, match=where):
         Golden.from_json(changed(GOLDEN.to_json(), name, value))
 
@@ -144,7 +143,7 @@ def test_wrong_golden_texts_are_named(name: str, value: Any, where: str) -> None
         (dataclasses.replace(MANIFEST, max_length=1), "2 ids, manifest.max_length is 1"),
     ],
 )
-def test_golden_texts_must_be_of_their_manifest(manifest: Manifest, where: str) -> None:
+def test_golden_texts_must_be_of_their_manifest(manifest, where):
     GOLDEN.check_against(MANIFEST)
     with pytest.raises(BundleError, match=where):
         GOLDEN.check_against(manifest)
@@ -158,11 +157,11 @@ PAIRS = GoldenPairs(
 CROSS = dataclasses.replace(MANIFEST, kind="cross-encoder", dimension=1)
 
 
-def test_golden_texts_are_written_as_they_were_before_there_were_pairs() -> None:
+def test_golden_texts_are_written_as_they_were_before_there_were_pairs():
     assert sorted(json.loads(GOLDEN.to_json())) == ["texts", "token_ids", "tolerance", "vectors"]
 
 
-def test_golden_pairs_survive_json_bit_for_bit() -> None:
+def test_golden_pairs_survive_json_bit_for_bit():
     read = GoldenPairs.from_json(PAIRS.to_json())
     assert (read.pairs, read.token_ids, read.token_type_ids) == (
         PAIRS.pairs,
@@ -191,12 +190,12 @@ def test_golden_pairs_survive_json_bit_for_bit() -> None:
         ("texts", [], "golden.texts is not known"),
     ],
 )
-def test_wrong_golden_pairs_are_named(name: str, value: Any, where: str) -> None:
+def test_wrong_golden_pairs_are_named(name, value, where):
     with pytest.raises(BundleError, match=where):
         GoldenPairs.from_json(changed(PAIRS.to_json(), name, value))
 
 
-def test_golden_pairs_must_be_of_a_cross_encoder() -> None:
+def test_golden_pairs_must_be_of_a_cross_encoder():
     PAIRS.check_against(CROSS)
     with pytest.raises(BundleError, match="dimension of a cross-encoder should be 1, not 4"):
         PAIRS.check_against(MANIFEST)
@@ -204,7 +203,7 @@ def test_golden_pairs_must_be_of_a_cross_encoder() -> None:
         PAIRS.check_against(dataclasses.replace(CROSS, max_length=1))
 
 
-def test_an_unknown_activation_is_refused() -> None:
+def test_an_unknown_activation_is_refused():
     raw = dataclasses.replace(MANIFEST, activation="identity")
     assert Manifest.from_json(raw.to_json()) == raw
     with pytest.raises(BundleError, match=r"activation is one of sigmoid, identity, not 'tanh'"):

@@ -14,22 +14,22 @@ ROWS = np.random.default_rng(3).standard_normal((5, 24)).astype(np.float32)
 UNIT = (ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)).astype(np.float32)
 
 
-def choose(**wishes: Any) -> Packing:
+def choose(**wishes):
     plain: dict[str, Any] = {"truncate_dim": None, "unit": True, "normalize": True, "precision": "float32"}
     return Packing.choose(24, **{**plain, **wishes})
 
 
-def test_no_options_change_nothing() -> None:
+def test_no_options_change_nothing():
     assert np.shares_memory(choose().apply(UNIT), UNIT)
 
 
-def test_rows_that_are_not_unit_are_scaled_unless_not_wanted() -> None:
+def test_rows_that_are_not_unit_are_scaled_unless_not_wanted():
     np.testing.assert_allclose(choose(unit=False).apply(ROWS), UNIT, rtol=1e-6)
     np.testing.assert_array_equal(choose(unit=False, normalize=False).apply(ROWS), ROWS)
 
 
 @pytest.mark.parametrize("unit", [True, False])
-def test_fewer_dimensions_are_scaled_again(unit: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_fewer_dimensions_are_scaled_again(unit):
     packed = choose(truncate_dim=7, unit=unit).apply(UNIT)
     expected = np.array([row[:7] / np.sqrt((row[:7] ** 2).sum()) for row in UNIT.astype(np.float64)])
     np.testing.assert_allclose(packed, expected, rtol=1e-5)
@@ -37,7 +37,7 @@ def test_fewer_dimensions_are_scaled_again(unit: bool) -> None:  # noqa: FBT001 
 
 
 @pytest.mark.parametrize("dimension", [24, 16, 13, 1])
-def test_bits_are_those_of_sentence_transformers(dimension: int) -> None:
+def test_bits_are_those_of_sentence_transformers(dimension):
     ubinary = choose(truncate_dim=dimension, precision="ubinary")
     binary = choose(truncate_dim=dimension, precision="binary")
     expected = np.array([np.packbits(row[:dimension] > 0) for row in UNIT])
@@ -50,7 +50,7 @@ def test_bits_are_those_of_sentence_transformers(dimension: int) -> None:
 
 
 @pytest.mark.parametrize("dimension", [24, 7])
-def test_bytes_are_the_nearest_of_256_steps(dimension: int) -> None:
+def test_bytes_are_the_nearest_of_256_steps(dimension):
     ranges = Ranges(np.full(24, -0.5, np.float32), np.linspace(0.25, 0.5, 24, dtype=np.float32))
     expected = np.empty((5, dimension), dtype=np.int64)
     for row, column in np.ndindex(5, dimension):
@@ -66,7 +66,7 @@ def test_bytes_are_the_nearest_of_256_steps(dimension: int) -> None:
         assert packing.apply(UNIT[:0]).shape == (0, packing.width) == (0, dimension)
 
 
-def test_ranges_change_neither_floats_nor_bits() -> None:
+def test_ranges_change_neither_floats_nor_bits():
     ranges = Ranges.measure(UNIT)
     for precision in ("float32", "binary", "ubinary"):
         packed = choose(precision=precision, ranges=ranges).apply(UNIT)
@@ -74,7 +74,7 @@ def test_ranges_change_neither_floats_nor_bits() -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8"])
-def test_bytes_without_ranges_are_refused_with_what_to_do(precision: str) -> None:
+def test_bytes_without_ranges_are_refused_with_what_to_do(precision):
     with pytest.raises(
         InputError, match=rf"precision='{precision}' needs the ranges.*export it with --calibration"
     ):
@@ -82,23 +82,23 @@ def test_bytes_without_ranges_are_refused_with_what_to_do(precision: str) -> Non
 
 
 @pytest.mark.parametrize("wanted", [0, -1, 25, 7.0, True, "7"])
-def test_dimensions_that_the_model_does_not_have_are_refused(wanted: Any) -> None:
+def test_dimensions_that_the_model_does_not_have_are_refused(wanted):
     with pytest.raises(InputError, match="truncate_dim must be a whole number from 1 to 24"):
         choose(truncate_dim=wanted)
 
 
 @pytest.mark.parametrize("precision", ["int4", "float16", "", None])
-def test_other_precisions_are_refused(precision: Any) -> None:
+def test_other_precisions_are_refused(precision):
     with pytest.raises(InputError, match="precision must be one of float32, int8, uint8, binary, ubinary"):
         choose(precision=precision)
 
 
-def test_steps_of_the_graph_cannot_be_undone() -> None:
+def test_steps_of_the_graph_cannot_be_undone():
     with pytest.raises(InputError, match="normalize_embeddings=False is not possible"):
         choose(normalize=False)
 
 
-def test_a_row_of_zeros_stays_and_nan_is_not_hidden() -> None:
+def test_a_row_of_zeros_stays_and_nan_is_not_hidden():
     scaled = unit_rows(np.array([[0.0, 0.0], [3.0, 4.0], [np.nan, 1.0]], dtype=np.float32))
     np.testing.assert_allclose(scaled[:2], np.array([[0.0, 0.0], [0.6, 0.8]]), rtol=1e-6)
     assert np.isnan(scaled[2]).any()

@@ -25,14 +25,14 @@ PROCESSORS = {
 }
 
 
-def quick(content: str, max_length: int) -> PairTokenizer:
+def quick(content, max_length):
     tokenizer = PairTokenizer(content, max_length)
     if tokenizer._pieces is not None:
         tokenizer._pieces.words._missing = 0
     return tokenizer
 
 
-def compare(content: str, pairs: list[tuple[str, str]], max_length: int) -> None:
+def compare(content, pairs, max_length):
     full = FullTokenizer.from_str(content)
     full.no_padding()
     full.enable_truncation(max_length, strategy="longest_first")
@@ -44,16 +44,16 @@ def compare(content: str, pairs: list[tuple[str, str]], max_length: int) -> None
 
 
 @pytest.mark.parametrize("max_length", range(5, 17))
-def test_pairs_are_those_of_the_tokenizer(toy_tokenizer_json: str, max_length: int) -> None:
+def test_pairs_are_those_of_the_tokenizer(toy_tokenizer_json, max_length):
     @given(PAIRS)
-    def check(pairs: list[tuple[str, str]]) -> None:
+    def check(pairs):
         compare(toy_tokenizer_json, pairs, max_length)
 
     check()
 
 
 @pytest.mark.parametrize("room", [11, 12])
-def test_pairs_of_every_two_lengths_are_cut_alike(toy_tokenizer_json: str, room: int) -> None:
+def test_pairs_of_every_two_lengths_are_cut_alike(toy_tokenizer_json, room):
     counts = [*range(room + 4), 40]
     compare(
         toy_tokenizer_json, [("dog " * first, "sea " * second) for first in counts for second in counts], room + 3
@@ -61,12 +61,12 @@ def test_pairs_of_every_two_lengths_are_cut_alike(toy_tokenizer_json: str, room:
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_frames_are_those_of_the_tokenizer(toy_tokenizer_json: str, processor: str) -> None:
+def test_frames_are_those_of_the_tokenizer(toy_tokenizer_json, processor):
     content = json.dumps(json.loads(toy_tokenizer_json) | {"post_processor": PROCESSORS[processor]})
     compare(content, [("the dog", "the sea " * 10), ("", ""), ("dog " * 30, "sea " * 30), ("a", "\u4e2d")], 12)
 
 
-def test_plain_pairs_use_the_kernel(toy_tokenizer_json: str) -> None:
+def test_plain_pairs_use_the_kernel(toy_tokenizer_json):
     pieces = quick(toy_tokenizer_json, 12)._pieces
     assert pieces is not None
     found = pieces.encode(
@@ -76,14 +76,14 @@ def test_plain_pairs_use_the_kernel(toy_tokenizer_json: str) -> None:
     assert found[3] == [1, 2, 3]
 
 
-def test_a_few_pairs_do_not_wait_for_the_kernel(toy_tokenizer_json: str) -> None:
+def test_a_few_pairs_do_not_wait_for_the_kernel(toy_tokenizer_json):
     tokenizer = PairTokenizer(toy_tokenizer_json, 12)
     assert tokenizer._pieces is not None
     tokenizer.tokenize([("dog", "sea")])
     assert tokenizer._pieces.words._kernel is None
 
 
-def test_a_long_pair_waits_for_the_kernel_which_reads_its_beginning(toy_tokenizer_json: str) -> None:
+def test_a_long_pair_waits_for_the_kernel_which_reads_its_beginning(toy_tokenizer_json):
     tokenizer = PairTokenizer(toy_tokenizer_json, 32)
     pair = ("dog", "cat " * 50_000)
     tokens = tokenizer.tokenize([pair])

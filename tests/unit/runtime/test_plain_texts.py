@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ CHARACTERS = [chr(code) for code in range(0x2100) if not _NOT_PLAIN.match(chr(co
 MAX_LENGTH = 12
 
 
-def parse(content: str, **changes: Any) -> PlainTokenizer:
+def parse(content, **changes):
     """Return a tokenizer as embedkit sets it up, with changes to its JSON."""
     tokenizer = PlainTokenizer.from_str(json.dumps(json.loads(content) | changes))
     tokenizer.no_padding()
@@ -25,13 +24,13 @@ def parse(content: str, **changes: Any) -> PlainTokenizer:
     return tokenizer
 
 
-def bert(*, lowercase: bool) -> dict[str, Any]:
+def bert(*, lowercase):
     switches = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": lowercase}
     return {"normalizer": {"type": "BertNormalizer", **switches}}
 
 
 @pytest.fixture(params=[True, False], ids=["uncased", "cased"], scope="module")
-def tokenizer(request: pytest.FixtureRequest, toy_tokenizer_json: str) -> PlainTokenizer:
+def tokenizer(request, toy_tokenizer_json):
     """Make every letter a piece, so that ids show which text was seen."""
     content = json.loads(toy_tokenizer_json) | bert(lowercase=request.param)
     vocabulary = content["model"]["vocab"]
@@ -42,22 +41,20 @@ def tokenizer(request: pytest.FixtureRequest, toy_tokenizer_json: str) -> PlainT
 
 
 @pytest.fixture(scope="module")
-def plain(tokenizer: PlainTokenizer) -> PlainTexts:
+def plain(tokenizer):
     found = PlainTexts.find(tokenizer, MAX_LENGTH)
     assert found is not None
     return found
 
 
-def quick(plain: PlainTexts, text: str) -> list[int]:
+def quick(plain, text):
     spelled = plain.spell(text)
     assert spelled is not None
     ((ids, _),) = plain.encode([spelled])
     return ids
 
 
-def test_every_plain_character_is_spelled_as_the_normaliser_does(
-    plain: PlainTexts, tokenizer: PlainTokenizer
-) -> None:
+def test_every_plain_character_is_spelled_as_the_normaliser_does(plain, tokenizer):
     assert len(CHARACTERS) > 1000
     for character in CHARACTERS:
         for text in (character, f"a{character}b", f"A {character} 1"):
@@ -65,7 +62,7 @@ def test_every_plain_character_is_spelled_as_the_normaliser_does(
 
 
 @given(st.text(st.sampled_from(CHARACTERS) | st.characters(max_codepoint=126), max_size=40))
-def test_ids_and_cuts_are_those_of_the_tokenizer(plain: PlainTexts, tokenizer: PlainTokenizer, text: str) -> None:
+def test_ids_and_cuts_are_those_of_the_tokenizer(plain, tokenizer, text):
     spelled = plain.spell(text)
     if spelled is None:
         assert any(_NOT_PLAIN.match(character) for character in text)
@@ -78,7 +75,7 @@ def test_ids_and_cuts_are_those_of_the_tokenizer(plain: PlainTexts, tokenizer: P
 @pytest.mark.parametrize(
     "text", ["[MASK]", "a[SEP]b", "e\u0301", "\u4e2d", "a\x00b", "\u202e", "\U0001f600", "\ud800"]
 )
-def test_other_texts_are_left_to_the_tokenizer(plain: PlainTexts, text: str) -> None:
+def test_other_texts_are_left_to_the_tokenizer(plain, text):
     assert plain.spell(text) is None
 
 
@@ -90,25 +87,25 @@ def test_other_texts_are_left_to_the_tokenizer(plain: PlainTexts, text: str) -> 
         {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}},
     ],
 )
-def test_other_normalisers_have_no_fast_path(toy_tokenizer_json: str, changes: dict[str, Any]) -> None:
+def test_other_normalisers_have_no_fast_path(toy_tokenizer_json, changes):
     assert PlainTexts.find(parse(toy_tokenizer_json, **changes), MAX_LENGTH) is None
 
 
-def test_normalised_added_tokens_have_none(toy_tokenizer_json: str) -> None:
+def test_normalised_added_tokens_have_none(toy_tokenizer_json):
     tokenizer = parse(toy_tokenizer_json, **bert(lowercase=True))
     assert PlainTexts.find(tokenizer, MAX_LENGTH) is not None
     tokenizer.add_tokens(["Frau Holle"])
     assert PlainTexts.find(tokenizer, MAX_LENGTH) is None
 
 
-def test_a_post_processor_that_does_more_than_frame_has_none(toy_tokenizer_json: str) -> None:
+def test_a_post_processor_that_does_more_than_frame_has_none(toy_tokenizer_json):
     twice = [{"Sequence": {"id": "A", "type_id": 0}}] * 2
     processor = {"type": "TemplateProcessing", "single": twice, "pair": twice, "special_tokens": {}}
     tokenizer = parse(toy_tokenizer_json, **bert(lowercase=True), post_processor=processor)
     assert PlainTexts.find(tokenizer, MAX_LENGTH) is None
 
 
-def test_a_tokenizer_mixes_both_paths_in_order(toy_tokenizer_json: str) -> None:
+def test_a_tokenizer_mixes_both_paths_in_order(toy_tokenizer_json):
     content = json.dumps(json.loads(toy_tokenizer_json) | bert(lowercase=True))
     texts = ["the dog", "[MASK] dog", "The Sea!", "\u4e2d dog", "", "dog " * 30, "[CLS] " * 30, "garden\n\u00e9"]
     mixed, reference = Tokenizer(content, MAX_LENGTH), parse(content)

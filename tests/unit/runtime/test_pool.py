@@ -13,7 +13,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from embedkit.runtime import child
 from embedkit.runtime import engine as engine_module
 from embedkit.runtime import pool as pool_module
 from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.pool import EncoderPool
 from embedkit.runtime.threads import most_processes
 
 TEXTS = ["a dog in the garden", "", "Music!", "the sea and the garden", "one two", 'naïve "北京"'] * 5
@@ -53,18 +51,18 @@ with encoder.pool(2) as pool:
 
 
 @pytest.fixture(scope="module")
-def encoder(toy_bundle: Path) -> Encoder:
+def encoder(toy_bundle):
     return Encoder.load(toy_bundle, threads=2)
 
 
 @pytest.fixture(scope="module")
-def pool(encoder: Encoder) -> Iterator[EncoderPool]:
+def pool(encoder):
     with encoder.pool(2) as pool:
         yield pool
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_parts(monkeypatch):
     monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 4)
 
 
@@ -79,28 +77,26 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         {"precision": "binary"},
     ],
 )
-def test_embeddings_are_those_of_one_process(encoder: Encoder, pool: EncoderPool, options: Any) -> None:
+def test_embeddings_are_those_of_one_process(encoder, pool, options):
     found, expected = pool.encode(TEXTS, **options), encoder.encode(TEXTS, **options)
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
 
 
-def test_it_accepts_the_arguments_of_an_encoder(encoder: Encoder, pool: EncoderPool) -> None:
+def test_it_accepts_the_arguments_of_an_encoder(encoder, pool):
     np.testing.assert_array_equal(pool.encode(iter(TEXTS)), encoder.encode(TEXTS))
     np.testing.assert_array_equal(pool.encode(np.array(TEXTS)), encoder.encode(TEXTS))
     np.testing.assert_array_equal(pool.encode("the sea"), encoder.encode("the sea"))
     assert pool.encode([]).shape == (0, 16)
 
 
-def test_it_has_the_attributes_of_its_encoder(encoder: Encoder, pool: EncoderPool) -> None:
+def test_it_has_the_attributes_of_its_encoder(encoder, pool):
     assert isinstance(pool, TextEncoder)
     assert (pool.name, pool.fingerprint) == (encoder.name, encoder.fingerprint)
     assert (pool.dimension, pool.max_length) == (encoder.dimension, encoder.max_length)
 
 
-def test_prompts_for_queries_and_documents_are_the_models(
-    write_toy_bundle: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_prompts_for_queries_and_documents_are_the_models(write_toy_bundle, tmp_path):
     path = write_toy_bundle(tmp_path / "prompted.onnx", prompts={"query": "question: ", "passage": "answer: "})
     encoder = Encoder.load(path)
     with encoder.pool(1) as pool:
@@ -108,10 +104,10 @@ def test_prompts_for_queries_and_documents_are_the_models(
         np.testing.assert_array_equal(pool.encode_document(TEXTS), encoder.encode_document(TEXTS))
 
 
-def test_a_stream_is_not_read_ahead(encoder: Encoder, pool: EncoderPool) -> None:
+def test_a_stream_is_not_read_ahead(encoder, pool):
     read = 0
 
-    def stream() -> Iterator[str]:
+    def stream():
         nonlocal read
         for text in itertools.cycle(TEXTS):
             read += 1
@@ -128,7 +124,7 @@ def test_a_stream_is_not_read_ahead(encoder: Encoder, pool: EncoderPool) -> None
     np.testing.assert_array_equal(pool.encode(TEXTS), expected)
 
 
-def test_errors_name_the_text_and_the_pool_remains_usable(pool: EncoderPool) -> None:
+def test_errors_name_the_text_and_the_pool_remains_usable(pool):
     with pytest.raises(InputError, match=r"texts\[21\] is int, expected str"):
         pool.encode([*TEXTS[:21], 3, *TEXTS])
     with pytest.raises(InputError, match=r"texts\[9\] is not valid Unicode"):
@@ -142,26 +138,24 @@ def test_errors_name_the_text_and_the_pool_remains_usable(pool: EncoderPool) -> 
     assert pool.encode(TEXTS).shape == (30, 16)
 
 
-def test_truncated_texts_are_reported_once(pool: EncoderPool, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_texts_are_reported_once(pool, caplog):
     with caplog.at_level(logging.WARNING, logger="embedkit"):
         pool.encode([*TEXTS, LONG, LONG])
     assert [record.getMessage() for record in caplog.records] == ["2 of 32 texts were cut to 12 tokens"]
 
 
-def test_a_process_that_ends_is_reported(encoder: Encoder) -> None:
+def test_a_process_that_ends_is_reported(encoder):
     with encoder.pool(2) as pool:
         pool._workers[1].child.process.kill()
         with pytest.raises(ModelError, match="has ended with exit code -9"):
             pool.encode(TEXTS)
 
 
-def test_a_pool_that_cannot_start_all_processes_ends_the_others(
-    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_that_cannot_start_all_processes_ends_the_others(encoder, monkeypatch):
     start: Any = subprocess.Popen
     started: list[Any] = []
 
-    def start_one(*given: Any, **options: Any) -> Any:
+    def start_one(*given, **options):
         if started:
             raise BlockingIOError("Resource temporarily unavailable")
         started.append(start(*given, **options))
@@ -174,16 +168,14 @@ def test_a_pool_that_cannot_start_all_processes_ends_the_others(
 
 
 @pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", "")])
-def test_a_program_without_a_python_starts_no_processes(
-    encoder: Encoder, monkeypatch: pytest.MonkeyPatch, name: str, value: object
-) -> None:
+def test_a_program_without_a_python_starts_no_processes(encoder, monkeypatch, name, value):
     monkeypatch.setattr(sys, name, value, raising=False)
     with pytest.raises(WorkerError, match="a frozen program"):
         encoder.pool(1)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="closes a descriptor")
-def test_a_program_that_has_closed_its_stderr_can_have_a_pool(toy_bundle: Path) -> None:
+def test_a_program_that_has_closed_its_stderr_can_have_a_pool(toy_bundle):
     script = """
         import os, sys
         os.close(2)
@@ -196,20 +188,20 @@ def test_a_program_that_has_closed_its_stderr_can_have_a_pool(toy_bundle: Path) 
     assert subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=120).stdout == b"True\n"
 
 
-def test_errors_keep_what_they_say() -> None:
+def test_errors_keep_what_they_say():
     frame = json.loads(json.dumps(child.describe_error(StorageError(errno.ENOSPC, "cannot write idx: full"))))
     found = child._as_error(frame)
     assert isinstance(found, StorageError)
     assert (found.errno, found.strerror) == (errno.ENOSPC, "cannot write idx: full")
 
 
-def test_errors_keep_the_parameters_that_they_name(pool: EncoderPool) -> None:
+def test_errors_keep_the_parameters_that_they_name(pool):
     with pytest.raises(TextOverflowError, match="on_overflow") as caught:
         pool.encode([LONG], on_overflow="error")
     assert caught.value.parameters == ("on_overflow",)
 
 
-def test_a_closed_pool_has_no_processes(encoder: Encoder) -> None:
+def test_a_closed_pool_has_no_processes(encoder):
     pool = encoder.pool(2, threads=1)
     pool.encode(TEXTS)
     pool.close()
@@ -219,9 +211,7 @@ def test_a_closed_pool_has_no_processes(encoder: Encoder) -> None:
     pool.close()  # as `with` does on exit
 
 
-def test_another_model_under_the_same_path_is_refused(
-    write_toy_bundle: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_another_model_under_the_same_path_is_refused(write_toy_bundle, tmp_path):
     path = write_toy_bundle(tmp_path / "toy.onnx")
     encoder = Encoder.load(path)
     write_toy_bundle(path, name="other")
@@ -232,23 +222,21 @@ def test_another_model_under_the_same_path_is_refused(
         encoder.pool(1)
 
 
-def test_an_encoder_without_a_file_has_no_pool(toy_bundle: Path) -> None:
+def test_an_encoder_without_a_file_has_no_pool(toy_bundle):
     with pytest.raises(InputError, match=r"Encoder\.load"):
         Encoder(read_bundle(toy_bundle)).pool(2)
 
 
 @pytest.mark.parametrize("numbers", [{"processes": 0}, {"threads": 0}])
-def test_invalid_numbers_are_refused(encoder: Encoder, numbers: dict[str, int]) -> None:
+def test_invalid_numbers_are_refused(encoder, numbers):
     with pytest.raises(InputError, match="whole number"):
         encoder.pool(**numbers)
 
 
-def test_no_lock_is_taken_that_ctrl_c_could_leave_locked(
-    pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_lock_is_taken_that_ctrl_c_could_leave_locked(pool, monkeypatch):
     """``Condition.__enter__`` is written in Python, and Ctrl-C may raise at its end, with the lock taken."""
 
-    def enter(self: threading.Condition) -> bool:
+    def enter(self):
         raise AssertionError("a condition was entered")
 
     monkeypatch.setattr(threading.Condition, "__enter__", enter)
@@ -257,9 +245,7 @@ def test_no_lock_is_taken_that_ctrl_c_could_leave_locked(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are looked for as POSIX knows them")
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_a_script_without_guard_runs_once_and_leaves_nothing(
-    toy_bundle: Path, tmp_path: Path, ending: signal.Signals
-) -> None:
+def test_a_script_without_guard_runs_once_and_leaves_nothing(toy_bundle, tmp_path, ending):
     script = tmp_path / "json.py"  # a common bad name, which the processes must not import
     script.write_text(SCRIPT)
     with subprocess.Popen(
@@ -286,7 +272,7 @@ def test_a_script_without_guard_runs_once_and_leaves_nothing(
         wait_for_end(pid)
 
 
-def wait_for_end(pid: int) -> None:
+def wait_for_end(pid):
     for _ in range(100):
         try:
             os.kill(pid, 0)
@@ -300,7 +286,7 @@ def wait_for_end(pid: int) -> None:
 
 
 @pytest.mark.parametrize("more", [1, 5000])
-def test_the_number_of_processes_has_a_bound(encoder: Encoder, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+def test_the_number_of_processes_has_a_bound(encoder, monkeypatch, more):
     started: list[int] = []
     monkeypatch.setattr(pool_module, "_Worker", lambda *_: started.append(1))
     with pytest.raises(InputError, match=r"processes must be a whole number from 1 to \d+, not"):

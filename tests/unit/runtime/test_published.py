@@ -11,9 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +25,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def model(toy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedModel:
+def model(toy_bundle, tmp_path, monkeypatch):
     """A published model that is nowhere on this machine but in the folder of ``toy_bundle``."""
     content = toy_bundle.read_bytes()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -47,16 +45,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     asked: list[str]
     faults: list[str]  # of the next requests: "busy", "dropped" or ""
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self._answer(body=False)
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self._answer(body=True)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
-    def _answer(self, *, body: bool) -> None:
+    def _answer(self, *, body):
         part = self.headers.get("Range", "")
         self.asked.append(f"{self.command} {self.path} {part}".rstrip())
         fault = self.faults.pop(0) if self.faults else ""
@@ -71,13 +69,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return None
         return self._send(file.read_bytes(), body=body, part=part, dropped=fault == "dropped")
 
-    def _listing(self) -> Any:
+    def _listing(self):
         names = ["config.json", "tokenizer.json", "onnx/model.onnx", "onnx/model_fp16.onnx"]
         if "/tree/" in self.path:
             return [{"type": "file", "path": name, "size": 2, "oid": "0"} for name in names]
         return {"id": "org/toy", "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
 
-    def _send(self, content: bytes, *, body: bool, part: str = "", dropped: bool = False) -> None:
+    def _send(self, content, *, body, part="", dropped=False):
         first = int(part.removeprefix("bytes=").removesuffix("-") or 0)
         self.send_response(206 if first else 200)
         if first:
@@ -92,7 +90,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def served(toy_bundle: Path, tmp_path: Path) -> Iterator[tuple[str, list[str], Path]]:
+def served(toy_bundle, tmp_path):
     """Address of a server that speaks the hub's protocol and serves plain files too; its requests; its folder."""
     folder, asked = tmp_path / "served", []
     Handler.faults = []
@@ -107,7 +105,7 @@ def served(toy_bundle: Path, tmp_path: Path) -> Iterator[tuple[str, list[str], P
     server.server_close()
 
 
-def test_the_list_describes_the_files_of_the_checkout() -> None:
+def test_the_list_describes_the_files_of_the_checkout():
     listed = published_models()
     files = [*(ROOT / "embedkit" / "bundled").glob("*.onnx"), *(ROOT / "models").glob("*.onnx")]
     assert {path.stem for path in files} == set(listed)
@@ -118,9 +116,7 @@ def test_the_list_describes_the_files_of_the_checkout() -> None:
         )  # fmt: skip
 
 
-def test_a_folder_of_the_environment_is_used_in_place(
-    model: PublishedModel, toy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_the_environment_is_used_in_place(model, toy_bundle, tmp_path, monkeypatch):
     folder = tmp_path / "mirror"
     folder.mkdir()
     monkeypatch.setenv(PLACE, str(folder))
@@ -134,9 +130,7 @@ def test_a_folder_of_the_environment_is_used_in_place(
         model.find()
 
 
-def test_an_address_is_asked_once(
-    model: PublishedModel, served: tuple[str, list[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_is_asked_once(model, served, monkeypatch):
     address, asked, _ = served
     monkeypatch.setenv(PLACE, f"{address}/models/")
     assert Encoder.load("toy").fingerprint == Encoder.load("toy").fingerprint
@@ -145,9 +139,7 @@ def test_an_address_is_asked_once(
     assert Encoder.load("toy.onnx")  # also by the name of its file, now that it is here
 
 
-def test_another_file_is_refused_and_not_kept(
-    model: PublishedModel, served: tuple[str, list[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_file_is_refused_and_not_kept(model, served, monkeypatch):
     address, _, folder = served
     monkeypatch.setenv(PLACE, address)
     (folder / "toy.onnx").write_bytes(b"x" * model.size_bytes)
@@ -161,17 +153,13 @@ def test_another_file_is_refused_and_not_kept(
 @pytest.mark.parametrize(
     ("place", "message"), [("http://127.0.0.1:9", "cannot be fetched"), ("ftp://x", "neither")]
 )
-def test_an_address_that_gives_nothing_is_named(
-    model: PublishedModel, place: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_that_gives_nothing_is_named(model, place, message, monkeypatch):
     monkeypatch.setenv(PLACE, place)
     with pytest.raises(ModelNotFoundError, match=message):
         model.find()
 
 
-def test_a_name_like_a_file_is_never_fetched(
-    model: PublishedModel, served: tuple[str, list[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_like_a_file_is_never_fetched(model, served, monkeypatch):
     address, asked, _ = served
     monkeypatch.setenv(PLACE, address)
     for source in ("toy.onnx", Path("toy")):
@@ -181,9 +169,7 @@ def test_a_name_like_a_file_is_never_fetched(
 
 
 @pytest.mark.parametrize("parts", ["sent", "ignored"])
-def test_a_fetch_goes_on_after_passing_faults(
-    model: PublishedModel, served: tuple[str, list[str], Path], parts: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetch_goes_on_after_passing_faults(model, served, parts, monkeypatch):
     address, asked, _ = served
     monkeypatch.setenv(PLACE, address)
     monkeypatch.setattr(location, "_PAUSES_S", (0, 0, 0))
@@ -196,19 +182,13 @@ def test_a_fetch_goes_on_after_passing_faults(
     assert asked == ["GET /toy.onnx", "GET /toy.onnx", rest, rest]
 
 
-def send_whole(handler: Handler, send: Any, content: bytes, *, part: str, **more: Any) -> None:
+def send_whole(handler, send, content, *, part, **more):
     """Send all of a file, as servers do that know no parts."""
     send(handler, content, **more)
 
 
 @pytest.mark.parametrize(("fault", "message"), [("busy", "503"), ("dropped", "IncompleteRead")])
-def test_a_fetch_ends_after_faults_that_do_not_pass(
-    model: PublishedModel,
-    served: tuple[str, list[str], Path],
-    fault: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fetch_ends_after_faults_that_do_not_pass(model, served, fault, message, monkeypatch):
     address, asked, _ = served
     monkeypatch.setenv(PLACE, address)
     monkeypatch.setattr(location, "_PAUSES_S", (0, 0, 0))
@@ -219,15 +199,13 @@ def test_a_fetch_ends_after_faults_that_do_not_pass(
     assert model.path is None
 
 
-def test_a_file_that_changed_between_two_parts_is_refused(
-    model: PublishedModel, served: tuple[str, list[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changed_between_two_parts_is_refused(model, served, monkeypatch):
     address, _, folder = served
     monkeypatch.setenv(PLACE, address)
     monkeypatch.setattr(location, "_PAUSES_S", (0,))
     send = Handler._send
 
-    def then_changed(handler: Handler, *given: Any, **more: Any) -> None:
+    def then_changed(handler, *given, **more):
         send(handler, *given, **more)
         (folder / "toy.onnx").write_bytes(b"x" * model.size_bytes)
 
@@ -254,9 +232,7 @@ print(location.find_model("known"))
 """
 
 
-def test_the_hub_is_asked_once_for_own_and_known_models(
-    model: PublishedModel, served: tuple[str, list[str], Path], tmp_path: Path
-) -> None:
+def test_the_hub_is_asked_once_for_own_and_known_models(model, served, tmp_path):
     address, asked, folder = served
     for name in ("config.json", "tokenizer.json", "model_fp16.onnx"):
         (folder / name).write_text("{}")

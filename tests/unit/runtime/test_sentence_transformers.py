@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +23,7 @@ Reference = Callable[..., np.ndarray]
 TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
 
 
-def transformer(weights: np.ndarray, output: str = "last_hidden_state", *, types: bool = True) -> bytes:
+def transformer(weights, output="last_hidden_state", *, types=True):
     """Token embeddings plus token types, so that token types other than 0 would be visible."""
     inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if types else [])]
     nodes = [helper.make_node("Gather", ["weights", "input_ids"], ["embedded"])]
@@ -48,13 +46,13 @@ def transformer(weights: np.ndarray, output: str = "last_hidden_state", *, types
     return bytes(model.SerializeToString())
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path, value):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, toy_tokenizer_json: str, toy_weights: np.ndarray) -> Path:
+def folder(tmp_path, toy_tokenizer_json, toy_weights):
     """Write a folder as sentence-transformers does: mean pooling, unit rows, at most 12 tokens."""
     root = tmp_path / "all-toy"
     kinds = ["Transformer", "Pooling", "Normalize"]
@@ -87,11 +85,11 @@ def folder(tmp_path: Path, toy_tokenizer_json: str, toy_weights: np.ndarray) -> 
     return root
 
 
-def change(path: Path, **values: Any) -> None:
+def change(path, **values):
     write_json(path, {**json.loads(path.read_text(encoding="utf-8")), **values})
 
 
-def test_rows_are_those_of_the_reference(folder: Path, toy_reference: Reference) -> None:
+def test_rows_are_those_of_the_reference(folder, toy_reference):
     encoder = Encoder.load(folder)
     np.testing.assert_allclose(encoder.encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
     assert (encoder.name, encoder.dimension, encoder.max_length) == ("all-toy", 16, 12)
@@ -100,24 +98,18 @@ def test_rows_are_those_of_the_reference(folder: Path, toy_reference: Reference)
 
 
 @pytest.mark.parametrize("output", ["token_embeddings", "last_hidden_state"])
-def test_a_graph_without_token_types_is_accepted(
-    folder: Path, toy_weights: np.ndarray, toy_reference: Reference, output: str
-) -> None:
+def test_a_graph_without_token_types_is_accepted(folder, toy_weights, toy_reference, output):
     (folder / "onnx/model.onnx").write_bytes(transformer(toy_weights, output, types=False))
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
 
 
-def test_a_graph_that_pools_is_not_pooled_again(
-    folder: Path, toy_model_bytes: bytes, toy_reference: Reference
-) -> None:
+def test_a_graph_that_pools_is_not_pooled_again(folder, toy_model_bytes, toy_reference):
     (folder / "onnx/model.onnx").write_bytes(toy_model_bytes)
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
 
 
 @pytest.mark.parametrize("form", [{"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, None])
-def test_cls_pooling_takes_the_first_token(
-    folder: Path, toy_weights: np.ndarray, form: dict[str, Any] | None
-) -> None:
+def test_cls_pooling_takes_the_first_token(folder, toy_weights, form):
     path = folder / "1_Pooling/config.json"
     if form is None:
         write_json(path, {"embedding_dimension": 16, "pooling_mode": "cls"})
@@ -127,7 +119,7 @@ def test_cls_pooling_takes_the_first_token(
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), np.tile(first, (4, 1)), atol=1e-6)
 
 
-def test_rows_can_be_left_unnormalised(folder: Path, toy_reference: Reference) -> None:
+def test_rows_can_be_left_unnormalised(folder, toy_reference):
     with pytest.raises(InputError, match="itself gives unit rows"):
         Encoder.load(folder).encode(TEXTS, normalize_embeddings=False)
     modules = json.loads((folder / "modules.json").read_text())
@@ -141,7 +133,7 @@ def test_rows_can_be_left_unnormalised(folder: Path, toy_reference: Reference) -
     )
 
 
-def test_prompts_and_the_default_one_are_used(folder: Path, toy_reference: Reference) -> None:
+def test_prompts_and_the_default_one_are_used(folder, toy_reference):
     path = folder / "config_sentence_transformers.json"
     write_json(path, {"prompts": {"query": "question: ", "document": ""}, "default_prompt_name": None})
     encoder = Encoder.load(folder)
@@ -163,9 +155,7 @@ def test_prompts_and_the_default_one_are_used(folder: Path, toy_reference: Refer
         ({"model_max_length": 1e30, "max_position_embeddings": None}, 512),
     ],
 )
-def test_the_length_is_found_where_sentence_transformers_finds_it(
-    folder: Path, lengths: dict[str, Any], expected: int
-) -> None:
+def test_the_length_is_found_where_sentence_transformers_finds_it(folder, lengths, expected):
     homes = {
         "max_seq_length": "sentence_bert_config.json",
         "model_max_length": "tokenizer_config.json",
@@ -177,14 +167,14 @@ def test_the_length_is_found_where_sentence_transformers_finds_it(
     assert Encoder.load(folder).max_length == expected
 
 
-def test_another_graph_of_the_folder_can_be_chosen(folder: Path) -> None:
+def test_another_graph_of_the_folder_can_be_chosen(folder):
     shutil.move(folder / "onnx/model.onnx", folder / "onnx/model_quint8.onnx")
     with pytest.raises(ModelError, match=r"no .*onnx/model\.onnx; make a bundle of it with `embedkit export`"):
         Encoder.load(folder)
     assert Encoder.load(folder, file="onnx/model_quint8.onnx").dimension == 16
 
 
-def test_the_fingerprint_covers_what_decides_the_embeddings(folder: Path, toy_weights: np.ndarray) -> None:
+def test_the_fingerprint_covers_what_decides_the_embeddings(folder, toy_weights):
     found = [Encoder.load(folder).fingerprint]
     assert Encoder.load(folder).fingerprint == found[0]
     change(folder / "sentence_bert_config.json", max_seq_length=10)
@@ -196,18 +186,18 @@ def test_the_fingerprint_covers_what_decides_the_embeddings(folder: Path, toy_we
     assert len(set(found)) == 4
 
 
-def test_a_downloaded_model_is_named_by_its_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_downloaded_model_is_named_by_its_id(folder, monkeypatch):
     hub = SimpleNamespace(snapshot_download=lambda repo_id, allow_patterns, **_: str(folder))
     monkeypatch.setattr(location, "require", lambda module, extra: hub)
     assert Encoder.load("org/all-toy").name == "org/all-toy"
 
 
-def test_there_are_no_golden_texts(folder: Path) -> None:
+def test_there_are_no_golden_texts(folder):
     with pytest.raises(ModelError, match="no golden texts"):
         Encoder.load(folder).verify()
 
 
-def test_a_head_inside_the_graph_is_run(folder: Path, toy_model_bytes: bytes, toy_reference: Reference) -> None:
+def test_a_head_inside_the_graph_is_run(folder, toy_model_bytes, toy_reference):
     put(folder, "Dense", in_features=8, out_features=16)
     change(folder / "1_Pooling/config.json", word_embedding_dimension=8)
     (folder / "onnx/model.onnx").write_bytes(toy_model_bytes)
@@ -217,7 +207,7 @@ def test_a_head_inside_the_graph_is_run(folder: Path, toy_model_bytes: bytes, to
 # Refused folders
 
 
-def put(folder: Path, kind: str, **settings: Any) -> None:
+def put(folder, kind, **settings):
     """Add a module after the pooling."""
     modules = json.loads((folder / "modules.json").read_text())
     modules.insert(2, {"path": f"2_{kind}", "type": f"sentence_transformers.models.{kind}"})
@@ -263,22 +253,20 @@ def put(folder: Path, kind: str, **settings: Any) -> None:
         (lambda f: (f / "onnx/model.onnx").write_bytes(b"junk"), "model.onnx|cannot load the graph"),
     ],
 )
-def test_the_error_of_an_unsupported_folder_gives_the_reason(
-    folder: Path, damage: Callable[[Path], None], words: str
-) -> None:
+def test_the_error_of_an_unsupported_folder_gives_the_reason(folder, damage, words):
     damage(folder)
     with pytest.raises(ModelError, match=words):
         Encoder.load(folder)
 
 
-def test_external_data_is_refused(folder: Path) -> None:
+def test_external_data_is_refused(folder):
     model = onnx.load_model(folder / "onnx/model.onnx")
     onnx.save_model(model, folder / "onnx/model.onnx", save_as_external_data=True, size_threshold=0)
     with pytest.raises(ModelError, match="external data"):
         Encoder.load(folder)
 
 
-def test_mean_pooling_is_the_mean_over_tokens() -> None:
+def test_mean_pooling_is_the_mean_over_tokens():
     rng = np.random.default_rng(0)
     tokens = rng.standard_normal((3, 5, 4)).astype(np.float32)
     mask = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])

@@ -6,12 +6,9 @@ import gc
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
 
@@ -23,11 +20,11 @@ from embedkit.runtime.tokenization import TokenBatch
 BATCH = TokenBatch(np.array([[2, 5, 3]]), np.ones((1, 3), dtype=np.int64))
 
 
-def open_session(model: bytes, **options: Any) -> Session:
+def open_session(model, **options):
     return Session(model, outputs=["sentence_embedding"], **options)
 
 
-def identity(inputs: dict[str, Any], output: int = onnx.TensorProto.FLOAT) -> bytes:
+def identity(inputs, output=onnx.TensorProto.FLOAT):
     """Return a graph that adds its inputs up as floats."""
     nodes = [helper.make_node("Cast", [name], [f"{name}_float"], to=onnx.TensorProto.FLOAT) for name in inputs] + [
         helper.make_node("Sum", [f"{name}_float" for name in inputs], ["sum"]),
@@ -43,7 +40,7 @@ def identity(inputs: dict[str, Any], output: int = onnx.TensorProto.FLOAT) -> by
     return bytes(model.SerializeToString())
 
 
-def test_it_describes_its_provider_and_threads(toy_model_bytes: bytes) -> None:
+def test_it_describes_its_provider_and_threads(toy_model_bytes):
     session = open_session(toy_model_bytes, threads=1)
     assert session.threads == 1
     assert session.providers == ["CPUExecutionProvider"]
@@ -51,20 +48,18 @@ def test_it_describes_its_provider_and_threads(toy_model_bytes: bytes) -> None:
     assert session.run(BATCH).shape == (1, 16)
 
 
-def test_the_number_of_threads_defaults_to_the_available(
-    toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_threads_defaults_to_the_available(toy_model_bytes, monkeypatch):
     monkeypatch.setattr(session_module, "available_threads", lambda: 3)
     assert open_session(toy_model_bytes).threads == 3
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def asked(monkeypatch):
     """Return the threads of each session opened from now on."""
     found: list[int] = []
     make_options = session_module._options
 
-    def listen(threads: int, *rest: Any) -> onnxruntime.SessionOptions:
+    def listen(threads, *rest):
         found.append(threads)
         return make_options(threads, *rest)
 
@@ -72,18 +67,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_only_small_graphs_use_one_thread_per_run(
-    toy_model_bytes: bytes, asked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_small_graphs_use_one_thread_per_run(toy_model_bytes, asked, monkeypatch):
     assert open_session(toy_model_bytes, threads=2).is_small
     monkeypatch.setattr(session_module, "_SMALL_BYTES", len(toy_model_bytes) - 1)
     assert not open_session(toy_model_bytes, threads=2).is_small
     assert asked == [1, 2]
 
 
-def test_lanes_are_opened_once_when_needed(
-    toy_model_bytes: bytes, asked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lanes_are_opened_once_when_needed(toy_model_bytes, asked, monkeypatch):
     monkeypatch.setattr(session_module, "_SMALL_BYTES", 0)
     session = open_session(toy_model_bytes, threads=3)
     expected = session.run(BATCH)
@@ -94,24 +85,20 @@ def test_lanes_are_opened_once_when_needed(
     assert asked == [3, 1, 1, 1]
 
 
-def test_a_session_of_one_thread_is_a_lane(toy_model_bytes: bytes, asked: list[int]) -> None:
+def test_a_session_of_one_thread_is_a_lane(toy_model_bytes, asked):
     session = open_session(toy_model_bytes, threads=1)
     session.run(BATCH, lane=0)
     assert asked == [1]
 
 
-def test_graphs_that_are_large_without_shared_tables_have_no_lanes(
-    toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_that_are_large_without_shared_tables_have_no_lanes(toy_model_bytes, monkeypatch):
     monkeypatch.setattr(session_module, "_LANE_BYTES", len(toy_model_bytes) - 1)
     assert not open_session(toy_model_bytes).has_lanes
     monkeypatch.setattr(session_module, "_SHARED_BYTES", 1000)
     assert open_session(toy_model_bytes).has_lanes
 
 
-def test_lanes_are_as_many_as_threads_unless_they_hold_too_much(
-    toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lanes_are_as_many_as_threads_unless_they_hold_too_much(toy_model_bytes, monkeypatch):
     assert open_session(toy_model_bytes, threads=5).lanes == 5
     monkeypatch.setattr(session_module, "_ALL_LANES_BYTES", 3 * len(toy_model_bytes))
     assert open_session(toy_model_bytes, threads=5).lanes == 3
@@ -121,7 +108,7 @@ def test_lanes_are_as_many_as_threads_unless_they_hold_too_much(
     assert open_session(toy_model_bytes, threads=5).lanes == 1
 
 
-def test_shared_tables_change_no_bit(toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_tables_change_no_bit(toy_model_bytes, monkeypatch):
     expected = open_session(toy_model_bytes, threads=1).run(BATCH)
     monkeypatch.setattr(session_module, "_SHARED_BYTES", 1)
     session = open_session(toy_model_bytes, threads=2)
@@ -132,7 +119,7 @@ def test_shared_tables_change_no_bit(toy_model_bytes: bytes, monkeypatch: pytest
         np.testing.assert_array_equal(session.run(BATCH, lane=lane), expected)
 
 
-def test_inputs_have_the_types_of_the_graph() -> None:
+def test_inputs_have_the_types_of_the_graph():
     int32, int64 = onnx.TensorProto.INT32, onnx.TensorProto.INT64
     for inputs in (
         {"input_ids": int64},
@@ -143,23 +130,23 @@ def test_inputs_have_the_types_of_the_graph() -> None:
         np.testing.assert_array_equal(rows, BATCH.input_ids + (len(inputs) > 1))
 
 
-def test_half_floats_become_floats() -> None:
+def test_half_floats_become_floats():
     rows = open_session(identity({"input_ids": onnx.TensorProto.INT64}, onnx.TensorProto.FLOAT16)).run(BATCH)
     assert rows.dtype == np.float32
 
 
 @pytest.mark.parametrize("name", ["pixels", "position_ids"])
-def test_inputs_that_no_encoder_has_are_refused(name: str) -> None:
+def test_inputs_that_no_encoder_has_are_refused(name):
     with pytest.raises(ModelError, match=f"the graph wants '{name}'"):
         open_session(identity({name: onnx.TensorProto.INT64}))
 
 
-def test_inputs_of_another_kind_are_refused() -> None:
+def test_inputs_of_another_kind_are_refused():
     with pytest.raises(ModelError, match=r"tensor\(float\)"):
         open_session(identity({"input_ids": onnx.TensorProto.FLOAT}))
 
 
-def test_the_first_existing_output_is_used(toy_model_bytes: bytes) -> None:
+def test_the_first_existing_output_is_used(toy_model_bytes):
     session = Session(toy_model_bytes, outputs=["last_hidden_state", "sentence_embedding"])
     assert session.output == "sentence_embedding"
     with pytest.raises(ModelError, match="gives sentence_embedding; expected a or b"):
@@ -167,30 +154,28 @@ def test_the_first_existing_output_is_used(toy_model_bytes: bytes) -> None:
 
 
 @pytest.mark.parametrize("model", [b"", b"\x08\x08", b"no model", bytes(100)])
-def test_what_is_no_model_is_refused(model: bytes) -> None:
+def test_what_is_no_model_is_refused(model):
     with pytest.raises(ModelError, match="ONNX Runtime cannot load the graph"):
         open_session(model)
 
 
-def test_a_graph_that_fails_says_on_which_batch(toy_model_bytes: bytes) -> None:
+def test_a_graph_that_fails_says_on_which_batch(toy_model_bytes):
     beyond = TokenBatch(np.array([[10**6]]), np.ones((1, 1), dtype=np.int64))
     with pytest.raises(ModelError, match=r"failed on batch \(1, 1\)"):
         open_session(toy_model_bytes).run(beyond)
 
 
-def test_a_missing_provider_is_an_error(toy_model_bytes: bytes) -> None:
+def test_a_missing_provider_is_an_error(toy_model_bytes):
     with pytest.raises(ProviderError, match=r"NoneSuch is not among .*CPUExecutionProvider"):
         open_session(toy_model_bytes, providers=["NoneSuch", "CPUExecutionProvider"])
 
 
-def test_a_provider_that_does_not_start_is_an_error(
-    toy_model_bytes: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_provider_that_does_not_start_is_an_error(toy_model_bytes, monkeypatch):
     class Lost:
-        def __init__(self, *arguments: Any, **options: Any) -> None:
+        def __init__(self, *arguments, **options):
             pass
 
-        def get_providers(self) -> list[str]:
+        def get_providers(self):
             return ["CPUExecutionProvider"]
 
     monkeypatch.setattr(session_module, "InferenceSession", Lost)
@@ -200,12 +185,12 @@ def test_a_provider_that_does_not_start_is_an_error(
 
 
 @pytest.mark.parametrize("providers", [[], "CPUExecutionProvider"])
-def test_providers_are_a_list_of_names(toy_model_bytes: bytes, providers: Any) -> None:
+def test_providers_are_a_list_of_names(toy_model_bytes, providers):
     with pytest.raises(InputError, match="providers"):
         open_session(toy_model_bytes, providers=providers)
 
 
-def test_providers_can_be_listed() -> None:
+def test_providers_can_be_listed():
     assert "CPUExecutionProvider" in available_providers()
 
 
@@ -213,7 +198,7 @@ def test_providers_can_be_listed() -> None:
     "content",
     ["raise ModuleNotFoundError(\"No module named 'onnxruntime'\")", "", "raise ImportError('DLL load failed')"],
 )
-def test_a_missing_or_damaged_onnx_runtime_is_one_sentence(tmp_path: Path, content: str) -> None:
+def test_a_missing_or_damaged_onnx_runtime_is_one_sentence(tmp_path, content):
     (tmp_path / "onnxruntime").mkdir()
     (tmp_path / "onnxruntime/__init__.py").write_text(content)
     script = (

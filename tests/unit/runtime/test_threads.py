@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,11 @@ from embedkit.runtime.threads import available_threads
 
 
 @pytest.fixture(autouse=True)
-def sixteen_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def sixteen_processors(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
 
 
-def lay(root: Path, files: dict[str, str]) -> Path:
+def lay(root, files):
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,16 +73,16 @@ V1 = "3:cpuset:/a\n2:cpu,cpuacct:/a/b\n0::/\n"
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "100000 0\n"}, 16),
     ],
 )
-def test_the_quota_of_the_group_or_one_above_counts(tmp_path: Path, files: dict[str, str], threads: int) -> None:
+def test_the_quota_of_the_group_or_one_above_counts(tmp_path, files, threads):
     assert available_threads(lay(tmp_path, files)) == threads
 
 
-def test_the_affinity_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_affinity_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
     assert available_threads(tmp_path) == 2
 
 
-def test_without_affinity_the_processors_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_affinity_the_processors_count(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert available_threads(tmp_path) == 8

@@ -14,7 +14,7 @@ ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=6)
 
 
 @given(ROWS)
-def test_they_equal_the_lists(rows: list[list[int]]) -> None:
+def test_they_equal_the_lists(rows):
     ids = TokenIds.of(rows)
     assert ids == rows
     assert rows == ids
@@ -31,7 +31,7 @@ def test_they_equal_the_lists(rows: list[list[int]]) -> None:
 
 
 @given(ROWS, st.data())
-def test_a_selection_may_have_any_order(rows: list[list[int]], data: st.DataObject) -> None:
+def test_a_selection_may_have_any_order(rows, data):
     wanted = data.draw(st.lists(st.sampled_from(range(len(rows))))) if rows else []
     chosen = np.array(wanted, dtype=np.intp)
     expected = [rows[row] for row in wanted]
@@ -41,21 +41,21 @@ def test_a_selection_may_have_any_order(rows: list[list[int]], data: st.DataObje
 
 
 @given(ROWS, st.data())
-def test_empty_ones_are_filled(rows: list[list[int]], data: st.DataObject) -> None:
+def test_empty_ones_are_filled(rows, data):
     positions = sorted(data.draw(st.sets(st.sampled_from(range(len(rows)))))) if rows else []
     holes = TokenIds.of([[] if position in positions else row for position, row in enumerate(rows)])
     assert holes.fill(positions, [rows[position] for position in positions]) == rows
 
 
 @given(st.lists(ROWS, min_size=1, max_size=4))
-def test_parts_are_joined(parts: list[list[list[int]]]) -> None:
+def test_parts_are_joined(parts):
     joined = TokenIds.join([TokenIds.of(part) for part in parts])
     assert joined == [row for part in parts for row in part]
     assert (joined.flat.dtype, joined.bounds.dtype) == (np.int32, np.int64)
 
 
 @given(ROWS)
-def test_batches_are_those_of_lists(rows: list[list[int]]) -> None:
+def test_batches_are_those_of_lists(rows):
     order = np.arange(len(rows))[::-1]
     one, two = (Tokens(ids, []).batch(order, 7) for ids in (rows, TokenIds.of(rows)))
     np.testing.assert_array_equal(one.input_ids, two.input_ids)
@@ -64,6 +64,6 @@ def test_batches_are_those_of_lists(rows: list[list[int]]) -> None:
     np.testing.assert_array_equal(one.attention_mask.sum(axis=1), [len(row) for row in rows[::-1]])
 
 
-def test_an_index_out_of_range_is_an_error() -> None:
+def test_an_index_out_of_range_is_an_error():
     with pytest.raises(IndexError):
         TokenIds.of([[1]])[1]

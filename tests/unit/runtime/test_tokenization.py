@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
 
 
 @pytest.fixture(params=["kernel", "no kernel"], autouse=True)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def kernel(request, monkeypatch):
     """Run each test with the kernel and without it."""
     if request.param == "no kernel":
         monkeypatch.setattr(word_pieces, "wordpiece", None)
@@ -28,11 +27,11 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
+def tokenizer(toy_tokenizer_json):
     return Tokenizer(toy_tokenizer_json, 12)
 
 
-def test_special_tokens_stand_around_each_text(tokenizer: Tokenizer) -> None:
+def test_special_tokens_stand_around_each_text(tokenizer):
     ids, overflowing, _ = tokenizer.tokenize(["dog", ""])
     assert ids[0][0] == CLS
     assert ids[0][-1] == SEP
@@ -41,13 +40,13 @@ def test_special_tokens_stand_around_each_text(tokenizer: Tokenizer) -> None:
     assert overflowing == []
 
 
-def test_baked_in_truncation_and_padding_are_overridden(tokenizer: Tokenizer) -> None:
+def test_baked_in_truncation_and_padding_are_overridden(tokenizer):
     tokens = tokenizer.tokenize(["one two three four five six seven"])
     assert len(tokens.ids[0]) == 9
     assert tokens.truncated == 0
 
 
-def test_truncated_texts_are_reported(tokenizer: Tokenizer) -> None:
+def test_truncated_texts_are_reported(tokenizer):
     exact = " ".join(["dog"] * 10)
     tokens = tokenizer.tokenize([exact, exact + " dog", "dog", exact * 100])
     assert [len(row) for row in tokens.ids] == [12, 12, 3, 12]
@@ -57,11 +56,11 @@ def test_truncated_texts_are_reported(tokenizer: Tokenizer) -> None:
     assert tokens.ids[1][-1] == SEP
 
 
-def test_a_prompt_stands_before_each_text(tokenizer: Tokenizer) -> None:
+def test_a_prompt_stands_before_each_text(tokenizer):
     assert tokenizer.tokenize(["dog", "cat"], prompt="query: ") == tokenizer.tokenize(["query: dog", "query: cat"])
 
 
-def test_the_longest_length_can_be_changed(tokenizer: Tokenizer) -> None:
+def test_the_longest_length_can_be_changed(tokenizer):
     shorter = tokenizer.with_max_length(4)
     assert shorter.max_length == 4
     assert len(shorter.tokenize(["one two three four"]).ids[0]) == 4
@@ -69,12 +68,12 @@ def test_the_longest_length_can_be_changed(tokenizer: Tokenizer) -> None:
     assert shorter.json == tokenizer.json
 
 
-def test_no_texts_are_no_tokens(tokenizer: Tokenizer) -> None:
+def test_no_texts_are_no_tokens(tokenizer):
     assert tokenizer.tokenize([]) == ([], [], None)
     assert tokenizer.pad([]).input_ids.shape == (0, 0)
 
 
-def test_a_batch_is_padded_to_its_longest(tokenizer: Tokenizer) -> None:
+def test_a_batch_is_padded_to_its_longest(tokenizer):
     batch = tokenizer.pad([[5, 6, 7], [], [8]])
     np.testing.assert_array_equal(batch.input_ids, [[5, 6, 7], [PAD] * 3, [8, PAD, PAD]])
     np.testing.assert_array_equal(batch.attention_mask, [[1, 1, 1], [0, 0, 0], [1, 0, 0]])
@@ -82,21 +81,21 @@ def test_a_batch_is_padded_to_its_longest(tokenizer: Tokenizer) -> None:
     assert batch.attention_mask.dtype == np.int64
 
 
-def test_it_returns_its_vocabulary(tokenizer: Tokenizer, toy_weights: np.ndarray) -> None:
+def test_it_returns_its_vocabulary(tokenizer, toy_weights):
     assert tokenizer.vocabulary_size == len(toy_weights)
     assert tokenizer.special_ids == {0, 1, 2, 3, 4}
     assert tokenizer.pad_id == PAD
 
 
 @pytest.mark.parametrize("row", [[5, 6, 7], []])
-def test_a_text_has_the_same_ids_in_any_batch(tokenizer: Tokenizer, row: list[int]) -> None:
+def test_a_text_has_the_same_ids_in_any_batch(tokenizer, row):
     alone, twice = tokenizer.pad([row]), tokenizer.pad([row, row])
     for one, two in ((alone.input_ids, twice.input_ids), (alone.attention_mask, twice.attention_mask)):
         assert one.dtype == two.dtype == np.int64
         np.testing.assert_array_equal(one, two[:1])
 
 
-def test_the_padding_id_is_found_without_baked_in_padding(toy_tokenizer_json: str) -> None:
+def test_the_padding_id_is_found_without_baked_in_padding(toy_tokenizer_json):
     from tokenizers import Tokenizer as Fast
     from tokenizers import models
 
@@ -109,7 +108,7 @@ def test_the_padding_id_is_found_without_baked_in_padding(toy_tokenizer_json: st
     assert Tokenizer(without.to_str(), 8).pad_id == 0
 
 
-def test_very_long_texts_are_cut(tokenizer: Tokenizer) -> None:
+def test_very_long_texts_are_cut(tokenizer):
     tokens = tokenizer.tokenize(["dog " * 25_000, "x" * 100_000])
     assert [len(row) for row in tokens.ids] == [12, 3]
     assert tokens.overflowing == [0]
@@ -120,7 +119,7 @@ WORDS = ["dog", "dogs.", " ", "\n", "\xe9", "x" * 150, "[MASK]", "\U0001f600", "
 
 @given(words=st.lists(st.sampled_from(WORDS), max_size=80), gap=st.sampled_from([" ", "  ", "\n", ""]))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_long_texts_have_the_ids_of_their_beginning(tokenizer: Tokenizer, words: list[str], gap: str) -> None:
+def test_long_texts_have_the_ids_of_their_beginning(tokenizer, words, gap):
     text = gap.join(words)
     whole = tokenizer.with_max_length(10_000).tokenize([text]).ids[0]
     ids, cut, _ = tokenizer.tokenize([text])
@@ -129,7 +128,7 @@ def test_long_texts_have_the_ids_of_their_beginning(tokenizer: Tokenizer, words:
 
 
 @pytest.mark.parametrize("word", ["dog ", "\U0001f600 "])
-def test_the_rest_of_a_very_long_text_costs_nothing(toy_tokenizer_json: str, word: str) -> None:
+def test_the_rest_of_a_very_long_text_costs_nothing(toy_tokenizer_json, word):
     tokenizer = Tokenizer(toy_tokenizer_json, 12)
     tokenizer._pieces = None
     started = time.process_time()
@@ -138,45 +137,45 @@ def test_the_rest_of_a_very_long_text_costs_nothing(toy_tokenizer_json: str, wor
 
 
 @pytest.mark.parametrize("item", [None, b"x", 1.0, 3, ["a"], ("a", "b")])
-def test_an_item_that_is_no_text_is_named(tokenizer: Tokenizer, item: object) -> None:
+def test_an_item_that_is_no_text_is_named(tokenizer, item):
     with pytest.raises(InputError, match=r"texts\[101\] is \w+, expected str"):
-        tokenizer.tokenize(["a", item], first=100)  # type: ignore[list-item]
+        tokenizer.tokenize(["a", item], first=100)
 
 
-def test_half_a_surrogate_pair_is_named(tokenizer: Tokenizer) -> None:
+def test_half_a_surrogate_pair_is_named(tokenizer):
     with pytest.raises(InputError, match=r"texts\[1\] is not valid Unicode.*character 2"):
         tokenizer.tokenize(["a", "ab\ud800"])
 
 
 @pytest.mark.parametrize("texts", ["one", b"one"])
-def test_one_text_is_no_sequence_of_texts(tokenizer: Tokenizer, texts: str) -> None:
+def test_one_text_is_no_sequence_of_texts(tokenizer, texts):
     with pytest.raises(InputError, match="wrap it in a list"):
         tokenizer.tokenize(texts)
 
 
-def test_numpy_strings_are_texts(tokenizer: Tokenizer) -> None:
+def test_numpy_strings_are_texts(tokenizer):
     assert tokenizer.tokenize(list(np.array(["dog", "cat"]))) == tokenizer.tokenize(["dog", "cat"])
 
 
 @pytest.mark.parametrize("max_length", [2, 0, -1])
-def test_a_length_without_room_for_a_token_is_refused(toy_tokenizer_json: str, max_length: int) -> None:
+def test_a_length_without_room_for_a_token_is_refused(toy_tokenizer_json, max_length):
     with pytest.raises(InputError, match="at least 3"):
         Tokenizer(toy_tokenizer_json, max_length)
 
 
 @pytest.mark.parametrize("json", ["", "{}", "[]", "\x00", '{"version":"1.0"}', '{"model": 3}'])
-def test_what_is_no_tokenizer_is_refused(json: str) -> None:
+def test_what_is_no_tokenizer_is_refused(json):
     with pytest.raises(ModelError, match=r"not a tokenizer\.json"):
         Tokenizer(json, 12)
 
 
-def test_it_is_loaded_from_a_file_or_its_folder(toy_tokenizer_json: str, tmp_path: Path) -> None:
+def test_it_is_loaded_from_a_file_or_its_folder(toy_tokenizer_json, tmp_path):
     (tmp_path / "tokenizer.json").write_text(toy_tokenizer_json, encoding="utf-8")
     for source in (tmp_path, tmp_path / "tokenizer.json", str(tmp_path)):
         assert Tokenizer.load(source, 12).json == toy_tokenizer_json
 
 
-def test_a_missing_and_a_damaged_file_are_distinguished(tmp_path: Path) -> None:
+def test_a_missing_and_a_damaged_file_are_distinguished(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json"):
         Tokenizer.load(tmp_path, 12)
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
@@ -188,7 +187,7 @@ def test_a_missing_and_a_damaged_file_are_distinguished(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pairs_tokenizer(toy_tokenizer_json: str) -> PairTokenizer:
+def pairs_tokenizer(toy_tokenizer_json):
     return PairTokenizer(toy_tokenizer_json, 12)
 
 
@@ -197,9 +196,7 @@ WORDS = st.lists(st.sampled_from(["dog", "sea", "running", "xyzzy", ".", "\u4e2d
 
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=6), st.integers(5, 16))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_pairs_are_cut_as_the_longest_first_strategy_does(
-    toy_tokenizer_json: str, pairs: list[tuple[str, str]], max_length: int
-) -> None:
+def test_pairs_are_cut_as_the_longest_first_strategy_does(toy_tokenizer_json, pairs, max_length):
     from tokenizers import Tokenizer as Fast
 
     fast = Fast.from_str(toy_tokenizer_json)
@@ -212,7 +209,7 @@ def test_pairs_are_cut_as_the_longest_first_strategy_does(
     assert tokens.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
 
 
-def test_a_pair_has_its_frame_and_types(pairs_tokenizer: PairTokenizer) -> None:
+def test_a_pair_has_its_frame_and_types(pairs_tokenizer):
     tokens = pairs_tokenizer.tokenize([("dog", "cat sea"), ("", "")])
     dog, cat, sea = (pairs_tokenizer.tokenize([(word, "")]).ids[0][1] for word in ("dog", "cat", "sea"))
     assert tokens.ids == [[2, dog, 3, cat, sea, 3], [2, 3, 3]]
@@ -220,7 +217,7 @@ def test_a_pair_has_its_frame_and_types(pairs_tokenizer: PairTokenizer) -> None:
     assert tokens.truncated == 0
 
 
-def test_a_batch_of_pairs_is_padded_with_type_zero(pairs_tokenizer: PairTokenizer) -> None:
+def test_a_batch_of_pairs_is_padded_with_type_zero(pairs_tokenizer):
     tokens = pairs_tokenizer.tokenize([("dog", "cat sea"), ("", ""), ("a", "b")])
     batch = tokens.batch([1, 0], pad_id=7)
     assert batch.input_ids.tolist() == [[2, 3, 3, 7, 7, 7], tokens.ids[0]]
@@ -229,11 +226,11 @@ def test_a_batch_of_pairs_is_padded_with_type_zero(pairs_tokenizer: PairTokenize
     assert batch.token_type_ids.tolist() == [[0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]]
 
 
-def test_texts_have_no_types(tokenizer: Tokenizer) -> None:
+def test_texts_have_no_types(tokenizer):
     assert tokenizer.tokenize(["dog"]).batch([0], pad_id=0).token_type_ids is None
 
 
-def test_two_very_long_texts_are_cut_at_once(pairs_tokenizer: PairTokenizer) -> None:
+def test_two_very_long_texts_are_cut_at_once(pairs_tokenizer):
     tokens = pairs_tokenizer.tokenize([("dog " * 25_000, "cat " * 25_000)])
     assert [len(row) for row in tokens.ids] == [12]
     assert tokens.overflowing == [0]
@@ -248,24 +245,24 @@ def test_two_very_long_texts_are_cut_at_once(pairs_tokenizer: PairTokenizer) -> 
         (["a", "b", "c"], "is list of 3"),
     ],
 )
-def test_an_item_that_is_no_pair_is_named(pairs_tokenizer: PairTokenizer, item: object, words: str) -> None:
+def test_an_item_that_is_no_pair_is_named(pairs_tokenizer, item, words):
     with pytest.raises(InputError, match=r"pairs\[101\] " + words):
-        pairs_tokenizer.tokenize([("a", "b"), item], first=100)  # type: ignore[list-item]
+        pairs_tokenizer.tokenize([("a", "b"), item], first=100)
 
 
-def test_a_side_that_is_no_text_is_named(pairs_tokenizer: PairTokenizer) -> None:
+def test_a_side_that_is_no_text_is_named(pairs_tokenizer):
     with pytest.raises(InputError, match=r"pairs\[1\]\[0\] is float, expected str"):
-        pairs_tokenizer.tokenize([("a", "b"), (float("nan"), "b")])  # type: ignore[list-item]
+        pairs_tokenizer.tokenize([("a", "b"), (float("nan"), "b")])
     with pytest.raises(InputError, match=r"pairs\[0\]\[1\] is not valid Unicode"):
         pairs_tokenizer.tokenize([("a", "ab\ud800")])
 
 
-def test_lists_and_numpy_strings_make_pairs(pairs_tokenizer: PairTokenizer) -> None:
+def test_lists_and_numpy_strings_make_pairs(pairs_tokenizer):
     pair = ["dog", np.array(["cat"])[0]]
-    assert pairs_tokenizer.tokenize([pair]) == pairs_tokenizer.tokenize([("dog", "cat")])  # type: ignore[list-item]
+    assert pairs_tokenizer.tokenize([pair]) == pairs_tokenizer.tokenize([("dog", "cat")])
 
 
-def test_a_length_without_room_for_both_is_refused(toy_tokenizer_json: str) -> None:
+def test_a_length_without_room_for_both_is_refused(toy_tokenizer_json):
     assert PairTokenizer(toy_tokenizer_json, 5).max_length == 5
     with pytest.raises(InputError, match="at least 5 for pairs"):
         PairTokenizer(toy_tokenizer_json, 4)

@@ -17,20 +17,20 @@ from embedkit.runtime.tokenizer_rules import _Growth, rules_of
 Rule = dict[str, Any]
 
 
-def replace(pattern: str, content: str, kind: str = "String") -> Rule:
+def replace(pattern, content, kind="String"):
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
-def sequence(*rules: Rule) -> Rule:
+def sequence(*rules):
     return {"type": "Sequence", "normalizers": list(rules), "pretokenizers": list(rules)}
 
 
-def template(*ids: str) -> Rule:
+def template(*ids):
     pieces = [{"Sequence": {"id": each, "type_id": 0}} for each in ids]
     return {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {}}
 
 
-def changed(toy_tokenizer_json: str, **parts: Rule) -> str:
+def changed(toy_tokenizer_json, **parts):
     return json.dumps({**json.loads(toy_tokenizer_json), **parts})
 
 
@@ -68,14 +68,12 @@ BERT = {
     ],
 )
 @pytest.mark.parametrize("kind", [Tokenizer, PairTokenizer])
-def test_rules_without_a_bound_are_refused(
-    toy_tokenizer_json: str, parts: dict[str, Rule], kind: type[Tokenizer | PairTokenizer]
-) -> None:
+def test_rules_without_a_bound_are_refused(toy_tokenizer_json, parts, kind):
     with pytest.raises(ModelError, match=r"rules, up to \w+, can make a text|repeats a text"):
         kind(changed(toy_tokenizer_json, **parts), 12)
 
 
-def test_more_special_tokens_than_text_are_refused(toy_tokenizer_json: str) -> None:
+def test_more_special_tokens_than_text_are_refused(toy_tokenizer_json):
     many = {"[X]": {"id": "[X]", "ids": [1] * 300, "tokens": ["[UNK]"] * 300}}
     one = template("A") | {"special_tokens": many}
     for form in ("single", "pair"):
@@ -91,7 +89,7 @@ def test_more_special_tokens_than_text_are_refused(toy_tokenizer_json: str) -> N
         {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}},
     ],
 )
-def test_rules_that_cannot_be_read_are_refused(toy_tokenizer_json: str, parts: dict[str, Rule]) -> None:
+def test_rules_that_cannot_be_read_are_refused(toy_tokenizer_json, parts):
     with pytest.raises(ModelError, match=r"not a tokenizer\.json"):
         Tokenizer(changed(toy_tokenizer_json, **parts), 12)
 
@@ -111,11 +109,11 @@ def test_rules_that_cannot_be_read_are_refused(toy_tokenizer_json: str, parts: d
         {"normalizer": sequence({"type": "NFKD"}, replace(" {2,}", " ", "Regex")), "pre_tokenizer": METASPACE},
     ],
 )
-def test_the_rules_of_known_tokenizers_are_accepted(toy_tokenizer_json: str, parts: dict[str, Rule]) -> None:
+def test_the_rules_of_known_tokenizers_are_accepted(toy_tokenizer_json, parts):
     assert Tokenizer(changed(toy_tokenizer_json, **parts), 12).tokenize(["a dog"]).total > 0
 
 
-def test_no_text_grows_beyond_the_bound() -> None:
+def test_no_text_grows_beyond_the_bound():
     chance = random.Random(3)
     alphabet = "ab\u0130\ufdfa中 é"
     steps = [
@@ -152,7 +150,7 @@ def test_no_text_grows_beyond_the_bound() -> None:
         tried += 1
 
 
-def test_rules_in_sequences_are_listed_in_their_order() -> None:
+def test_rules_in_sequences_are_listed_in_their_order():
     inner = normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase()])
     assert [rule["type"] for rule in rules_of(normalizers.Sequence([inner, normalizers.Strip()]))] == [
         "NFD",

@@ -55,7 +55,7 @@ ENTRIES = {
 }
 
 
-def make_map(entries: dict[str, str]) -> bytes:
+def make_map(entries):
     """Write a map with one block of the double array for each node: simple, and large."""
     nodes: dict[bytes, int] = {b"": 1}
     for entry in entries:
@@ -96,7 +96,7 @@ PRE_TOKENIZERS = {
 }
 
 
-def finish(tokenizer: FullTokenizer, normalizer: str, pre_tokenizer: str) -> str:
+def finish(tokenizer, normalizer, pre_tokenizer):
     if NORMALIZERS[normalizer]:
         tokenizer.normalizer = NORMALIZERS[normalizer]
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]
@@ -106,7 +106,7 @@ def finish(tokenizer: FullTokenizer, normalizer: str, pre_tokenizer: str) -> str
 
 
 @pytest.fixture(scope="module")
-def trained() -> FullTokenizer:
+def trained():
     tokenizer = FullTokenizer(Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = UnigramTrainer(vocab_size=120, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
@@ -117,19 +117,19 @@ def trained() -> FullTokenizer:
 class Both:
     """A tokenizer with the kernel, and the one it has to agree with."""
 
-    def __init__(self, content: str, max_length: int = MAX_LENGTH) -> None:
+    def __init__(self, content, max_length=MAX_LENGTH):
         self.quick, self.full = Tokenizer(content, max_length), FullTokenizer.from_str(content)
         self.full.enable_truncation(max_length)
         assert self.quick._pieces is not None
         self.quick._pieces._missing = 0
 
-    def compare(self, texts: list[str]) -> None:
+    def compare(self, texts):
         expected = [self.full.encode(text) for text in texts]
         found = self.quick.tokenize(texts)
         assert found.ids == [encoding.ids for encoding in expected]
         assert found.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
 
-    def left(self, texts: list[str]) -> list[str]:
+    def left(self, texts):
         """Return the texts that the kernel leaves to the tokenizer."""
         assert self.quick._pieces is not None
         found = self.quick._pieces.encode(texts)
@@ -138,12 +138,12 @@ class Both:
 
 
 @pytest.fixture(scope="module", params=NORMALIZERS)
-def normalized(request: pytest.FixtureRequest, trained: FullTokenizer) -> Both:
+def normalized(request, trained):
     return Both(finish(FullTokenizer.from_str(trained.to_str()), request.param, "metaspace"))
 
 
 @pytest.fixture(scope="module", params=PRE_TOKENIZERS)
-def split(request: pytest.FixtureRequest, trained: FullTokenizer) -> Both:
+def split(request, trained):
     return Both(finish(FullTokenizer.from_str(trained.to_str()), "bge", request.param))
 
 
@@ -168,7 +168,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def odd(request: pytest.FixtureRequest) -> Both:
+def odd(request):
     return Both(finish(FullTokenizer(Unigram(unk_id=3, **MODELS[request.param])), "e5", "metaspace"))
 
 
@@ -181,52 +181,52 @@ ANY = st.lists(PARTS, max_size=30).map("".join) | st.text(max_size=20)
 
 @given(st.lists(ANY, max_size=5))
 @settings(deadline=None)
-def test_texts_are_normalised_as_by_the_tokenizer(normalized: Both, texts: list[str]) -> None:
+def test_texts_are_normalised_as_by_the_tokenizer(normalized, texts):
     normalized.compare(texts)
 
 
 @given(st.lists(ANY, max_size=5))
 @settings(deadline=None)
-def test_texts_are_split_as_by_the_tokenizer(split: Both, texts: list[str]) -> None:
+def test_texts_are_split_as_by_the_tokenizer(split, texts):
     split.compare(texts)
 
 
 @given(st.lists(st.text("abcxyz \u4e2d\U0001f600", max_size=20), max_size=5))
 @settings(deadline=None)
-def test_pieces_of_unusual_models_are_those_of_the_tokenizer(odd: Both, texts: list[str]) -> None:
+def test_pieces_of_unusual_models_are_those_of_the_tokenizer(odd, texts):
     odd.compare([*texts, "aaaa", "<0x61>b", "bc", "xyzq", "\u4e2d<0x62>"])
 
 
-def test_every_pair_of_entries_and_joiners_is_what_it_is_for_the_tokenizer(normalized: Both) -> None:
+def test_every_pair_of_entries_and_joiners_is_what_it_is_for_the_tokenizer(normalized):
     joiners = "\u0301\u0323\u200d\u0e33\u093c\u094d\u0600\u1100\u1161\ufe0f\u200b\r\n a\U0001f3fb\U0001f1e6\0"
     letters = [*ENTRIES, *joiners]
     normalized.compare([one + other for one in letters for other in letters])
     normalized.compare([f"a{one}{other}\u0300{one}" for one in letters for other in letters])
 
 
-def test_usual_texts_are_not_left_to_the_tokenizer(normalized: Both) -> None:
+def test_usual_texts_are_not_left_to_the_tokenizer(normalized):
     texts = [*TEXTS, "", " ", "e\u0301 \ufb01 \u3000 \U0001f600 \u200b", "a  b   c", "x" * 5000]
     assert normalized.left(texts) == []
 
 
-def test_texts_with_added_tokens_are_left_to_the_tokenizer(normalized: Both) -> None:
+def test_texts_with_added_tokens_are_left_to_the_tokenizer(normalized):
     assert normalized.left(["a <mask>", "<s>", "a < s>", "a"]) == ["a <mask>", "<s>"]
 
 
 @pytest.mark.parametrize("pieces", range(MAX_LENGTH - 3, MAX_LENGTH + 1))
 @pytest.mark.parametrize("ending", ["", " ", "  ", "a", "\u4e2d\u4e2d", " <mask>", " the <s>", "\u0301"])
-def test_texts_are_cut_where_the_tokenizer_cuts(split: Both, pieces: int, ending: str) -> None:
+def test_texts_are_cut_where_the_tokenizer_cuts(split, pieces, ending):
     split.compare(["the " * pieces + ending, "q" * pieces + ending, "q " * pieces + ending])
 
 
-def test_texts_of_any_size_are_read(normalized: Both) -> None:
+def test_texts_of_any_size_are_read(normalized):
     normalized.compare(
         ["", " " * 10_000 + "the", "x" * 10_000, "\u4e2d" * 10_000, "the " * 10_000, "\xa0" * 10_000]
     )
 
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_tokenizers_can_be_copied(normalized: Both, way: Any) -> None:
+def test_tokenizers_can_be_copied(normalized, way):
     assert way(normalized.quick).tokenize(TEXTS) == normalized.quick.tokenize(TEXTS)
 
 
@@ -241,20 +241,20 @@ def test_tokenizers_can_be_copied(normalized: Both, way: Any) -> None:
     ],
     ids=str,
 )
-def test_other_tokenizers_have_no_kernel(trained: FullTokenizer, changes: dict[str, Any]) -> None:
+def test_other_tokenizers_have_no_kernel(trained, changes):
     content = json.loads(finish(FullTokenizer.from_str(trained.to_str()), "e5", "metaspace"))
     assert Tokenizer(json.dumps(content), MAX_LENGTH)._pieces is not None
     assert Tokenizer(json.dumps(content | changes), MAX_LENGTH)._pieces is None
 
 
-def test_normalizers_in_another_order_have_no_kernel(trained: FullTokenizer) -> None:
+def test_normalizers_in_another_order_have_no_kernel(trained):
     tokenizer = FullTokenizer.from_str(finish(FullTokenizer.from_str(trained.to_str()), "e5", "metaspace"))
     tokenizer.normalizer = normalizers.Sequence([SPACES, CHARSMAP])
     assert Tokenizer(tokenizer.to_str(), MAX_LENGTH)._pieces is None
 
 
 @given(st.characters(exclude_categories=["Cs"]))
-def test_kinds_of_characters_are_those_of_the_tokenizer(character: str) -> None:
+def test_kinds_of_characters_are_those_of_the_tokenizer(character):
     """The map drops what joins an "a"."""
     normalized = normalizers.Precompiled(make_map({"a": "b"})).normalize_str(f"a{character}\n")
     code, kinds = ord(character), character_kinds()
@@ -310,26 +310,26 @@ ARGUMENTS: dict[str, Any] = {
         ("room", -1),
     ],
 )
-def test_invalid_values_are_refused(argument: str, value: Any) -> None:
+def test_invalid_values_are_refused(argument, value):
     with pytest.raises((TypeError, ValueError, OverflowError)):
         unigram.UnigramPieces(**ARGUMENTS | {argument: value})
 
 
 @pytest.mark.parametrize("texts", [None, 3, ["a", None], [b"a"]])
-def test_what_is_no_text_is_refused(texts: Any) -> None:
+def test_what_is_no_text_is_refused(texts):
     with pytest.raises(TypeError):
         unigram.UnigramPieces(**ARGUMENTS).tokenize(texts)
 
 
-def test_characters_without_a_piece_are_left_to_the_tokenizer_where_none_is_unknown() -> None:
+def test_characters_without_a_piece_are_left_to_the_tokenizer_where_none_is_unknown():
     kernel = unigram.UnigramPieces(**ARGUMENTS | {"unknown": -1, "prefix": False})
     assert kernel.tokenize(["aa", "ab"])[2] == b"\0\2"
 
 
-def test_it_is_immutable_and_leaks_no_memory() -> None:
+def test_it_is_immutable_and_leaks_no_memory():
     kernel = unigram.UnigramPieces(**ARGUMENTS)
     with pytest.raises(AttributeError):
-        kernel.room = 3  # type: ignore[attr-defined]
+        kernel.room = 3
     text = "a text of its own " + str(id(kernel))
     before = sys.getrefcount(text)
     for _ in range(100):

@@ -15,12 +15,12 @@ from embedkit.errors import InputError
 from embedkit.runtime.windows import find_windows
 
 
-def words(text: str) -> list[tuple[int, int]]:
+def words(text):
     """Words and marks as tokens."""
     return [found.span() for found in re.finditer(r"\w+|[^\w\s]", text)]
 
 
-def split(text: str, size: int, overlap: int = 0) -> list[str]:
+def split(text, size, overlap=0):
     return [text[start:stop] for start, stop in find_windows(text, words(text), size, overlap)]
 
 
@@ -76,7 +76,7 @@ class TestEncoding:
     LONG = "a dog in the garden. the music and the sea. a bird, a tree and the moon. bread and milk in the kitchen"
 
     @pytest.fixture
-    def encoder(self, toy_bundle) -> Encoder:
+    def encoder(self, toy_bundle):
         return Encoder.load(toy_bundle)
 
     def test_windows_fit_into_the_model(self, encoder):

@@ -7,7 +7,6 @@ import json
 import pickle
 import sys
 import unicodedata
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -48,7 +47,7 @@ ODD |= {
 }
 
 
-def build(vocabulary: dict[str, int], **options: Any) -> FullTokenizer:
+def build(vocabulary, **options):
     lowercase, strip_accents = options.pop("lowercase", False), options.pop("strip_accents", False)
     tokenizer = FullTokenizer(WordPiece(vocabulary, unk_token="[UNK]", **options))
     tokenizer.normalizer = BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
@@ -63,20 +62,20 @@ def build(vocabulary: dict[str, int], **options: Any) -> FullTokenizer:
 class Both:
     """Return a tokenizer with the kernel, and the one it has to agree with."""
 
-    def __init__(self, content: str, max_length: int = MAX_LENGTH) -> None:
+    def __init__(self, content, max_length=MAX_LENGTH):
         self.quick, self.full = Tokenizer(content, max_length), FullTokenizer.from_str(content)
         self.full.no_padding()
         self.full.enable_truncation(max_length)
         assert self.quick._pieces is not None
         self.quick._pieces._missing = 0
 
-    def compare(self, texts: list[str]) -> None:
+    def compare(self, texts):
         expected = [self.full.encode(text) for text in texts]
         found = self.quick.tokenize(texts)
         assert found.ids == [encoding.ids for encoding in expected]
         assert found.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
 
-    def left(self, texts: list[str]) -> list[str]:
+    def left(self, texts):
         """Return the texts that the kernel leaves to the tokenizer."""
         assert self.quick._pieces is not None
         found = self.quick._pieces.encode(texts)
@@ -85,13 +84,13 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def real() -> Both:
+def real():
     bundle = read_bundle(find_model("tiny"))
     return Both(bundle.tokenizer_json, 32)
 
 
 @pytest.fixture(params=[{}, {"lowercase": True}, {"continuing_subword_prefix": ""}], scope="module", ids=str)
-def letters(request: pytest.FixtureRequest) -> Both:
+def letters(request):
     """Make every plain character a piece, so that ids show what was seen."""
     vocabulary = dict(SPECIAL)
     for character in plain_characters():
@@ -103,7 +102,7 @@ def letters(request: pytest.FixtureRequest) -> Both:
 @pytest.fixture(
     params=[{}, {"max_input_chars_per_word": 3}, {"continuing_subword_prefix": "a"}], scope="module", ids=str
 )
-def odd(request: pytest.FixtureRequest) -> Both:
+def odd(request):
     return Both(build(SPECIAL | ODD, **request.param).to_str())
 
 
@@ -118,7 +117,7 @@ WORDS = st.lists(
 ANY = PLAIN | WORDS.map(" ".join) | WORDS.map("".join) | st.text(max_size=30)
 
 
-def test_every_plain_character_is_what_it_is_for_the_tokenizer(letters: Both) -> None:
+def test_every_plain_character_is_what_it_is_for_the_tokenizer(letters):
     for character in plain_characters():
         texts = [character, f"a{character}b", f"A {character} 1", f"-{character}{character}."]
         assert letters.left(texts) == []
@@ -126,29 +125,29 @@ def test_every_plain_character_is_what_it_is_for_the_tokenizer(letters: Both) ->
 
 
 @given(st.lists(ANY, max_size=5))
-def test_letters_are_those_of_the_tokenizer(letters: Both, texts: list[str]) -> None:
+def test_letters_are_those_of_the_tokenizer(letters, texts):
     letters.compare(texts)
 
 
 @given(st.lists(ANY, max_size=5))
 @settings(deadline=None)
-def test_pieces_of_a_real_vocabulary_are_those_of_the_tokenizer(real: Both, texts: list[str]) -> None:
+def test_pieces_of_a_real_vocabulary_are_those_of_the_tokenizer(real, texts):
     real.compare(texts)
 
 
 @given(st.lists(st.text(st.sampled_from("ab\xe9-\u20ac# \U0001f600"), max_size=30), max_size=5))
-def test_pieces_of_an_unusual_vocabulary_are_too(odd: Both, texts: list[str]) -> None:
+def test_pieces_of_an_unusual_vocabulary_are_too(odd, texts):
     odd.compare(texts)
 
 
 @pytest.mark.parametrize("length", [*range(97, 104), 119, 120, 121, 300])
-def test_long_words_are_unknown_where_they_are_for_the_tokenizer(odd: Both, length: int) -> None:
+def test_long_words_are_unknown_where_they_are_for_the_tokenizer(odd, length):
     odd.compare(["a" * length, "\xe9" * length, "ab " + "b" * length + "-a", "a\xad" * length])
 
 
 @pytest.mark.parametrize("pieces", range(MAX_LENGTH - 3, MAX_LENGTH + 1))
 @pytest.mark.parametrize("ending", ["", " ", ".", "a", "ab", "abc", "[SEP]", "\u4e2d", "\u0301"])
-def test_texts_are_cut_where_the_tokenizer_cuts(odd: Both, pieces: int, ending: str) -> None:
+def test_texts_are_cut_where_the_tokenizer_cuts(odd, pieces, ending):
     odd.compare(["a " * pieces + ending, "a" * pieces + ending, "- " * pieces + ending])
 
 
@@ -156,7 +155,7 @@ def test_texts_are_cut_where_the_tokenizer_cuts(odd: Both, pieces: int, ending: 
     "text",
     ["[MASK]", "a[SEP]b", "e\u0301", "\u4e2d", "a\x00b", "\x7f", "\u202e", "\U0001f600", "\ud800", "\u2101"],
 )
-def test_other_texts_are_left_to_the_tokenizer(real: Both, text: str) -> None:
+def test_other_texts_are_left_to_the_tokenizer(real, text):
     fresh = Both(real.quick.json, 32)
     assert fresh.left(["a dog", text, f"the {text}", "[", "[masks]", ""]) == [text, f"the {text}"]
 
@@ -197,7 +196,7 @@ LEARNED_LETTERS = st.sampled_from(LEARNED).flatmap(
 
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("options", [{}, {"lowercase": True}, {"lowercase": True, "strip_accents": True}], ids=str)
-def test_other_scripts_are_learned(script: str, options: dict[str, Any]) -> None:
+def test_other_scripts_are_learned(script, options):
     vocabulary = dict(SPECIAL)
     for character in "".join(SCRIPTS.values()):
         for letter in (character, *unicodedata.normalize("NFD", character)):
@@ -212,12 +211,12 @@ def test_other_scripts_are_learned(script: str, options: dict[str, Any]) -> None
 
 @given(st.lists(st.text(LEARNED_LETTERS, max_size=20), max_size=5))
 @settings(deadline=None)
-def test_learned_characters_are_those_of_the_tokenizer(learned: Both, texts: list[str]) -> None:
+def test_learned_characters_are_those_of_the_tokenizer(learned, texts):
     learned.compare(texts)
 
 
 @pytest.fixture(scope="module", params=[False, True])
-def learned(request: pytest.FixtureRequest) -> Both:
+def learned(request):
     """Make every letter of blocks from all over the plane a piece; all of them are learned."""
     letters = [chr(block + code) for block in LEARNED for code in range(256)]
     pieces = [piece for letter in letters for piece in (letter, f"##{letter}")]
@@ -227,21 +226,21 @@ def learned(request: pytest.FixtureRequest) -> Both:
     return both
 
 
-def test_the_truncated_rest_of_a_text_is_not_read(real: Both) -> None:
+def test_the_truncated_rest_of_a_text_is_not_read(real):
     assert real.left(["dog " * 40 + "\U0001f600"]) == []
     real.compare(["dog " * 40 + "\u4e2d", "dog " * 40 + "[MASK]", "dog " * 30 + "[MASK]"])
 
 
-def test_texts_of_any_size_are_read(real: Both) -> None:
+def test_texts_of_any_size_are_read(real):
     real.compare(["", " " * 1_000_000 + "dog", "x" * 1_000_000, "dog " * 100_000, "\xad" * 100_000 + "dog"])
 
 
-def test_half_a_surrogate_pair_is_named_by_its_position(real: Both) -> None:
+def test_half_a_surrogate_pair_is_named_by_its_position(real):
     with pytest.raises(InputError, match=r"texts\[1\] is not valid Unicode"):
         real.quick.tokenize(["dog", "dog " * 40 + "\ud800"])
 
 
-def test_threads_share_a_kernel(real: Both) -> None:
+def test_threads_share_a_kernel(real):
     texts = [f"the running sea number {number}, {'again ' * (number % 40)}" for number in range(2000)]
     expected = real.quick.tokenize(texts)
     with ThreadPoolExecutor(4) as pool:
@@ -250,15 +249,13 @@ def test_threads_share_a_kernel(real: Both) -> None:
 
 @pytest.mark.parametrize("threads", [2, 3, 8, 100])
 @pytest.mark.parametrize("count", [0, 1, 5, 17])
-def test_threads_that_share_texts_change_nothing(
-    real: Both, monkeypatch: pytest.MonkeyPatch, threads: int, count: int
-) -> None:
+def test_threads_that_share_texts_change_nothing(real, monkeypatch, threads, count):
     monkeypatch.setattr(kernel_pieces, "_TEXTS_OF_A_THREAD", 2)
     texts = ["the running sea", "", "\u4e2d", "dog " * 40, "[MASK] dog"] * 4
     assert real.quick.tokenize(texts[:count], threads=threads) == real.quick.tokenize(texts[:count])
 
 
-def test_a_few_texts_do_not_wait_for_the_kernel(real: Both) -> None:
+def test_a_few_texts_do_not_wait_for_the_kernel(real):
     fresh = Tokenizer(real.quick.json, MAX_LENGTH)
     assert fresh._pieces is not None
     expected = fresh.tokenize(["the dog"] * (kernel_pieces._TEXTS_THAT_PAY - 1))
@@ -270,7 +267,7 @@ def test_a_few_texts_do_not_wait_for_the_kernel(real: Both) -> None:
 @pytest.mark.parametrize(
     "way", [copy.copy, copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))]
 )
-def test_tokenizers_can_be_copied(real: Both, way: Callable[[Tokenizer], Tokenizer]) -> None:
+def test_tokenizers_can_be_copied(real, way):
     texts = ["the running sea", "\u4e2d", "[MASK]"] * kernel_pieces._TEXTS_THAT_PAY
     expected = real.quick.tokenize(texts)
     assert real.quick._pieces is not None
@@ -288,7 +285,7 @@ def test_tokenizers_can_be_copied(real: Both, way: Callable[[Tokenizer], Tokeniz
     ],
     ids=str,
 )
-def test_other_tokenizers_have_no_kernel(changes: dict[str, Any]) -> None:
+def test_other_tokenizers_have_no_kernel(changes):
     content = json.loads(build(SPECIAL | {"a": 3}).to_str())
     assert Tokenizer(json.dumps(content), MAX_LENGTH)._pieces is not None
     for part, change in changes.items():
@@ -296,7 +293,7 @@ def test_other_tokenizers_have_no_kernel(changes: dict[str, Any]) -> None:
     assert Tokenizer(json.dumps(content), MAX_LENGTH)._pieces is None
 
 
-def test_ids_out_of_range_leave_every_text_to_the_tokenizer() -> None:
+def test_ids_out_of_range_leave_every_text_to_the_tokenizer():
     content = json.loads(build(SPECIAL | {"a": 3}).to_str())
     content["model"]["vocab"]["a"] = 2**32 - 1  # tokenizers could read it, but not write it
     both = Both(json.dumps(content))
@@ -326,7 +323,7 @@ ARGUMENTS: dict[str, Any] = {
 class Number:
     """Would change the dictionary while it is read."""
 
-    def __index__(self) -> int:
+    def __index__(self):
         raise NotImplementedError
 
 
@@ -355,21 +352,21 @@ class Number:
         ("room", -1),
     ],
 )
-def test_invalid_values_are_refused(argument: str, value: Any) -> None:
+def test_invalid_values_are_refused(argument, value):
     with pytest.raises((TypeError, ValueError, OverflowError)):
         wordpiece.WordPieces(**ARGUMENTS | {argument: value})
 
 
 @pytest.mark.parametrize("texts", [None, 3, ["a", None], [b"a"], [1.0]])
-def test_what_is_no_text_is_refused(texts: Any) -> None:
+def test_what_is_no_text_is_refused(texts):
     with pytest.raises(TypeError):
         wordpiece.WordPieces(**ARGUMENTS).tokenize(texts)
 
 
-def test_it_is_immutable_and_leaks_no_memory() -> None:
+def test_it_is_immutable_and_leaks_no_memory():
     kernel = wordpiece.WordPieces(**ARGUMENTS)
     with pytest.raises(AttributeError):
-        kernel.room = 3  # type: ignore[attr-defined]
+        kernel.room = 3
     text = "a text of its own " + str(id(kernel))
     before = sys.getrefcount(text)
     for _ in range(100):
