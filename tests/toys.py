@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
+
+from embedkit.runtime.tokenization import Tokenizer
 
 
 class TableTeacher:
@@ -33,3 +36,26 @@ class TableTeacher:
 def unit_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Scale vectors to length 1."""
     return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+class Both:
+    """A tokenizer with its kernel, and the one of the package tokenizers that it has to agree with."""
+
+    def __init__(self, content: str, max_length: int = 12) -> None:
+        self.quick, self.full = Tokenizer(content, max_length), tokenizers.Tokenizer.from_str(content)
+        self.full.no_padding()
+        self.full.enable_truncation(max_length)
+        assert self.quick._pieces is not None
+        self.quick._pieces._missing = 0
+
+    def compare(self, texts: list[str]) -> None:
+        expected = [self.full.encode(text) for text in texts]
+        found = self.quick.tokenize(texts)
+        assert found.ids == [encoding.ids for encoding in expected]
+        assert found.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
+
+    def left(self, texts: list[str]) -> list[str]:
+        """Return the texts that the kernel leaves to the tokenizer."""
+        found = self.quick._pieces.encode(texts)
+        assert found is not None
+        return [texts[position] for position in found[2]]

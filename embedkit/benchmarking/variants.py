@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.atomic import storage_errors
-from embedkit.errors import ExportError, GateError, ProviderError
+from embedkit.errors import ExportError, GateError, InputError, ProviderError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.card import read_card
 from embedkit.export.graph import build_graph
@@ -100,6 +100,7 @@ def export_all(
     calibration: Sequence[str] | None = None,
     threads: int | None = None,
     rounds: int = _ROUNDS,
+    replace: bool = False,
 ) -> list[Variant]:
     """Export every variant for a target into a folder, and time those that pass their gates.
 
@@ -108,11 +109,19 @@ def export_all(
     texts are timed.
 
     Raises:
+        InputError: a bundle of one of them exists, and ``replace`` is False.
         ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
         ExportError: the model cannot be exported.
         ProviderError: the target is gpu, but ONNX Runtime has no GPU provider for timing.
         StorageError: a bundle cannot be written.
     """
+    options = _variants(target, vocabulary, calibration)
+    paths = {title: folder / f"{re.sub('[^a-z0-9]+', '-', title)}.onnx" for title in options}
+    existing = next(filter(Path.exists, paths.values()), None)
+    if existing is not None and not replace:
+        raise InputError(
+            f"there is a file {existing} already; set replace, or choose another folder", parameters=["replace"]
+        )
     providers = _choose_providers(target)
     card = read_card(source, licence=licence)
     model = load_source(source, max_length=max_length, trust_remote_code=trust_remote_code)
@@ -122,10 +131,9 @@ def export_all(
     common: ExportOptions = {"precision": _FIRST, "target": target, "name": name, "dev": dev}
     if isinstance(model, SentenceEncoder):
         common["calibration"] = calibration  # for the ranges of embeddings, which cross-encoders lack
-    for title, options in _variants(target, vocabulary, calibration).items():
-        path = folder / f"{re.sub('[^a-z0-9]+', '-', title)}.onnx"
+    for title, path in paths.items():
         path.unlink(missing_ok=True)
-        wanted: ExportOptions = {**common, **options}
+        wanted: ExportOptions = {**common, **options[title]}
         logger.info("variant %s", title)
         try:
             reports[title] = export(model, path, card=card, **wanted)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.export import add_output, check_output
+from embedkit.cli.options import add_output, add_settings, check_output, explicit, lay_flags_over
 from embedkit.cli.texts import kept_file
 from embedkit.cli.train import stop_flag
 
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="seed of all random numbers; default: 1000")
     parser.add_argument("--cache", help="folder of the prepared corpus and the teacher's vectors")
     parser.add_argument("--run", metavar="FOLDER", help="the run folder; default: runs/OUTPUT")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of a run")
+    add_settings(parser, "any setting of a run")
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
 
 
@@ -74,19 +74,16 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    from embedkit.config import apply_overrides, lay_over
+    from embedkit.config import apply_overrides
 
-    column = {} if arguments.text_column is None else {"text_column": arguments.text_column}
+    column = explicit(arguments, "text_column")
     changes: dict[str, Any] = {
         "name": arguments.output.stem,
         "corpus": [{"path": kept_file(path, lines=".txt"), **column} for path in arguments.corpus],
     }
     if arguments.teacher is not None:
         changes["teacher"] = {"source": arguments.teacher}
-    for flag, key in _FLAGS.items():
-        if getattr(arguments, flag) is not None:
-            changes = lay_over(changes, key, getattr(arguments, flag))
-    return apply_overrides(changes, arguments.set)
+    return apply_overrides(lay_flags_over(changes, arguments, _FLAGS), arguments.set)
 
 
 def _lines(found: Adaptation) -> Iterator[str]:

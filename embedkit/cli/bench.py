@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import choose_backend, load_model, locate
+from embedkit.cli.options import add_files, progress
 
 if TYPE_CHECKING:
     from embedkit.evaluation.speed.figures import SpeedReport
@@ -83,14 +84,7 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="write a page with charts (.html), and the same content as .md and .json beside it",
     )
-    group.add_argument(
-        "--quality",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="output of `embedkit evaluate --json` for these models; may be repeated",
-    )
+    add_files(group, "--quality", "output of `embedkit evaluate --json` for these models")
     group.add_argument(
         "--task",
         dest="tasks",
@@ -115,7 +109,7 @@ def run(arguments: argparse.Namespace) -> None:
     candidates = [_candidate(source) for source in sources]
     with tempfile.TemporaryDirectory(prefix="embedkit-") as folder:
         candidates += _untrained(dict.fromkeys(arguments.architectures), Path(folder))
-        reports = _measure(candidates, plans, progress=False if arguments.quiet else None)
+        reports = _measure(candidates, plans, show_progress=progress(arguments))
     if arguments.report is not None:
         from embedkit.reporting.speed_page import write_speed_page
 
@@ -127,13 +121,13 @@ def run(arguments: argparse.Namespace) -> None:
         print("\n".join(map(to_text, reports)).rstrip())
 
 
-def _measure(candidates: list[Candidate], plans: list[Plan], *, progress: bool | None) -> list[SpeedReport]:
+def _measure(candidates: list[Candidate], plans: list[Plan], *, show_progress: bool | None) -> list[SpeedReport]:
     """Yield a report for each plan; an interrupt in one plan also skips the rest."""
     from embedkit.evaluation.speed.rounds import measure
 
     reports: list[SpeedReport] = []
     for plan in plans:
-        reports.append(measure(candidates, plan, progress=progress))
+        reports.append(measure(candidates, plan, progress=show_progress))
         if reports[-1].rounds < plan.rounds:
             break
     return reports
@@ -152,33 +146,19 @@ def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[
     from embedkit.errors import InputError
     from embedkit.evaluation.catalogue import load_task
     from embedkit.evaluation.tasks import evaluate
+    from embedkit.extras import require
+    from embedkit.reporting.quality import read_evaluations
 
     if arguments.report is not None:
-        _check_report(arguments.report)
+        require("embedkit.reporting.speed_page", extra="bench").check_path(arguments.report)
     elif arguments.quality or arguments.tasks:
         raise InputError("--quality and --task need --report")
     tasks = [load_task(name, data=arguments.data) for name in dict.fromkeys(arguments.tasks)]
-    found = [evaluation for path in arguments.quality for evaluation in _read_evaluations(path)]
+    found = [evaluation for path in arguments.quality for evaluation in read_evaluations(path)]
     for source in sources if tasks else ():
         model = load_model(source)
-        found += [evaluate(model, task, progress=False if arguments.quiet else None).to_json() for task in tasks]
+        found += [evaluate(model, task, progress=progress(arguments)).to_json() for task in tasks]
     return found
-
-
-def _check_report(path: Path) -> None:
-    """Reject an output that cannot be written before any work starts."""
-    from embedkit.extras import require
-
-    require("matplotlib", extra="bench")
-    from embedkit.reporting.speed_page import check_path
-
-    check_path(path)
-
-
-def _read_evaluations(path: Path) -> list[dict[str, Any]]:
-    from embedkit.reporting.quality import read_evaluations
-
-    return read_evaluations(path)
 
 
 def _candidate(source: str) -> Candidate:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from embedkit.cli.options import progress
 from embedkit.cli.rows import SpooledRows, check_output, configure_input, counted, lines_to, report
 
 HELP = "group similar texts, or list the most similar pairs"
@@ -69,7 +70,7 @@ def _groups(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[s
         threshold=arguments.threshold,
         min_size=arguments.min_size,
         index=arguments.kind,
-        show_progress_bar=False if arguments.quiet else None,
+        show_progress_bar=progress(arguments),
     )
     return (
         {
@@ -91,7 +92,7 @@ def _pairs(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[st
         threshold=arguments.threshold,
         max_pairs=arguments.max_pairs,
         index=arguments.kind,
-        show_progress_bar=False if arguments.quiet else None,
+        show_progress_bar=progress(arguments),
     )
     return (
         {

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embedkit.cli.options import progress
 from embedkit.cli.rows import (
     SpooledRows,
     check_output,
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
             encoder=rows.encoder,
             threshold=arguments.threshold,
             index=arguments.kind,
-            show_progress_bar=False if arguments.quiet else None,
+            show_progress_bar=progress(arguments),
         )
         if arguments.removed is not None:
             _write_removed(rows, groups, arguments.removed)

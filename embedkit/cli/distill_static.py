@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
-from embedkit.cli.export import add_output, check_output
+from embedkit.cli.options import add_output, check_output, show
 
 HELP = "make a static encoder from a teacher's words, without text and without training"
 EXAMPLES = """
@@ -65,18 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
         card=card,
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
     )
-    seconds = time.perf_counter() - started
-    if arguments.json:
-        result = {
-            "output": str(report.path),
-            "name": name,
-            "dimension": arguments.dimension,
-            "bytes": report.size_bytes,
-            "seconds": round(seconds, 1),
-        }
-        print(json.dumps(result, indent=2))
-        return
-    print(
-        f"{report.path}: {name}, {arguments.dimension} dimensions, {report.size_bytes / 1e6:,.1f} MB, "
-        f"{seconds:,.0f} s"
-    )
+    seconds, dimension, size_bytes = time.perf_counter() - started, arguments.dimension, report.size_bytes
+    result = {"output": str(report.path), "name": name, "dimension": dimension, "bytes": size_bytes}
+    sentence = f"{report.path}: {name}, {dimension} dimensions, {size_bytes / 1e6:,.1f} MB, {seconds:,.0f} s"
+    show(arguments, {**result, "seconds": round(seconds, 1)}, sentence)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from embedkit.cli.options import MODEL, add_text_column, explicit, progress, show
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -18,11 +21,14 @@ if TYPE_CHECKING:
 
     from embedkit.runtime.encoder import Encoder
     from embedkit.runtime.pool import EncoderPool
+    from embedkit.serving.bulk import BulkEncoding
 
     # Some texts and their embeddings, (n, D).
     Piece = tuple[list[str], npt.NDArray[Any]]
     # Writes all chunks to a path; an empty array specifies their width and dtype.
     Writer = Callable[[Path, Iterable[Piece], npt.NDArray[Any]], None]
+
+logger = logging.getLogger("embedkit")
 
 HELP = "embed a file of texts into .npy, .parquet or .jsonl, or folders of Parquet into shards"
 EXAMPLES = """
@@ -31,9 +37,17 @@ embedkit encode -m tiny.onnx pages/ --text-column body -o pages-embedded/ --engi
 """
 
 
+# Flags that apply only to an output folder.
+_FOLDER_ONLY = {
+    "--engine": "engine",
+    "--keep": "columns",
+    "--rows-per-shard": "rows_per_shard",
+    "--check": "check",
+}
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    from embedkit.cli.bulk import configure_bulk
     from embedkit.object_store import location
 
     parser.add_argument(
@@ -44,9 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "or a text a line; for an output folder also a folder or a pattern of .parquet; each also at s3://, gs:// "
         "or abfs://, and hf:// data sets",
     )
-    parser.add_argument(
-        "-m", "--model", required=True, help="a bundle, a bundled name, a model folder or a hub id"
-    )
+    parser.add_argument("-m", "--model", required=True, help=MODEL)
     parser.add_argument(
         "-o",
         "--output",
@@ -57,14 +69,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_encoding(parser)
     _add_compute(parser)
-    configure_bulk(parser)
+    _add_bulk(parser.add_argument_group("from Parquet into a folder; an interrupted run can be resumed"))
 
 
 def _add_encoding(parser: argparse.ArgumentParser) -> None:
     """Add the choice of texts and the form of their embeddings."""
-    parser.add_argument(
-        "--text-column", default="text", metavar="NAME", help="column or key of the texts (default: %(default)s)"
-    )
+    add_text_column(parser)
     parser.add_argument(
         "--skip-empty", action="store_true", help="leave out rows without text; the output then has fewer rows"
     )
@@ -109,17 +119,42 @@ def _add_compute(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_bulk(group: argparse._ArgumentGroup) -> None:
+    """Add what applies only to a folder of shards."""
+    group.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        help="run on this machine or on a Ray cluster, with as many --processes as fit (default: local)",
+    )
+    group.add_argument(
+        "--keep",
+        dest="columns",
+        action="append",
+        metavar="NAME",
+        help="keep this column; may be repeated (default: all columns, including the texts)",
+    )
+    group.add_argument("--rows-per-shard", type=int, metavar="N", help="rows per output file (default: 32768)")
+    group.add_argument("--check", action="store_true", help="print the remaining work and its cost, and exit")
+
+
 def run(arguments: argparse.Namespace) -> None:
-    """Embed every text, and write the output atomically."""
+    """Embed every text, and write the output atomically, or shard by shard."""
+    output: Path | str = arguments.output
+    if isinstance(output, str) or output.is_dir() or not output.suffix:
+        _run_bulk(arguments)
+    else:
+        _run_file(arguments)
+
+
+def _run_file(arguments: argparse.Namespace) -> None:
     from embedkit.atomic import atomic_file
-    from embedkit.cli.bulk import is_bulk, refuse_bulk_arguments, run_bulk
     from embedkit.cli.texts import read_texts
+    from embedkit.errors import InputError
     from embedkit.runtime.encoder import Encoder
 
-    if is_bulk(arguments):
-        run_bulk(arguments)
-        return
-    refuse_bulk_arguments(arguments)
+    for flag, name in _FOLDER_ONLY.items():
+        if getattr(arguments, name):
+            raise InputError(f"{flag} is for an output folder, not for {arguments.output}")
     write = _choose_writer(arguments.output)
     encoder = Encoder.load(arguments.model, threads=arguments.threads, providers=arguments.providers)
     options: dict[str, Any] = {
@@ -127,7 +162,7 @@ def run(arguments: argparse.Namespace) -> None:
         "truncate_dim": arguments.truncate_dim,
         "precision": arguments.precision,
         "on_overflow": arguments.on_overflow,
-        "show_progress_bar": False if arguments.quiet else None,
+        "show_progress_bar": progress(arguments),
     }
     form = encoder.encode([], **options)
     with _share(encoder, arguments) as sharing:
@@ -141,7 +176,11 @@ def run(arguments: argparse.Namespace) -> None:
         started = time.perf_counter()
         with atomic_file(arguments.output) as temporary:
             write(temporary, pieces, form)
-    _report(arguments, encoder, pieces.rows, form, time.perf_counter() - started)
+    rows, seconds = pieces.rows, time.perf_counter() - started
+    result = {"rows": rows, "width": form.shape[1], "dtype": str(form.dtype)}
+    speed = f"{rows / seconds:,.0f} texts/s" if seconds > 0 else "at once"
+    sentence = f"{arguments.output}: {rows:,} x {form.shape[1]} {form.dtype} with {encoder.name}, {speed}"
+    _report(arguments, encoder, result, seconds, sentence)
 
 
 class _Counted:
@@ -234,21 +273,64 @@ def _write_parquet(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) 
             writer.write_table(pa.table([pa.array(texts, pa.string()), embeddings], schema=schema))
 
 
-def _report(
-    arguments: argparse.Namespace, encoder: Encoder, rows: int, form: npt.NDArray[Any], seconds: float
-) -> None:
-    result = {
-        "output": str(arguments.output),
-        "rows": rows,
-        "width": form.shape[1],
-        "dtype": str(form.dtype),
-        "seconds": round(seconds, 3),
-        "model": encoder.name,
-        "fingerprint": encoder.fingerprint,
-        "numerics": encoder.numerics,
-    }
-    if arguments.json:
-        print(json.dumps(result, indent=2))
+def _run_bulk(arguments: argparse.Namespace) -> None:
+    """Log the cost, and compute the missing shards."""
+    from embedkit.errors import InputError
+    from embedkit.serving.bulk import BulkEncoding
+
+    source = arguments.input
+    if arguments.skip_empty:
+        raise InputError("--skip-empty is for an output file; rows of shards are those of the input")
+    is_file = isinstance(source, Path) and source.is_file() and source.suffix != ".parquet"
+    if is_file or str(source).startswith("hf://"):
+        raise InputError(
+            f"an output folder needs Parquet input; for {source} use an output ending in .npy, .parquet or .jsonl"
+        )
+    encoding = BulkEncoding.prepare(
+        source,
+        arguments.output,
+        model=arguments.model,
+        text_column=arguments.text_column,
+        columns=arguments.columns,
+        prompt_name=arguments.prompt_name,
+        truncate_dim=arguments.truncate_dim,
+        precision=arguments.precision,
+        on_overflow=arguments.on_overflow,
+        threads=arguments.threads,
+        providers=arguments.providers,
+        **explicit(arguments, "rows_per_shard"),
+    )
+    _log_cost(encoding)
+    if arguments.check:
         return
-    speed = f"{rows / seconds:,.0f} texts/s" if seconds > 0 else "at once"
-    print(f"{arguments.output}: {rows:,} x {form.shape[1]} {form.dtype} with {encoder.name}, {speed}")
+    started = time.perf_counter()
+    rows = encoding.run(
+        engine=arguments.engine or "local", workers=arguments.processes, show_progress_bar=progress(arguments)
+    )
+    seconds, shards = time.perf_counter() - started, len(encoding.shards)
+    result = {"rows": encoding.rows, "rows_now": rows, "shards": shards}
+    sentence = (
+        f"{arguments.output}: {encoding.rows:,} rows in {shards:,} shards with {encoding.encoder.name}, "
+        f"{rows:,} of them now, {rows / max(seconds, 1e-9):,.0f} texts/s"
+    )
+    _report(arguments, encoding.encoder, result, seconds, sentence)
+
+
+def _log_cost(encoding: BulkEncoding) -> None:
+    cost = encoding.cost()
+    done = len(encoding.shards) - cost.shards
+    logger.info(
+        "%s texts to embed in %s shards%s: %s MB of embeddings, about %s s for one worker like this process",
+        f"{cost.rows:,}",
+        f"{cost.shards:,}",
+        f" ({done:,} done)" if done else "",
+        f"{cost.bytes / 1e6:,.0f}",
+        f"{cost.rows * cost.seconds_per_row:,.0f}",
+    )
+
+
+def _report(
+    arguments: argparse.Namespace, encoder: Encoder, result: dict[str, Any], seconds: float, sentence: str
+) -> None:
+    model = {"model": encoder.name, "fingerprint": encoder.fingerprint, "numerics": encoder.numerics}
+    show(arguments, {"output": str(arguments.output), **result, "seconds": round(seconds, 3), **model}, sentence)

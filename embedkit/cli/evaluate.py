@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedkit.cli.backends import is_cross_encoder, load_model, report_unknown
+from embedkit.cli.options import progress
 from embedkit.cli.texts import kept_file
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def run(arguments: argparse.Namespace) -> None:
         for source in sources:
             model, found[source] = load_model(source, arguments.backend), []
             for task in tasks:
-                found[source].append(evaluate(model, task, progress=False if arguments.quiet else None))
+                found[source].append(evaluate(model, task, progress=progress(arguments)))
             report_unknown(model)
     except (Exception, KeyboardInterrupt):
         if any(found.values()):

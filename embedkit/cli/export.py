@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embedkit.cli.options import add_output, check_output
+
 if TYPE_CHECKING:
     from embedkit.benchmarking.variants import Variant
     from embedkit.runtime.manifest import Manifest
@@ -51,33 +53,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_arithmetic(parser.add_argument_group("arithmetic"))
     _add_vocabulary(parser.add_argument_group("vocabulary and length"))
-
-
-def add_output(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the arguments that name the file to write; :func:`check_output` checks them."""
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=what)
-    parser.add_argument("--replace", action="store_true", help="replace FILE if it exists")
-
-
-def check_output(arguments: argparse.Namespace, *, whole_folder: bool = False) -> None:
-    """Refuse to replace a file unless it was asked for, before any work starts.
-
-    A ``whole_folder`` is one that replaces another with all its files.
-
-    Raises:
-        InputError: the file exists, or the folder has files, and ``--replace`` was not given.
-    """
-    from embedkit.errors import InputError
-
-    output: Path = arguments.output
-    if arguments.replace:
-        return
-    if output.is_file():
-        raise InputError(f"there is a file {output} already; add --replace, or choose another --output")
-    if whole_folder and output.is_dir() and any(output.iterdir()):
-        raise InputError(
-            f"there is a folder {output} with files already; add --replace, or choose another --output"
-        )
 
 
 def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
@@ -177,6 +152,7 @@ def _run_all(arguments: argparse.Namespace) -> None:
         dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
         vocabulary=_vocabulary_texts(arguments.vocabulary),
         calibration=_read_all(arguments.calibration),
+        replace=arguments.replace,
     )
     chosen = choose(variants)
     if arguments.json:

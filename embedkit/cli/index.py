@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import report_unknown
+from embedkit.cli.options import MODEL, add_text_column, progress
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -91,11 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _configure_build(actions: Any) -> None:
     build = actions.add_parser("build", help="embed documents and build a collection", allow_abbrev=False)
     _configure_documents(build)
-    build.add_argument(
-        "-m",
-        "--model",
-        help="a bundle, a bundled name, a model folder or a hub id; default: the bundled one that embedded DOCS",
-    )
+    build.add_argument("-m", "--model", help=f"{MODEL}; default: the bundled one that embedded DOCS")
     build.add_argument(
         "--queries", metavar="MODEL", help="a smaller model for queries: a student of --model or of its teacher"
     )
@@ -131,7 +128,7 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
         help="existing embeddings: a column of DOCS, or a file aligned with its rows",
     )
     parser.add_argument("--processes", type=int, metavar="N", help="embed with N processes; default: in this one")
-    parser.add_argument("--text-column", default="text", metavar="NAME", help="default: text")
+    add_text_column(parser)
     parser.add_argument(
         "--id-column",
         metavar="NAME",
@@ -187,7 +184,7 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
             skip_empty=arguments.skip_empty,
             source=lasting_source(model),
             replace=arguments.replace,
-            show_progress_bar=False if arguments.quiet else None,
+            show_progress_bar=progress(arguments),
         )
     report_unknown(loaded)
     return "built", collection, {}
@@ -210,7 +207,7 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
             id_column="id" if arguments.split else arguments.id_column,
             metadata_columns=arguments.metadata_columns,
             skip_empty=arguments.skip_empty,
-            show_progress_bar=False if arguments.quiet else None,
+            show_progress_bar=progress(arguments),
         )
         removed = collection.delete(_outdated(collection, documents)) if isinstance(documents, _Windows) else 0
     return "changed", collection, done._asdict() | ({"removed": removed} if removed else {})
@@ -298,9 +295,7 @@ def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, i
 
 def _compact(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
-    collection.compact(
-        index=arguments.kind, lexical=arguments.lexical, show_progress_bar=False if arguments.quiet else None
-    )
+    collection.compact(index=arguments.kind, lexical=arguments.lexical, show_progress_bar=progress(arguments))
     return "compacted", collection, {}
 
 

@@ -7,6 +7,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from embedkit.cli.options import explicit
+
 if TYPE_CHECKING:
     from embedkit.serving.http.service import Service
 
@@ -72,8 +74,7 @@ def _load(arguments: argparse.Namespace) -> Service:
     from embedkit.serving.retrieval.models import recorded_model
 
     flags = ("collection", "allow_writes", "reranker", "host", "port", "api_key_file", "threads")
-    given = {flag: getattr(arguments, flag) for flag in flags if getattr(arguments, flag) is not None}
-    settings = from_mapping(ServerSettings, given)
+    settings = from_mapping(ServerSettings, explicit(arguments, *flags))
 
     def load() -> Assets:
         about = Collection.describe(arguments.collection)

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import load_model
+from embedkit.cli.options import add_files
 
 if TYPE_CHECKING:
     from embedkit.export.card import Card
@@ -39,22 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the comparison, in Markdown; default: comparison.md, if there is more than one entry",
     )
-    parser.add_argument(
-        "--quality",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="output of `embedkit evaluate --json`; may be repeated",
-    )
-    parser.add_argument(
-        "--speed",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="output of `embedkit bench --json` or of its --report; may be repeated",
-    )
+    add_files(parser, "--quality", "output of `embedkit evaluate --json`")
+    add_files(parser, "--speed", "output of `embedkit bench --json` or of its --report")
 
 
 def run(arguments: argparse.Namespace) -> None:

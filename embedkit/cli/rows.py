@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from embedkit.atomic import atomic_file, storage_errors
+from embedkit.cli.options import MODEL, add_text_column
 from embedkit.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -37,19 +38,13 @@ def configure_input(parser: argparse.ArgumentParser) -> None:
         "text a line; a folder of Parquet or of shards of `embedkit encode`; a collection; a URL, or a data set "
         "hf://org/name[@revision][:split]",
     )
-    parser.add_argument(
-        "-m",
-        "--model",
-        help="a bundle, a bundled name, a model folder or a hub id; not needed if TEXTS brings embeddings",
-    )
+    parser.add_argument("-m", "--model", help=f"{MODEL}; not needed if TEXTS brings embeddings")
     parser.add_argument(
         "--embeddings",
         metavar="NAME|FILE.npy",
         help="existing embeddings: a column of TEXTS, or a file aligned with its rows",
     )
-    parser.add_argument(
-        "--text-column", default="text", metavar="NAME", help="column of the texts (default: %(default)s)"
-    )
+    add_text_column(parser)
     parser.add_argument(
         "--kind",
         default="auto",

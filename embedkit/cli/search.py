@@ -11,6 +11,8 @@ import sys
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
+from embedkit.cli.options import COLLECTION
+
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.search import Hit, Hits
 
@@ -25,9 +27,7 @@ embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --fi
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "collection", metavar="IDX", help="the folder of a collection, milvus:URI#NAME or qdrant:URL#NAME"
-    )
+    parser.add_argument("collection", metavar="IDX", help=COLLECTION)
     parser.add_argument("query", help="text to search for")
     parser.add_argument("-k", type=int, default=10, help="number of results; default: 10")
     parser.add_argument(

@@ -6,6 +6,8 @@ import argparse
 import logging
 from typing import TYPE_CHECKING, Any
 
+from embedkit.cli.options import COLLECTION, MODEL, add_settings, explicit
+
 if TYPE_CHECKING:
     from embedkit.serving.http.settings import ServerSettings
 
@@ -37,11 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="a bundle, a bundled name, a model folder or a hub id; the first of several is the default",
+        help=f"{MODEL}; the first of several is the default",
     )
-    parser.add_argument(
-        "--collection", metavar="IDX", help="the folder of a collection, milvus:URI#NAME or qdrant:URL#NAME"
-    )
+    parser.add_argument("--collection", metavar="IDX", help=COLLECTION)
     parser.add_argument("--allow-writes", action="store_true", help="allow clients to change the collection")
     parser.add_argument(
         "--rerank", "--reranker", dest="reranker", metavar="MODEL", help="cross-encoder that ranks texts"
@@ -58,9 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-certificate", metavar="PEM", help="certificate chain, for HTTPS without a proxy")
     parser.add_argument("--tls-key", metavar="PEM", help="private key of the certificate")
     parser.add_argument("--config", metavar="TOML", help="TOML file of settings; flags and --set override it")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of the server"
-    )
+    add_settings(parser, "any setting of the server")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,8 +89,6 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
     from embedkit.serving.http.settings import ServerSettings
 
     mapping: dict[str, Any] = load_toml(arguments.config) if arguments.config else {}
-    given = {flag: getattr(arguments, flag) for flag in _FLAGS if getattr(arguments, flag) is not None}
-    if arguments.allow_writes:
-        given["allow_writes"] = True
-    mapping = apply_overrides({**mapping, **given}, arguments.set)
+    flags = explicit(arguments, *_FLAGS) | ({"allow_writes": True} if arguments.allow_writes else {})
+    mapping = apply_overrides({**mapping, **flags}, arguments.set)
     return from_mapping(ServerSettings, mapping, source=arguments.config or "")

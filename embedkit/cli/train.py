@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedkit.cli.options import add_settings, explicit, lay_flags_over
 from embedkit.cli.texts import kept_file
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="name of the encoder")
     parser.add_argument("--data", help="base folder for relative paths in the recipe")
     parser.add_argument("--cache", help="folder of prepared corpora and teacher vectors")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting")
+    add_settings(parser, "any setting")
     parser.add_argument("--check", action="store_true", help="check and print the configuration without training")
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
 
@@ -154,13 +155,11 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
-    from embedkit.config import apply_overrides, lay_over, load_toml, merge
+    from embedkit.config import apply_overrides, load_toml, merge
     from embedkit.training.recipes.run import resolve
 
     mapping: dict[str, Any] = functools.reduce(merge, map(load_toml, arguments.recipe), {})
-    for flag, key in _FLAGS.items():
-        if getattr(arguments, flag) is not None:
-            mapping = lay_over(mapping, key, getattr(arguments, flag))
+    mapping = lay_flags_over(mapping, arguments, _FLAGS)
     if sources := _sources(arguments):
         mapping["corpus"] = sources
     mapping = apply_overrides(_with_teachers(mapping, arguments), arguments.set)
@@ -191,11 +190,10 @@ def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> di
 def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from embedkit.errors import ConfigError
 
-    columns = {"text_column": arguments.text_column, "view_columns": arguments.view_columns}
-    given = {key: value for key, value in columns.items() if value is not None}
-    if given and not arguments.corpus:
+    columns = explicit(arguments, "text_column", "view_columns")
+    if columns and not arguments.corpus:
         raise ConfigError("--text-column and --view-columns need --corpus")
-    return [{"path": kept_file(path, lines=".txt"), **given} for path in arguments.corpus or ()]
+    return [{"path": kept_file(path, lines=".txt"), **columns} for path in arguments.corpus or ()]
 
 
 def _log_plan(config: RunConfig) -> None:

@@ -86,10 +86,6 @@ def loaded_by(script):
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_import_embedkit_loads_nothing():
-    assert not loaded_by("import embedkit") & {"numpy", "onnxruntime", "tokenizers", *HEAVY}
-
-
 def test_encoding_loads_the_three_base_packages_only(toy_bundle):
     script = f"""
 from embedkit import Encoder

@@ -85,27 +85,6 @@ def test_only_commands_print():
     assert not calls
 
 
-def test_public_names_of_the_package():
-    assert embedkit.__all__ == sorted(embedkit.__all__)
-    assert dir(embedkit) == embedkit.__all__
-    for name in embedkit.__all__:
-        assert getattr(embedkit, name) is not None
-
-
-def test_unknown_public_name():
-    with pytest.raises(AttributeError, match="has no attribute 'Encodr'"):
-        embedkit.Encodr  # noqa: B018
-
-
-def test_errors_are_listed_in_their_docstring():
-    errors = importlib.import_module("embedkit.errors")
-    drawn = re.findall(r"^[\s│├└─]*(\w+Error) ?(?:\((\w+)\))?", errors.__doc__, flags=re.MULTILINE)
-    assert sorted(name for name, _ in drawn) == errors.__all__
-    for name, builtin in drawn:
-        bases = {base.__name__ for base in getattr(errors, name).__mro__}
-        assert {builtin} - {""} <= bases
-
-
 def test_text_contains_no_path_of_one_machine():
     found = [
         f"{name_of(path)}:{number}"

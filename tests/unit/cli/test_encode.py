@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 
 import numpy as np
@@ -74,13 +73,6 @@ def test_a_column_of_a_table_is_embedded(toy_bundle, tmp_path, expected, form, w
     command = ["encode", "-m", str(toy_bundle), str(tmp_path / f"in{form}"), "-o", str(tmp_path / "out.npy")]
     assert main([*command, "--text-column", "body"]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
-
-
-def test_compressed_texts_are_read(toy_bundle, tmp_path, expected):
-    with gzip.open(tmp_path / "in.txt.gz", "wt", encoding="utf-8") as file:
-        file.write("\n".join(TEXTS))
-    assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt.gz"), "-o", str(tmp_path / "o.npy")]) == 0
-    np.testing.assert_array_equal(np.load(tmp_path / "o.npy"), expected)
 
 
 def test_json_lines_hold_texts_and_exact_numbers(toy_bundle, texts_file, tmp_path, expected):
@@ -157,28 +149,12 @@ def test_the_error_for_a_value_that_is_no_text_names_its_line(toy_bundle, tmp_pa
     assert (tmp_path / "out.npy").read_bytes() == b"old"
 
 
-def test_blank_lines_are_no_texts(toy_bundle, tmp_path):
-    (tmp_path / "in.txt").write_text("a dog\n\n  \nthe sea\n\n")
-    assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy")]) == 0
-    expected = Encoder.load(toy_bundle).encode(["a dog", "the sea"])
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
-
-
 def test_an_empty_text_of_a_record_is_embedded(toy_bundle, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"text": "a dog"}\n{"text": ""}\n')
     assert (
         main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.npy")]) == 0
     )
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), Encoder.load(toy_bundle).encode(["a dog", ""]))
-
-
-def test_long_texts_are_encoded_in_windows(toy_bundle, tmp_path):
-    long = "dog " * 10 + "music " * 30
-    (tmp_path / "in.txt").write_text(f"a\n{long}\n")
-    command = ["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy")]
-    assert main([*command, "--on-overflow", "windows"]) == 0
-    expected = Encoder.load(toy_bundle).encode(["a", long], on_overflow="windows")
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
 def test_overflow_is_reported_or_refused(toy_bundle, tmp_path, capsys):

@@ -184,14 +184,3 @@ def test_data_is_checked_before_models_are_loaded(tmp_path, capsys):
     assert main(["evaluate", "gone.onnx", "--task", str(broken)]) == 1
     expected = f"error: {broken}:2: expected 3 cells, found 2; quote a cell with a separator\n"
     assert capsys.readouterr().err == expected
-
-
-def test_a_missing_model(pairs, capsys):
-    assert main(["evaluate", "gone.onnx", "--task", str(pairs)]) == 1
-    assert "gone.onnx" in capsys.readouterr().err
-
-
-def test_a_task_is_required(toy_bundle):
-    with pytest.raises(SystemExit) as caught:
-        main(["evaluate", str(toy_bundle)])
-    assert caught.value.code == 2

@@ -80,13 +80,6 @@ def test_verbose_describes_the_bundle(full_bundle, capsys):
     assert all(len(line) < 100 for line in out.splitlines() if str(full_bundle) not in line)
 
 
-def test_facts_are_aligned(capsys):
-    assert main(["inspect", "tiny", "--verbose"]) == 0
-    facts = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
-    assert any(line.startswith("  teacher fingerprint ") for line in facts)
-    assert all(line[22] == " " != line[23] for line in facts)
-
-
 def test_the_configuration_is_shown_on_request(full_bundle, capsys):
     assert main(["inspect", str(full_bundle), "--verbose"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]

@@ -311,10 +311,6 @@ def test_python_dash_m_is_the_same_command():
     assert done.stdout == f"embedkit {embedkit.__version__}\n"
 
 
-def test_unknown_command_names_what_was_typed():
-    assert "'trian'" in cli._unknown_command("trian")
-
-
 def test_names_and_texts_cannot_command_the_terminal(monkeypatch, capsys):
     def run(_):
         sys.stdout.write("a name\x1b[31m\x9b2J\ttab\r\n")

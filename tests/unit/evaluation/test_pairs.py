@@ -98,14 +98,6 @@ def test_pairs_of_one_label_are_refused(write_lines):
         load_task(str(path))
 
 
-def test_a_cross_encoder_scores_labelled_pairs(write_lines, toy_cross_bundle):
-    from embedkit.runtime.cross_encoder import CrossEncoder
-
-    path = write_lines("mine.tsv", "text1\ttext2\tlabel", "a\tb\t1", "a\tc\t0")
-    (result,) = evaluate(CrossEncoder.load(toy_cross_bundle), load_task(str(path))).results
-    assert result.value in (0.5, 1.0)
-
-
 def test_the_kind_of_a_set_on_the_hub_is_recognized_by_its_columns(monkeypatch):
     pairs = [{"sentence1": "a", "sentence2": "b", "label": label} for label in (0, 1)]
     monkeypatch.setattr(HubDataset, "configurations", lambda self: ["default"])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.errors import DataError, InputError, MissingExtraError
+from embedkit.errors import DataError, MissingExtraError
 from embedkit.evaluation import classifiers, transfer
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.tasks import evaluate
@@ -138,13 +138,6 @@ def test_too_few_examples_for_folds_are_refused(words, folders, write_lines):
     write_lines("transfer/MR/rt-polarity.neg", *NEGATIVE[:9])
     with pytest.raises(DataError, match="at least 10 examples of each class, one for each fold, found 9"):
         evaluate(words, load_task("mr", data=folders))
-
-
-def test_a_cross_encoder_has_no_embeddings(folders, toy_cross_bundle):
-    from embedkit.runtime.cross_encoder import CrossEncoder
-
-    with pytest.raises(InputError, match="is a cross-encoder"):
-        evaluate(CrossEncoder.load(toy_cross_bundle), load_task("mr", data=folders))
 
 
 def test_without_scikit_learn_the_extra_is_named(words, folders, monkeypatch):

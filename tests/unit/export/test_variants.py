@@ -93,10 +93,22 @@ def test_the_fastest_of_sufficient_quality_is_chosen():
     assert choose(variants[3:]) is None
 
 
+def test_existing_variants_are_replaced_on_request_only(tmp_path, capsys):
+    (tmp_path / "all").mkdir()
+    mine = tmp_path / "all" / "int8-int4-words.onnx"
+    mine.write_bytes(b"mine")
+    command = ["export", "no model", "-o", str(tmp_path / "all"), "--all"]
+    assert main(command) == 1
+    assert f"there is a file {mine} already; set --replace, or choose" in capsys.readouterr().err
+    assert main([*command, "--replace"]) == 1
+    assert "no model" in capsys.readouterr().err
+    assert mine.read_bytes() == b"mine"
+
+
 def test_the_command_prints_the_frontier(model, tmp_path, capsys):
     assert main(["export", model, "-o", str(tmp_path / "all"), "--all"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert main(["export", model, "-o", str(tmp_path / "all"), "--all", "--json"]) == 0
+    assert main(["export", model, "-o", str(tmp_path / "all"), "--all", "--json", "--replace"]) == 0
     report = json.loads(capsys.readouterr().out)
 
     assert [each["name"] for each in report["variants"]] == CPU

@@ -15,7 +15,7 @@ import pytest
 
 from embedkit.errors import ModelNotFoundError
 from embedkit.runtime import location
-from embedkit.runtime.location import bundled_names, find_model
+from embedkit.runtime.location import find_model
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +52,6 @@ def hub(monkeypatch, tmp_path):
         location, "require", lambda module, extra: SimpleNamespace(snapshot_download=snapshot_download)
     )
     return calls
-
-
-def test_bundled_names_are_listed():
-    assert bundled_names() == ["mini-sct", "small-sct"]
-
-
-def test_a_bundled_name_is_found(tmp_path):
-    assert find_model("small-sct") == tmp_path / "bundled/small-sct.onnx"
 
 
 @pytest.mark.parametrize("source", ["mini-sct.onnx", Path("mini-sct.onnx")])
@@ -121,11 +113,6 @@ def test_without_bundles_the_message_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(location, "BUNDLED", tmp_path / "none")
     with pytest.raises(ModelNotFoundError, match="no bundles come with this embedkit"):
         find_model("small-sct")
-
-
-def test_it_is_also_a_file_not_found_error():
-    with pytest.raises(FileNotFoundError):
-        find_model("none.onnx")
 
 
 def test_a_hub_id_is_downloaded_without_its_other_graphs(hub, tmp_path):

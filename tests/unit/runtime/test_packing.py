@@ -81,18 +81,6 @@ def test_bytes_without_ranges_are_refused_with_what_to_do(precision):
         choose(precision=precision)
 
 
-@pytest.mark.parametrize("wanted", [0, -1, 25, 7.0, True, "7"])
-def test_dimensions_that_the_model_does_not_have_are_refused(wanted):
-    with pytest.raises(InputError, match="truncate_dim must be a whole number from 1 to 24"):
-        choose(truncate_dim=wanted)
-
-
-@pytest.mark.parametrize("precision", ["int4", "float16", "", None])
-def test_other_precisions_are_refused(precision):
-    with pytest.raises(InputError, match="precision must be one of float32, int8, uint8, binary, ubinary"):
-        choose(precision=precision)
-
-
 def test_steps_of_the_graph_cannot_be_undone():
     with pytest.raises(InputError, match="normalize_embeddings=False is not possible"):
         choose(normalize=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FullTokenizer
 
@@ -41,15 +40,6 @@ def compare(content, pairs, max_length):
     assert tokens.ids == [encoding.ids for encoding in expected]
     assert tokens.type_ids == [encoding.type_ids for encoding in expected]
     assert tokens.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
-
-
-@pytest.mark.parametrize("max_length", range(5, 17))
-def test_pairs_are_those_of_the_tokenizer(toy_tokenizer_json, max_length):
-    @given(PAIRS)
-    def check(pairs):
-        compare(toy_tokenizer_json, pairs, max_length)
-
-    check()
 
 
 @pytest.mark.parametrize("room", [11, 12])

@@ -227,12 +227,6 @@ def test_an_encoder_without_a_file_has_no_pool(toy_bundle):
         Encoder(read_bundle(toy_bundle)).pool(2)
 
 
-@pytest.mark.parametrize("numbers", [{"processes": 0}, {"threads": 0}])
-def test_invalid_numbers_are_refused(encoder, numbers):
-    with pytest.raises(InputError, match="whole number"):
-        encoder.pool(**numbers)
-
-
 def test_no_lock_is_taken_that_ctrl_c_could_leave_locked(pool, monkeypatch):
     """``Condition.__enter__`` is written in Python, and Ctrl-C may raise at its end, with the lock taken."""
 

@@ -14,7 +14,7 @@ from onnx import helper
 
 from embedkit.errors import InputError, ModelError, ProviderError
 from embedkit.runtime import session as session_module
-from embedkit.runtime.session import Session, available_providers
+from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch
 
 BATCH = TokenBatch(np.array([[2, 5, 3]]), np.ones((1, 3), dtype=np.int64))
@@ -46,49 +46,6 @@ def test_it_describes_its_provider_and_threads(toy_model_bytes):
     assert session.providers == ["CPUExecutionProvider"]
     assert (session.output, session.width) == ("sentence_embedding", 16)
     assert session.run(BATCH).shape == (1, 16)
-
-
-def test_the_number_of_threads_defaults_to_the_available(toy_model_bytes, monkeypatch):
-    monkeypatch.setattr(session_module, "available_threads", lambda: 3)
-    assert open_session(toy_model_bytes).threads == 3
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """Return the threads of each session opened from now on."""
-    found: list[int] = []
-    make_options = session_module._options
-
-    def listen(threads, *rest):
-        found.append(threads)
-        return make_options(threads, *rest)
-
-    monkeypatch.setattr(session_module, "_options", listen)
-    return found
-
-
-def test_only_small_graphs_use_one_thread_per_run(toy_model_bytes, asked, monkeypatch):
-    assert open_session(toy_model_bytes, threads=2).is_small
-    monkeypatch.setattr(session_module, "_SMALL_BYTES", len(toy_model_bytes) - 1)
-    assert not open_session(toy_model_bytes, threads=2).is_small
-    assert asked == [1, 2]
-
-
-def test_lanes_are_opened_once_when_needed(toy_model_bytes, asked, monkeypatch):
-    monkeypatch.setattr(session_module, "_SMALL_BYTES", 0)
-    session = open_session(toy_model_bytes, threads=3)
-    expected = session.run(BATCH)
-    assert session.has_lanes
-    assert asked == [3]
-    for lane in (1, 1, 2, 0):
-        np.testing.assert_allclose(session.run(BATCH, lane=lane), expected, atol=1e-6)
-    assert asked == [3, 1, 1, 1]
-
-
-def test_a_session_of_one_thread_is_a_lane(toy_model_bytes, asked):
-    session = open_session(toy_model_bytes, threads=1)
-    session.run(BATCH, lane=0)
-    assert asked == [1]
 
 
 def test_graphs_that_are_large_without_shared_tables_have_no_lanes(toy_model_bytes, monkeypatch):
@@ -188,10 +145,6 @@ def test_a_provider_that_does_not_start_is_an_error(toy_model_bytes, monkeypatch
 def test_providers_are_a_list_of_names(toy_model_bytes, providers):
     with pytest.raises(InputError, match="providers"):
         open_session(toy_model_bytes, providers=providers)
-
-
-def test_providers_can_be_listed():
-    assert "CPUExecutionProvider" in available_providers()
 
 
 @pytest.mark.parametrize(

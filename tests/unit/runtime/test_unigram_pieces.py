@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as FullTokenizer
 from tokenizers.models import Unigram
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import UnigramTrainer
+from toys import Both
 
 from embedkit.runtime.kernels import unigram
 from embedkit.runtime.tokenization import Tokenizer
@@ -112,29 +113,6 @@ def trained():
     trainer = UnigramTrainer(vocab_size=120, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
     return tokenizer
-
-
-class Both:
-    """A tokenizer with the kernel, and the one it has to agree with."""
-
-    def __init__(self, content, max_length=MAX_LENGTH):
-        self.quick, self.full = Tokenizer(content, max_length), FullTokenizer.from_str(content)
-        self.full.enable_truncation(max_length)
-        assert self.quick._pieces is not None
-        self.quick._pieces._missing = 0
-
-    def compare(self, texts):
-        expected = [self.full.encode(text) for text in texts]
-        found = self.quick.tokenize(texts)
-        assert found.ids == [encoding.ids for encoding in expected]
-        assert found.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
-
-    def left(self, texts):
-        """Return the texts that the kernel leaves to the tokenizer."""
-        assert self.quick._pieces is not None
-        found = self.quick._pieces.encode(texts)
-        assert found is not None
-        return [texts[position] for position in found[2]]
 
 
 @pytest.fixture(scope="module", params=NORMALIZERS)

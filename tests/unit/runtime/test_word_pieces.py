@@ -18,6 +18,7 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
+from toys import Both
 
 from embedkit.errors import InputError
 from embedkit.runtime import kernel_pieces, word_pieces
@@ -57,30 +58,6 @@ def build(vocabulary, **options):
     )
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
-
-
-class Both:
-    """Return a tokenizer with the kernel, and the one it has to agree with."""
-
-    def __init__(self, content, max_length=MAX_LENGTH):
-        self.quick, self.full = Tokenizer(content, max_length), FullTokenizer.from_str(content)
-        self.full.no_padding()
-        self.full.enable_truncation(max_length)
-        assert self.quick._pieces is not None
-        self.quick._pieces._missing = 0
-
-    def compare(self, texts):
-        expected = [self.full.encode(text) for text in texts]
-        found = self.quick.tokenize(texts)
-        assert found.ids == [encoding.ids for encoding in expected]
-        assert found.overflowing == [row for row, encoding in enumerate(expected) if encoding.overflowing]
-
-    def left(self, texts):
-        """Return the texts that the kernel leaves to the tokenizer."""
-        assert self.quick._pieces is not None
-        found = self.quick._pieces.encode(texts)
-        assert found is not None
-        return [texts[position] for position in found[2]]
 
 
 @pytest.fixture(scope="module")

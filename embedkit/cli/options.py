@@ -1,0 +1,85 @@
+"""Options that several commands have, and the way in which commands print results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MODEL = "a bundle, a bundled name, a model folder or a hub id"
+COLLECTION = "the folder of a collection, milvus:URI#NAME or qdrant:URL#NAME"
+
+
+def add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the arguments that name the file to write; :func:`check_output` checks them."""
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=what)
+    parser.add_argument("--replace", action="store_true", help="replace FILE if it exists")
+
+
+def check_output(arguments: argparse.Namespace, *, whole_folder: bool = False) -> None:
+    """Refuse to replace a file unless it was asked for, before any work starts.
+
+    A ``whole_folder`` is one that replaces another with all its files.
+
+    Raises:
+        InputError: the file exists, or the folder has files, and ``--replace`` was not given.
+    """
+    from embedkit.errors import InputError
+
+    output: Path = arguments.output
+    if arguments.replace:
+        return
+    if output.is_file():
+        raise InputError(f"there is a file {output} already; add --replace, or choose another --output")
+    if whole_folder and output.is_dir() and any(output.iterdir()):
+        raise InputError(
+            f"there is a folder {output} with files already; add --replace, or choose another --output"
+        )
+
+
+def add_text_column(parser: argparse.ArgumentParser) -> None:
+    """Add the column of the texts."""
+    parser.add_argument(
+        "--text-column", default="text", metavar="NAME", help="column or key of the texts (default: %(default)s)"
+    )
+
+
+def add_files(parser: argparse._ActionsContainer, flag: str, what: str) -> None:
+    """Add a list of files; the option may be repeated."""
+    parser.add_argument(
+        flag, type=Path, action="append", default=[], metavar="FILE", help=f"{what}; may be repeated"
+    )
+
+
+def add_settings(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--set``."""
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=what)
+
+
+def explicit(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return those of the arguments that are on the command line, by name."""
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
+def lay_flags_over(
+    mapping: Mapping[str, Any], arguments: argparse.Namespace, flags: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a configuration with the arguments of the command line at their paths, such as ``optim.lr``."""
+    from embedkit.config import lay_over
+
+    result = dict(mapping)
+    for name, value in explicit(arguments, *flags).items():
+        result = lay_over(result, flags[name], value)
+    return result
+
+
+def progress(arguments: argparse.Namespace) -> bool | None:
+    """Return ``show_progress_bar`` for a command: by its own rule, unless ``--quiet``."""
+    return False if arguments.quiet else None
+
+
+def show(arguments: argparse.Namespace, result: object, sentence: str) -> None:
+    """Print a result as JSON on request, or else a sentence about it."""
+    print(json.dumps(result, indent=2) if arguments.json else sentence)
