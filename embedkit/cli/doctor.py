@@ -45,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _examine() -> Report:
     from embedkit.evaluation.machine import cpu_features
+    from embedkit.runtime.kernels import built
+    from embedkit.runtime.threads import available_threads
 
     problems: list[str] = []
     _check_namesake(problems)
@@ -58,8 +60,8 @@ def _examine() -> Report:
         "platform": f"{platform.system()} {platform.machine()}",
         "onnxruntime": runtime,
         "faiss": faiss,
-        "threads": _threads(),
-        "kernels": _kernels(),
+        "threads": {"usable": available_threads(), "processors": os.cpu_count() or 1},
+        "kernels": built(),
         "instructions": _instructions(problems),
         "cpu_features": cpu_features(),
         "extras": _missing_by_extra(),
@@ -95,18 +97,6 @@ def _examine_runtime(problems: list[str]) -> Report:
         if len(distributions) <= 1:
             problems.append(str(error))
     return {"distributions": distributions, "providers": providers}
-
-
-def _threads() -> dict[str, int]:
-    from embedkit.runtime.threads import available_threads
-
-    return {"usable": available_threads(), "processors": os.cpu_count() or 1}
-
-
-def _kernels() -> dict[str, bool]:
-    from embedkit.runtime.kernels import built
-
-    return built()
 
 
 def _instructions(problems: list[str]) -> dict[str, Any]:

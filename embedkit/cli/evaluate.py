@@ -104,10 +104,7 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.evaluation.catalogue import load_task
     from embedkit.evaluation.tasks import evaluate
 
-    _check_report(arguments.output)
-    _check_samples(arguments.significance)
-    if arguments.seeds:
-        _check_seeds(arguments.models)
+    _check_options(arguments)
     names = dict.fromkeys(arguments.tasks)
     wishes = {"data": arguments.data, "convention": arguments.convention, "text": arguments.text}
     tasks = [load_task(kept_file(name, lines=".tsv"), **wishes) for name in names]
@@ -175,27 +172,17 @@ def _compare(found: dict[str, list[Evaluation]], samples: int | None, *, seeds: 
     )
 
 
-def _check_samples(samples: int | None) -> None:
-    from embedkit.errors import InputError
-
-    if samples is not None and samples < 2:
-        raise InputError(f"expected at least 2 samples for --significance, got {samples}")
-
-
-def _check_report(path: Path | None) -> None:
-    """Reject an unknown format before any work starts."""
-    from embedkit.errors import InputError
-
-    if path is not None and path.suffix not in (".json", ".md"):
-        raise InputError(f"expected a report file that ends in .json or .md, got {path}")
-
-
-def _check_seeds(models: list[str]) -> None:
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Reject options that could only fail after all work is done."""
     from embedkit.errors import InputError
     from embedkit.evaluation.comparison import seed_group
 
-    sources = dict.fromkeys(models)
-    if len({seed_group(source) for source in sources}) == len(sources):
+    report, samples, sources = arguments.output, arguments.significance, dict.fromkeys(arguments.models)
+    if report is not None and report.suffix not in (".json", ".md"):
+        raise InputError(f"expected a report file that ends in .json or .md, got {report}")
+    if samples is not None and samples < 2:
+        raise InputError(f"expected at least 2 samples for --significance, got {samples}")
+    if arguments.seeds and len(set(map(seed_group, sources))) == len(sources):
         raise InputError(
             "--seeds: expected models whose names differ only in their last number (runs/seed-1 runs/seed-2), "
             f"got {', '.join(sources)}"

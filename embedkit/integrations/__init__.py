@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from embedkit.runtime.arguments import check_text
 from embedkit.runtime.encoder import Encoder
 
 __all__: list[str] = []
@@ -27,6 +30,17 @@ class Adapter:
         self._model, self._truncate_dim, self._threads = model, truncate_dim, threads
         self._encoder = Encoder.load(model, threads=threads)
         self._encoder.encode([], truncate_dim=truncate_dim)  # an argument that does not fit is an error here
+
+    def _embed_query(self, text: str) -> list[float]:
+        """Embed a query with the model's prompt for queries; an error names anything else than a text."""
+        check_text(text, "text")
+        row = self._encoder.encode_query([text], truncate_dim=self._truncate_dim, show_progress_bar=False)[0]
+        return list(row.tolist())
+
+    def _embed_documents(self, texts: Iterable[str]) -> list[list[float]]:
+        """Embed documents with the model's prompt for documents."""
+        rows = self._encoder.encode_document(texts, truncate_dim=self._truncate_dim, show_progress_bar=False)
+        return list(rows.tolist())
 
     @property
     def model(self) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from embedkit.errors import InputError, MissingExtraError
 from embedkit.integrations import Adapter
-from embedkit.runtime.arguments import check_iterable, check_text, shown
+from embedkit.runtime.arguments import check_iterable, shown
 
 try:
     from haystack import Document, component
@@ -61,9 +61,7 @@ class EmbedkitTextEmbedder(_Embedder):
         Raises:
             InputError: ``text`` is not a string.
         """
-        check_text(text, "text")
-        row = self._encoder.encode_query([text], truncate_dim=self._truncate_dim, show_progress_bar=False)[0]
-        return {"embedding": row.tolist()}
+        return {"embedding": self._embed_query(text)}
 
 
 @component
@@ -88,10 +86,9 @@ class EmbedkitDocumentEmbedder(_Embedder):
             InputError: an item is not a document.
         """
         listed = list(_documents(documents))
-        texts = [document.content or "" for document in listed]
-        rows = self._encoder.encode_document(texts, truncate_dim=self._truncate_dim, show_progress_bar=False)
+        rows = self._embed_documents([document.content or "" for document in listed])
         pairs = zip(listed, rows, strict=True)
-        return {"documents": [replace(document, embedding=row.tolist()) for document, row in pairs]}
+        return {"documents": [replace(document, embedding=row) for document, row in pairs]}
 
 
 def _documents(documents: object) -> Iterable[Document]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from embedkit.errors import MissingExtraError
 from embedkit.integrations import Adapter
-from embedkit.runtime.arguments import check_iterable, check_text
+from embedkit.runtime.arguments import check_iterable
 
 try:
     from langchain_core.embeddings import Embeddings
@@ -41,9 +41,7 @@ class EmbedkitEmbeddings(Adapter, Embeddings):  # type: ignore[misc]  # LangChai
         Raises:
             InputError: an item is not a string.
         """
-        listed = check_iterable(texts)
-        rows = self._encoder.encode_document(listed, truncate_dim=self._truncate_dim, show_progress_bar=False)
-        return list(rows.tolist())
+        return self._embed_documents(check_iterable(texts))
 
     def embed_query(self, text: str) -> list[float]:
         """Embed a query: D numbers, a unit vector.
@@ -51,6 +49,4 @@ class EmbedkitEmbeddings(Adapter, Embeddings):  # type: ignore[misc]  # LangChai
         Raises:
             InputError: ``text`` is not a string.
         """
-        check_text(text, "text")
-        row = self._encoder.encode_query([text], truncate_dim=self._truncate_dim, show_progress_bar=False)[0]
-        return list(row.tolist())
+        return self._embed_query(text)

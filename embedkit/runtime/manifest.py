@@ -126,14 +126,7 @@ class Golden:
 
     def to_json(self) -> str:
         """The golden texts as canonical JSON."""
-        values = {
-            "texts": self.texts,
-            "token_ids": _plain(self.token_ids),
-            "vectors": _pack(self.vectors),
-            "tolerance": float(self.tolerance),
-            **_digests(self.digests),
-        }
-        return _dump(values, "golden")
+        return _dump_golden(self, {"texts": self.texts, "vectors": _pack(self.vectors)})
 
     @classmethod
     def from_json(cls, text: str) -> Golden:
@@ -142,7 +135,7 @@ class Golden:
         Raises:
             BundleError: a field is missing, unknown or of the wrong kind; names it.
         """
-        values = _load(_GoldenFields, text, "golden")
+        values = _load(_StoredTexts, text, "golden")
         if not values.texts or len(values.texts) != len(values.token_ids):
             raise BundleError(
                 f"golden holds {len(values.texts)} texts and {len(values.token_ids)} rows of token_ids"
@@ -181,15 +174,8 @@ class GoldenPairs:
 
     def to_json(self) -> str:
         """The golden pairs as canonical JSON."""
-        values = {
-            "pairs": [list(pair) for pair in self.pairs],
-            "token_ids": _plain(self.token_ids),
-            "token_type_ids": _plain(self.token_type_ids),
-            "scores": _pack(self.scores),
-            "tolerance": float(self.tolerance),
-            **_digests(self.digests),
-        }
-        return _dump(values, "golden")
+        pairs, types = [list(pair) for pair in self.pairs], _plain(self.token_type_ids)
+        return _dump_golden(self, {"pairs": pairs, "token_type_ids": types, "scores": _pack(self.scores)})
 
     @classmethod
     def from_json(cls, text: str) -> GoldenPairs:
@@ -198,7 +184,7 @@ class GoldenPairs:
         Raises:
             BundleError: a field is missing, unknown or of the wrong kind; names it.
         """
-        values = _load(_GoldenPairsFields, text, "golden")
+        values = _load(_StoredPairs, text, "golden")
         pairs, token_ids, type_ids = values.pairs, values.token_ids, values.token_type_ids
         for position, pair in enumerate(pairs):
             if len(pair) != 2:
@@ -230,26 +216,25 @@ class GoldenPairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GoldenFields:
-    """Golden texts as in JSON."""
+class _Stored:
+    """What golden texts and pairs have in common in JSON."""
 
-    texts: list[str]
     token_ids: list[list[int]]
-    vectors: str
     tolerance: float = setting(above=0)
     digests: dict[str, str] = setting(factory=dict, pattern=_SHA256, optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GoldenPairsFields:
-    """Golden pairs as in JSON."""
+class _StoredTexts(_Stored):
+    texts: list[str]
+    vectors: str
 
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredPairs(_Stored):
     pairs: list[list[str]]
-    token_ids: list[list[int]]
     token_type_ids: list[list[int]]
     scores: str
-    tolerance: float = setting(above=0)
-    digests: dict[str, str] = setting(factory=dict, pattern=_SHA256, optional=True)
 
 
 def _dump(values: Mapping[str, Any], what: str) -> str:
@@ -257,6 +242,13 @@ def _dump(values: Mapping[str, Any], what: str) -> str:
         return json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise BundleError(f"the {what} cannot be written as JSON: {error}") from error
+
+
+def _dump_golden(golden: Golden | GoldenPairs, values: dict[str, Any]) -> str:
+    values |= {"token_ids": _plain(golden.token_ids), "tolerance": float(golden.tolerance)}
+    if golden.digests:  # a bundle without any stays readable by versions that do not know them
+        values["digests"] = dict(golden.digests)
+    return _dump(values, "golden")
 
 
 def _load(cls: type[_Fields], text: str, what: str) -> _Fields:
@@ -283,11 +275,6 @@ def _check_ids(rows: list[list[int]], where: str) -> None:
     for position, row in enumerate(rows):
         if row and not 0 <= min(row) <= max(row) < 2**31:
             raise BundleError(f"{where}[{position}] should hold whole numbers from 0 to 2147483647")
-
-
-def _digests(digests: Mapping[str, str]) -> dict[str, Any]:
-    """The member of golden; a bundle without any stays readable by versions that do not know it."""
-    return {"digests": dict(digests)} if digests else {}
 
 
 def _check_lengths(token_ids: list[list[int]], manifest: Manifest) -> None:

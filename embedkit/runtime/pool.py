@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,26 +21,10 @@ from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Origin
 from embedkit.runtime.threads import available_threads, most_processes
 
+if TYPE_CHECKING:
+    from embedkit.runtime.encoder import Encoder
+
 _PARTS_PER_PROCESS = 2
-
-
-class PooledEncoder(Protocol):
-    """The members of an encoder that a pool needs."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """Description and origin of the model."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that determines the embeddings."""
-
-    @property
-    def numerics(self) -> str:
-        """The arithmetic of the embeddings."""
-
-    def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
-        """Encode texts in this process."""
 
 
 class EncoderPool:
@@ -68,7 +52,7 @@ class EncoderPool:
     """
 
     def __init__(
-        self, encoder: PooledEncoder, origin: Origin, processes: int | None = None, threads: int | None = None
+        self, encoder: Encoder, origin: Origin, processes: int | None = None, threads: int | None = None
     ) -> None:
         self.processes = check_count(processes, "processes", most=most_processes()) or available_threads()
         self.threads = check_count(threads, "threads") or max(1, available_threads() // self.processes)
@@ -219,19 +203,19 @@ class EncoderPool:
         """Pass requests on to a worker until the pool is closed; runs in a thread."""
         while (request := self._requests.get()) is not None:
             if not request.cancelled:
-                request.answer(_closed_error() if self._closed else worker.encode(request))
+                request.answers.put(_closed_error() if self._closed else worker.encode(request))
 
     def _end(self, *, at_once: bool) -> None:
         with self._submitting:  # no request comes after the end of the queue
             self._closed = True
         for worker in self._workers:
-            worker.dismiss(at_once=at_once)
+            worker.child.dismiss(at_once=at_once)
             self._requests.put(None)
         if not at_once:
             for asker in self._askers:
                 asker.join()
         for worker in self._workers:
-            worker.close()
+            worker.child.close()
 
 
 class _Part(NamedTuple):
@@ -247,15 +231,11 @@ class _Request:
     def __init__(self, texts: Sequence[str], first: int, options: EncodeOptions) -> None:
         self.texts, self.first, self.options = texts, first, options
         self.cancelled = False
-        self._answers: SimpleQueue[_Part | Exception] = SimpleQueue()
-
-    def answer(self, answer: _Part | Exception) -> None:
-        """Set the answer."""
-        self._answers.put(answer)
+        self.answers: SimpleQueue[_Part | Exception] = SimpleQueue()
 
     def result(self) -> _Part:
         """Wait for the answer, and raise it if it is an error."""
-        answer = self._answers.get()
+        answer = self.answers.get()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -284,14 +264,6 @@ class _Worker:
             return _Part(rows.copy(), found["truncated"])  # writable for the caller
         except Exception as error:  # noqa: BLE001 - raised by `_Request.result`
             return error
-
-    def dismiss(self, *, at_once: bool) -> None:
-        """Ask the worker to stop."""
-        self.child.dismiss(at_once=at_once)
-
-    def close(self) -> None:
-        """Wait for the worker to exit."""
-        self.child.close()
 
 
 def _closed_error() -> InputError:

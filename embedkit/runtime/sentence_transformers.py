@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,24 +59,9 @@ def read_folder(folder: Path, *, file: str | None = None) -> FolderModel:
     """
     layout = read_layout(folder)
     pooling, dimension = _supported(folder, layout)
-    max_length = layout.max_length or _USUAL_LENGTH
-    tokenizer_json = read_tokenizer(layout)
-    model = _read_graph(folder / (file or DEFAULT_FILE))
-    manifest = Manifest(
-        name=folder.resolve().name,
-        dimension=dimension,
-        max_length=max_length,
-        pooling=pooling,
-        normalize=layout.normalize,
-        prompts=layout.prompts,
-        default_prompt=layout.default_prompt or "",
-        precision="",
-        created_by="sentence-transformers",
-    )
-    fingerprint = hashlib.sha256(
-        b"\0".join([model, tokenizer_json.encode(), f"{pooling} {max_length}".encode()])
-    ).hexdigest()
-    return FolderModel(folder, manifest, tokenizer_json, fingerprint, model, bool(layout.heads))
+    about = {"dimension": dimension, "pooling": pooling, "normalize": layout.normalize, "prompts": layout.prompts}
+    about["default_prompt"] = layout.default_prompt or ""
+    return _read(folder, layout, file, about, f"{pooling} ")
 
 
 def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> FolderModel:
@@ -90,23 +76,28 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
     if layout.kind == "encoder" and (folder / "modules.json").exists():
         raise ModelError(f"{folder} holds an encoder; use Encoder.load")
     _check_classifier(layout.backbone / "config.json")
+    activation = read_activation(layout.activation)
+    about = {"kind": "cross-encoder", "dimension": 1, "pooling": "cls", "normalize": False}
+    return _read(folder, layout, file, {**about, "activation": activation}, "cross-encoder ", activation)
+
+
+def _read(
+    folder: Path, layout: Layout, file: str | None, about: dict[str, Any], marks: str, activation: str = ""
+) -> FolderModel:
+    """Read graph and tokenizer; ``marks`` and ``activation`` become part of the fingerprint, beside the length."""
     max_length = layout.max_length or _USUAL_LENGTH
     tokenizer_json = read_tokenizer(layout)
     model = _read_graph(folder / (file or DEFAULT_FILE))
     manifest = Manifest(
         name=folder.resolve().name,
-        kind="cross-encoder",
-        dimension=1,
         max_length=max_length,
-        pooling="cls",
-        normalize=False,
-        activation=read_activation(layout.activation),
         precision="",
         created_by="sentence-transformers",
+        **about,
     )
-    parts = [model, tokenizer_json.encode(), f"cross-encoder {max_length}{manifest.activation}".encode()]
+    parts = [model, tokenizer_json.encode(), f"{marks}{max_length}{activation}".encode()]
     fingerprint = hashlib.sha256(b"\0".join(parts)).hexdigest()
-    return FolderModel(folder, manifest, tokenizer_json, fingerprint, model)
+    return FolderModel(folder, manifest, tokenizer_json, fingerprint, model, bool(layout.heads))
 
 
 def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
