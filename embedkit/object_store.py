@@ -30,7 +30,6 @@ class ObjectStore(NamedTuple):
     """An object, or all objects below a prefix.
 
     Attributes:
-        url: as it was given.
         system: the file system of fsspec.
         path: the part of the URL that it understands.
 

@@ -86,10 +86,10 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
     return apply_overrides(lay_flags_over(changes, arguments, _FLAGS), arguments.set)
 
 
-def _lines(found: Adaptation) -> Iterator[str]:
-    report = found.report
+def _lines(adaptation: Adaptation) -> Iterator[str]:
+    report = adaptation.report
     form = f"{report.manifest.precision}, {report.size_bytes / 1e6:.2f} MB"
-    yield f"{report.path}: {form}, after {found.steps:,} steps in {found.seconds:,.0f} s"
+    yield f"{report.path}: {form}, after {adaptation.steps:,} steps in {adaptation.seconds:,.0f} s"
     yield "cosine with the teacher on held-out texts:"
-    for name, before in found.before.items():
-        yield f"  {name:<32} {before:.4f} -> {found.after[name]:.4f}"
+    for name, before in adaptation.before.items():
+        yield f"  {name:<32} {before:.4f} -> {adaptation.after[name]:.4f}"

@@ -104,13 +104,15 @@ def _pairs(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[st
     )
 
 
-def _report(arguments: argparse.Namespace, rows: int, found: int, seconds: float) -> None:
+def _report(arguments: argparse.Namespace, rows: int, clusters: int, seconds: float) -> None:
     kind = "pair" if arguments.pairs else "group"
     result = {
         "rows": rows,
-        f"{kind}s": found,
+        f"{kind}s": clusters,
         "threshold": arguments.threshold,
         "seconds": round(seconds, 3),
     }
-    sentence = f"{arguments.output or 'found'}: {counted(found, kind)} in {counted(rows, 'row')}, {seconds:,.1f} s"
+    sentence = (
+        f"{arguments.output or 'found'}: {counted(clusters, kind)} in {counted(rows, 'row')}, {seconds:,.1f} s"
+    )
     report(arguments, result, sentence)

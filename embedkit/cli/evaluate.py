@@ -126,12 +126,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _show(
-    arguments: argparse.Namespace, found: Mapping[str, list[Evaluation]], comparison: Comparison | None
+    arguments: argparse.Namespace, evaluated: Mapping[str, list[Evaluation]], comparison: Comparison | None
 ) -> None:
     """Write the report if requested, and print the scores."""
     from embedkit.evaluation.report import to_json, to_text
 
-    evaluations = [each for several in found.values() for each in several]
+    evaluations = [evaluation for several in evaluated.values() for evaluation in several]
     if arguments.output is not None:
         _write_report(arguments.output, evaluations, comparison)
     if arguments.json:
@@ -155,16 +155,16 @@ def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
             )
 
 
-def _compare(found: dict[str, list[Evaluation]], samples: int | None, *, seeds: bool) -> Comparison | None:
+def _compare(evaluated: dict[str, list[Evaluation]], samples: int | None, *, seeds: bool) -> Comparison | None:
     """Return the requested statistics; None if there are none."""
     from embedkit.evaluation.comparison import Comparison, certainties, seed_group, spreads
 
     if samples is None and not seeds:
         return None
     groups: dict[str, list[Evaluation]] = {}
-    for source, several in found.items():
+    for source, several in evaluated.items():
         groups.setdefault(seed_group(source), []).extend(several)
-    evaluations = [each for several in found.values() for each in several]
+    evaluations = [evaluation for several in evaluated.values() for evaluation in several]
     return Comparison(
         samples=samples or 0,
         certainties=certainties(evaluations, samples=samples) if samples is not None else [],

@@ -126,17 +126,20 @@ def _best_by_folds(examples: Examples, strengths: Sequence[float]) -> float:
     parts = [(examples.of(train), examples.of(test)) for train, test in _folds(examples)]
     return _first_best(
         strengths,
-        [float(np.mean([_correct(train, test, each).mean() for train, test in parts])) for each in strengths],
+        [
+            float(np.mean([_correct(train, test, strength).mean() for train, test in parts]))
+            for strength in strengths
+        ],
     )
 
 
 def _best(strengths: Sequence[float], train: Examples, dev: Examples) -> float:
-    return _first_best(strengths, [float(_correct(train, dev, each).mean()) for each in strengths])
+    return _first_best(strengths, [float(_correct(train, dev, strength).mean()) for strength in strengths])
 
 
 def _first_best(strengths: Sequence[float], accuracies: Sequence[float]) -> float:
     """Return the first of the best strengths, comparing accuracies in percent with two digits as SentEval does."""
-    return strengths[int(np.argmax([round(100 * each, 2) for each in accuracies]))]
+    return strengths[int(np.argmax([round(100 * accuracy, 2) for accuracy in accuracies]))]
 
 
 def _correct(

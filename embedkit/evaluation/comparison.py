@@ -176,15 +176,15 @@ def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Cert
     Each set counts once per model; results without evidence are skipped.
     """
     first: dict[Key, Samples] = {}
-    found: dict[tuple[str, Key], Certainty] = {}
+    measured: dict[tuple[str, Key], Certainty] = {}
     for evaluation in evaluations:
         for result in evaluation.results:
             place = evaluation.fingerprint, _key(result)
-            if result.evidence is not None and place not in found:
+            if result.evidence is not None and place not in measured:
                 drawn = Samples.of(result.evidence, samples=samples)
                 reference = first.setdefault(_key(result), drawn)
                 difference = None if reference is drawn else drawn.less(reference)
-                found[place] = Certainty(
+                measured[place] = Certainty(
                     model=evaluation.model,
                     fingerprint=evaluation.fingerprint,
                     source=result.source,
@@ -196,7 +196,7 @@ def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Cert
                     interval=drawn.interval(),
                     difference=difference,
                 )
-    return list(found.values())
+    return list(measured.values())
 
 
 def spreads(groups: Mapping[str, Sequence[Evaluation]]) -> list[Spread]:

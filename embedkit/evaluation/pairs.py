@@ -82,11 +82,9 @@ class LabelledPairs:
     """Pairs of texts that match or do not.
 
     Attributes:
-        name: name of the set in messages and reports.
         first: N texts.
         second: N texts.
         labels: ``(N,) bool``.
-        source: where the set came from.
         headline: a name in :data:`MEASURES`.
         expected: the published number of pairs, None if unknown.
 

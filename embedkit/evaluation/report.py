@@ -20,7 +20,7 @@ _DECIDING_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transforme
 
 def to_json(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> dict[str, Any]:
     """Return a JSON-serialisable report, including the versions of packages that affect results."""
-    report = {"versions": _versions(), "evaluations": [each.to_json() for each in evaluations]}
+    report = {"versions": _versions(), "evaluations": [evaluation.to_json() for evaluation in evaluations]}
     return report if comparison is None else report | {"comparison": comparison.to_json()}
 
 
@@ -28,7 +28,7 @@ def to_text(evaluations: Sequence[Evaluation], comparison: Comparison | None = N
     """Return a table with a column for each model, figures times 100, followed by notes."""
     names = _Names.of(evaluations)
     first, *others = _tables(evaluations, comparison, names)
-    parts = [first.to_text(), "\n".join(_footnotes(evaluations, names)), *(each.to_text() for each in others)]
+    parts = [first.to_text(), "\n".join(_footnotes(evaluations, names)), *(table.to_text() for table in others)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -39,7 +39,8 @@ def to_markdown(evaluations: Sequence[Evaluation], comparison: Comparison | None
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
     notes = "\n".join(f"- {note}" for note in (*_footnotes(evaluations, names), versions))
     return (
-        "\n\n".join(["# Evaluation", first.to_markdown(), notes, *(each.to_markdown() for each in others)]) + "\n"
+        "\n\n".join(["# Evaluation", first.to_markdown(), notes, *(table.to_markdown() for table in others)])
+        + "\n"
     )
 
 
@@ -52,8 +53,12 @@ class _Names:
 
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation]) -> _Names:
-        models = {each.fingerprint: each.model for each in evaluations}
-        sets = {(result.source, result.name): result.name for each in evaluations for result in each.results}
+        models = {evaluation.fingerprint: evaluation.model for evaluation in evaluations}
+        sets = {
+            (result.source, result.name): result.name
+            for evaluation in evaluations
+            for result in evaluation.results
+        }
         return cls(
             {
                 key: f"{name} ({key[:8]})" if list(models.values()).count(name) > 1 else name
@@ -67,11 +72,11 @@ class _Names:
             },
         )
 
-    def of_set(self, each: Result | Certainty | Spread) -> str:
-        label = self.sets[each.source, each.name if isinstance(each, Result) else each.set_name]
-        if not each.convention:
+    def of_set(self, result: Result | Certainty | Spread) -> str:
+        label = self.sets[result.source, result.name if isinstance(result, Result) else result.set_name]
+        if not result.convention:
             return label
-        return f"{label}, {each.convention}" if label.endswith(")") else f"{label} ({each.convention})"
+        return f"{label}, {result.convention}" if label.endswith(")") else f"{label} ({result.convention})"
 
 
 def _telling(source: str, sources: Sequence[str]) -> str:
@@ -97,7 +102,7 @@ def _tables(evaluations: Sequence[Evaluation], comparison: Comparison | None, na
     if comparison.certainties:
         how = f"{LEVEL:.0%} intervals over {comparison.samples:,} samples of the rows, seed {SEED}"
         yield _by_model(how, comparison.certainties, _interval_cell, names)
-    if different := [each for each in comparison.certainties if each.difference is not None]:
+    if different := [certainty for certainty in comparison.certainties if certainty.difference is not None]:
         reference = names.models[comparison.certainties[0].fingerprint]
         yield _by_model(f"Difference from {reference}, over the same samples", different, _difference_cell, names)
     if comparison.spreads:
@@ -107,10 +112,10 @@ def _tables(evaluations: Sequence[Evaluation], comparison: Comparison | None, na
 def _figures(evaluations: Sequence[Evaluation], names: _Names) -> Table:
     """Return a row for each result, with equal results of several models in one row."""
     figures: dict[tuple[str, str, str], dict[str, str]] = {}
-    for each in evaluations:
-        for result in each.results:
+    for evaluation in evaluations:
+        for result in evaluation.results:
             for row, value in _rows(result, names):
-                figures.setdefault(row, {})[each.fingerprint] = value
+                figures.setdefault(row, {})[evaluation.fingerprint] = value
     rows = [[*row, *(cells.get(model, "") for model in names.models)] for row, cells in figures.items()]
     return Table("", ["set", "measure", "rows", *names.models.values()], rows, words=3)
 
@@ -134,9 +139,11 @@ def _percent(value: float | None) -> str:
 def _footnotes(evaluations: Sequence[Evaluation], names: _Names) -> list[str]:
     """Return the notes, each sentence once."""
     notes = []
-    for each in evaluations:
-        notes.append(f"{names.models[each.fingerprint]}: texts are truncated to {each.max_length} tokens")
-        for result in each.results:
+    for evaluation in evaluations:
+        notes.append(
+            f"{names.models[evaluation.fingerprint]}: texts are truncated to {evaluation.max_length} tokens"
+        )
+        for result in evaluation.results:
             name = names.of_set(result)
             notes += [f"{name}: queries {reason}, skipped: {count}" for reason, count in result.skipped.items()]
             notes += [f"{name}: {note}" for note in result.notes]
@@ -151,12 +158,12 @@ def _by_model(
     title: str, certainties: Sequence[Certainty], cell: Callable[[Certainty], str], names: _Names
 ) -> Table:
     """Return a table with a row for each set and a column for each model."""
-    models = list(dict.fromkeys(each.fingerprint for each in certainties))
+    models = list(dict.fromkeys(certainty.fingerprint for certainty in certainties))
     rows: dict[tuple[str, str], list[str]] = {}
-    for each in certainties:
-        few = f", {each.rows} rows: too few to be meaningful" if each.rows < _ENOUGH_ROWS else ""
-        row = rows.setdefault((names.of_set(each) + few, each.measure), [""] * len(models))
-        row[models.index(each.fingerprint)] = cell(each)
+    for certainty in certainties:
+        few = f", {certainty.rows} rows: too few to be meaningful" if certainty.rows < _ENOUGH_ROWS else ""
+        row = rows.setdefault((names.of_set(certainty) + few, certainty.measure), [""] * len(models))
+        row[models.index(certainty.fingerprint)] = cell(certainty)
     header = ["set", "measure", *(names.models[model] for model in models)]
     return Table(title, header, [[*key, *row] for key, row in rows.items()], words=2)
 
@@ -166,11 +173,11 @@ def _interval_cell(certainty: Certainty) -> str:
 
 
 def _difference_cell(certainty: Certainty) -> str:
-    found = certainty.difference
-    if found is None or found.value is None:
+    difference = certainty.difference
+    if difference is None or difference.value is None:
         return "undefined"
-    p_value = "" if found.p_value is None else f" p = {found.p_value:.3f}"
-    return f"{100 * found.value:+.2f} {_brackets(found.interval, sign='+')}{p_value}"
+    p_value = "" if difference.p_value is None else f" p = {difference.p_value:.3f}"
+    return f"{100 * difference.value:+.2f} {_brackets(difference.interval, sign='+')}{p_value}"
 
 
 def _brackets(interval: Interval, *, sign: str) -> str:
@@ -182,8 +189,8 @@ def _brackets(interval: Interval, *, sign: str) -> str:
 def _spread_table(spreads: Sequence[Spread], names: _Names) -> Table:
     header = ["set", "measure", "models", "seeds", "mean", "deviation", "lowest", "highest"]
     rows = []
-    for each in spreads:
-        figures = (each.mean, each.deviation, min(each.values), max(each.values))
-        count = str(len(each.values))
-        rows.append([names.of_set(each), each.measure, each.group, count, *map(_percent, figures)])
+    for spread in spreads:
+        figures = (spread.mean, spread.deviation, min(spread.values), max(spread.values))
+        count = str(len(spread.values))
+        rows.append([names.of_set(spread), spread.measure, spread.group, count, *map(_percent, figures)])
     return Table("Over seeds: mean, standard deviation and range", header, rows, words=2)

@@ -50,7 +50,6 @@ class Query:
     """A query and its candidates.
 
     Attributes:
-        text: the query.
         ids: C distinct ids of the candidates, in their original order.
         candidates: C texts.
         relevant: ``(C,)`` bool.
@@ -69,8 +68,6 @@ class RerankingSet:
     """Queries that each have a relevant document.
 
     Attributes:
-        name: name of the set in messages and reports.
-        queries: the queries to score.
         skipped: reason -> number of skipped queries.
         notes: caveats for readers, one sentence each.
 
@@ -166,8 +163,8 @@ def load_tables(source: Source, *, name: str, split: str = "test") -> RerankingS
         if not wanted or not ids:
             skipped[_NO_CANDIDATE if wanted else _NO_POSITIVE] += 1
             continue
-        marks = np.array([each in wanted for each in ids])
-        candidates = [corpus[each] for each in ids]
+        marks = np.array([name in wanted for name in ids])
+        candidates = [corpus[name] for name in ids]
         queries.append(Query(texts[query_id], ids, candidates, marks, len(wanted) - int(marks.sum())))
     return RerankingSet(name, queries, dict(skipped), tables.notes)
 
@@ -194,11 +191,9 @@ class RankingTest:
     """Candidates ranked by one convention.
 
     Attributes:
-        name: name of the task.
         convention: ``"useb"`` or ``"mteb"``.
         sets: the headline is the unweighted mean of their MAPs.
         rules: measure -> scoring rule; the first is the headline.
-        source: where the sets came from.
         expected: the published number of queries, None if unknown.
     """
 
@@ -213,32 +208,32 @@ class RankingTest:
 
     def texts(self) -> Iterator[str]:
         """Yield every text to encode, including repeated ones."""
-        return chain.from_iterable(each.texts() for each in self.sets)
+        return chain.from_iterable(reranking.texts() for reranking in self.sets)
 
     def result(self, pool: Pool) -> Result:
         """Score every set by every rule."""
         precisions = {
-            measure: [average_precisions(pool, each.queries, rule) for each in self.sets]
+            measure: [average_precisions(pool, reranking.queries, rule) for reranking in self.sets]
             for measure, rule in self.rules.items()
         }
         first = next(iter(precisions.values()))
         skipped = Counter[str]()
-        for each in self.sets:
-            skipped.update(each.skipped)
+        for reranking in self.sets:
+            skipped.update(reranking.skipped)
         return build_result(
             self.name,
-            {m: float(np.mean([each.mean() for each in values])) for m, values in precisions.items()},
+            {m: float(np.mean([part.mean() for part in values])) for m, values in precisions.items()},
             convention=self.convention,
             sizes={"queries": sum(map(len, first))},
             published=None if self.expected is None else {"queries": self.expected},
             source=self.source,
             parts={
-                each.name: (len(values), float(values.mean()))
-                for each, values in zip(self.sets, first, strict=True)
+                reranking.name: (len(values), float(values.mean()))
+                for reranking, values in zip(self.sets, first, strict=True)
                 if len(self.sets) > 1
             },
             skipped=skipped,
-            notes=[note for each in self.sets for note in each.notes],
+            notes=[note for reranking in self.sets for note in reranking.notes],
             evidence=Evidence.of_sets(map(Evidence.of_rows, first)),
         )
 
@@ -303,7 +298,7 @@ def load_askubuntu(folder: Path, split: str = "test") -> RerankingSet:
     queries = []
     for question in questions:
         if question.similar:
-            candidates = [titles[each] for each in question.candidates]
+            candidates = [titles[candidate] for candidate in question.candidates]
             relevant = np.isin(question.candidates, question.similar)
             queries.append(Query(titles[question.id], question.candidates, candidates, relevant))
     skipped = len(questions) - len(queries)
@@ -321,8 +316,8 @@ def load_askubuntu_pooled(folder: Path) -> RerankingSet:
 
     def row(question: _Question) -> Row:
         texts = {True: list[str](), False: list[str]()}
-        for each in question.candidates:
-            texts[each in question.similar].append(titles[each])
+        for candidate in question.candidates:
+            texts[candidate in question.similar].append(titles[candidate])
         return Row(
             question.place, {"query": titles[question.id], "positive": texts[True], "negative": texts[False]}
         )
@@ -352,7 +347,7 @@ def _titles_file(folder: Path) -> Path:
 
 
 def _titles(folder: Path, questions: list[_Question]) -> dict[str, str]:
-    wanted = {each for question in questions for each in (question.id, *question.candidates)}
+    wanted = {name for question in questions for name in (question.id, *question.candidates)}
     lines = (line.split("\t") for _, line in read_lines(_titles_file(folder)))
     titles = {fields[0]: fields[1].strip() for fields in lines if len(fields) > 1 and fields[0] in wanted}
     if len(titles) < len(wanted):
@@ -406,9 +401,9 @@ def _scidocs_set(
         if not wanted or not titles.get(paper):
             skipped[_NO_TITLE if wanted else _NO_POSITIVE] += 1
             continue
-        ids = [each for each in marks if titles.get(each)]
-        relevant = np.array([marks[each] > 0 for each in ids], dtype=np.bool_)
-        candidates = [titles[each].strip() for each in ids]
+        ids = [candidate for candidate in marks if titles.get(candidate)]
+        relevant = np.array([marks[candidate] > 0 for candidate in ids], dtype=np.bool_)
+        candidates = [titles[candidate].strip() for candidate in ids]
         queries.append(Query(titles[paper].strip(), ids, candidates, relevant, wanted - int(relevant.sum())))
     return RerankingSet(task, queries, dict(skipped))
 

@@ -56,7 +56,6 @@ class Result:
     """The figures of one model on one set, in [-1, 1]; None where a figure is undefined.
 
     Attributes:
-        name: name of the set.
         convention: ``"useb"`` or ``"mteb"`` where they differ.
         measure: name of the headline measure.
         value: the headline.
@@ -99,11 +98,8 @@ class Evaluation:
     """One model on one task.
 
     Attributes:
-        model: the model's name.
-        fingerprint: the model's fingerprint, hex SHA-256.
         dimension: dimension of an encoder's embeddings, None for a cross-encoder.
         max_length: number of tokens to which the model truncates texts.
-        task: name of the task.
         texts: number of distinct texts encoded, or pairs scored by a cross-encoder.
         seconds: wall-clock time of encoding and scoring.
         results: one for each set, convention or average.
@@ -121,7 +117,7 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dictionary."""
         fields = dataclasses.asdict(dataclasses.replace(self, results=[]))
-        return fields | {"results": [each.to_json() for each in self.results]}
+        return fields | {"results": [result.to_json() for result in self.results]}
 
 
 def build_result(
@@ -174,12 +170,12 @@ def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mappi
 
     ``missing`` names the other sets, and why they could not be loaded.
     """
-    counted = [each for each in results if each.complete]
-    values = [math.nan if each.value is None else each.value for each in counted]
+    counted = [result for result in results if result.complete]
+    values = [math.nan if result.value is None else result.value for result in counted]
     value = defined(float(np.mean(values))) if values else None
     measure = f"average of {wanted}" if len(counted) == wanted else f"mean of the {len(counted)} available"
-    different = {each.name: "it differs from the published set" for each in results if not each.complete}
-    parts = [each.evidence for each in counted if each.evidence is not None]
+    different = {result.name: "it differs from the published set" for result in results if not result.complete}
+    parts = [result.evidence for result in counted if result.evidence is not None]
     return Result(
         name=name,
         measure=measure,
@@ -187,10 +183,12 @@ def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mappi
         measures={measure: value},
         rows=len(counted),
         unit="sets",
-        source=", ".join(each.name for each in counted),
+        source=", ".join(result.name for result in counted),
         expected=wanted,
         complete=len(counted) == wanted,
-        notes=[f"{each} is excluded from the mean: {why}" for each, why in (dict(missing) | different).items()],
+        notes=[
+            f"{result} is excluded from the mean: {why}" for result, why in (dict(missing) | different).items()
+        ],
         evidence=Evidence.of_sets(parts) if parts and len(parts) == len(counted) else None,
     )
 

@@ -41,7 +41,6 @@ class Judged:
     """A query and the relevance judgements of documents.
 
     Attributes:
-        text: the query.
         relevance: document id -> grade; above 0 is relevant.
         hidden: id of the document that is the query itself and is therefore not ranked.
     """
@@ -56,12 +55,9 @@ class RetrievalSet:
     """A corpus, and queries that each have a relevant document.
 
     Attributes:
-        name: name of the set in messages and reports.
         documents: text by id.
-        queries: the queries to score.
         skipped: reason -> number of skipped queries.
         notes: caveats for readers, one sentence each.
-        source: where the set came from.
         expected: published numbers of queries and documents, None if unknown.
 
     Raises:
@@ -197,7 +193,7 @@ def _near_the_best(scores: FloatArray, depth: int) -> npt.NDArray[np.intp]:
 
 
 def _ranking(query: Judged, ranked: list[str]) -> Ranking:
-    gains = np.array([max(query.relevance.get(each, 0.0), 0.0) for each in ranked], dtype=np.float64)
+    gains = np.array([max(query.relevance.get(document, 0.0), 0.0) for document in ranked], dtype=np.float64)
     wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)
     return Ranking(gains, np.array(wanted, dtype=np.float64))
 

@@ -46,8 +46,8 @@ def locate(source: str | Source, *, revision: str | None = None) -> Source:
             return path
         if isinstance(source, Path) or path.suffix in (".gz", ".xz", *SUFFIXES):
             raise DataError(f"there is no file or folder {path}")
-    found = HubDataset.parse(str(source))
-    return replace(found, revision=found.revision or revision)
+    dataset = HubDataset.parse(str(source))
+    return replace(dataset, revision=dataset.revision or revision)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ class Shelf:
     """A data folder or, without one, the hub.
 
     Attributes:
-        folder: the folder that contains the sets.
         revision: revision of a hub data set, overriding the pinned one.
     """
 
@@ -76,10 +75,10 @@ class Shelf:
         """
         if self.folder is not None:
             places = (self.folder / place / name for place in self._PLACES for name in names)
-            found = next((place for place in places if place.exists()), None)
-            if found is None:
-                raise DataError(f"{self.folder} has no {' or '.join(names)}")
-            return found
+            for place in places:
+                if place.exists():
+                    return place
+            raise DataError(f"{self.folder} has no {' or '.join(names)}")
         if hub is None:
             raise DataError(f"{names[0]} is not on the hub: it needs a data folder")
         return replace(hub, revision=self.revision or hub.revision)
@@ -170,11 +169,11 @@ class Tables:
         if isinstance(self.source, Path):
             return folder_rows(self.source, names, self.split)
         configurations = self.source.configurations()
-        found = next((each for each in names if each in configurations), None)
-        if found is None:
+        table = next((name for name in names if name in configurations), None)
+        if table is None:
             expected = f"{self.source}: expected a table {names[0]}"
             raise DataError(f"{expected}, but it has {', '.join(configurations)}")
-        return self.source.rows(configuration=found, split=self.split)
+        return self.source.rows(configuration=table, split=self.split)
 
 
 def unique(
@@ -185,26 +184,26 @@ def unique(
     Raises:
         DataError: a key has two different values; names the place of the second.
     """
-    found: dict[tuple[str, ...], _Value] = {}
+    values: dict[tuple[str, ...], _Value] = {}
     repeated = []
     for place, key, value in items:
-        if key not in found:
-            found[key] = value
-        elif found[key] == value:
+        if key not in values:
+            values[key] = value
+        elif values[key] == value:
             repeated.append(f"{', '.join(key)} at {place}")
         else:
             raise DataError(f"{place}: there is already a {what} {', '.join(key)} with other content")
     if repeated:
         notes.append(f"{len(repeated):,} times a {what} is repeated and counts once; the first is {repeated[0]}")
-    return found
+    return values
 
 
 def by_query(judgements: Mapping[tuple[str, ...], float]) -> dict[str, dict[str, float]]:
     """Return relevance by query id and document id from relevance by both."""
-    found: dict[str, dict[str, float]] = {}
+    relevance: dict[str, dict[str, float]] = {}
     for (query, document), score in judgements.items():
-        found.setdefault(query, {})[document] = score
-    return found
+        relevance.setdefault(query, {})[document] = score
+    return relevance
 
 
 def folder_rows(folder: Path, names: Sequence[str], split: str) -> Iterator[Row]:
@@ -240,8 +239,8 @@ def _files(folder: Path, stem: str) -> list[Path]:
         for i in range(int(plain_stem(path)[-5:]))
     }
     if {plain_stem(path) for path in shards} != wanted or len(shards) != len(wanted):
-        found = ", ".join(path.name for path in shards)
-        raise DataError(f"{folder}: expected the {len(wanted)} shards of {stem}, found {found}")
+        names = ", ".join(path.name for path in shards)
+        raise DataError(f"{folder}: expected the {len(wanted)} shards of {stem}, found {names}")
     return whole or shards
 
 
@@ -260,7 +259,7 @@ def _known(row: Row, queries: Mapping[str, str]) -> str:
 
 def _candidates(row: Row, documents: Mapping[str, str]) -> list[str]:
     ids = list(dict.fromkeys(row.texts("corpus-ids")))
-    unknown = next((each for each in ids if each not in documents), None)
+    unknown = next((document for document in ids if document not in documents), None)
     if unknown is not None:
         raise DataError(f"{row.place}: document {unknown!r} is missing in its table")
     return ids

@@ -27,7 +27,6 @@ class ScoredPairs:
     """Pairs of texts with human similarity scores.
 
     Attributes:
-        name: name of the set in messages and reports.
         first: N texts.
         second: N texts; ``second[i]`` was compared with ``first[i]``.
         scores: ``(N,) float64``, finite, on any scale: only their order matters.
@@ -131,10 +130,10 @@ def load_scored_pairs(
         DataError: missing, empty or malformed; names the file and line.
         MissingExtraError: a hub id or a Parquet file without the extra ``bench``.
     """
-    found = locate(source, revision=revision)
-    if isinstance(found, HubDataset):
-        return collect_pairs(name or found.id, found.rows(split=split))
-    return collect_pairs(name or plain_stem(found), read_rows(found, headless=True))
+    place = locate(source, revision=revision)
+    if isinstance(place, HubDataset):
+        return collect_pairs(name or place.id, place.rows(split=split))
+    return collect_pairs(name or plain_stem(place), read_rows(place, headless=True))
 
 
 def collect_pairs(name: str, rows: Iterable[Row]) -> ScoredPairs:
@@ -238,7 +237,6 @@ class StsSet:
     """A published or custom set of scored pairs.
 
     Attributes:
-        name: name of the task.
         subsets: its parts; a single one if the source does not separate them.
         expected: published number of scored pairs by subset, or in total under the set's own name.
         source: the folder, file or hub id of the set.
@@ -281,8 +279,9 @@ class StsSet:
         size.
         """
         predicted = [pool.similarities(pairs.first, pairs.second) for pairs in self.subsets]
-        figures = [spearman(found, pairs.scores) for found, pairs in zip(predicted, self.subsets, strict=True)]
-        similarities, scores = np.concatenate(predicted), np.concatenate([each.scores for each in self.subsets])
+        figures = [spearman(part, pairs.scores) for part, pairs in zip(predicted, self.subsets, strict=True)]
+        similarities = np.concatenate(predicted)
+        scores = np.concatenate([pairs.scores for pairs in self.subsets])
         measures = {"all": spearman(similarities, scores)}
         sizes = list(map(len, self.subsets))
         if several := len(self.subsets) > 1:
@@ -371,7 +370,7 @@ def _tables(tables: dict[str, _Table]) -> dict[str, Entry]:
 
 
 def _several(name: str, sets: Iterable[str]) -> Callable[..., Task]:
-    return partial(load_several, name, {each: partial(_load, each) for each in sets})
+    return partial(load_several, name, {member: partial(_load, member) for member in sets})
 
 
 STS_TASKS: dict[str, Entry] = {
@@ -403,10 +402,10 @@ def as_senteval(task: Task) -> Task:
         InputError: the task is not one of SentEval's STS sets.
         MissingExtraError: sacremoses is not installed.
     """
-    sets = [each for each in task.sets if isinstance(each, StsSet) and each.name in _SENTEVAL]
+    sets = [sts for sts in task.sets if isinstance(sts, StsSet) and sts.name in _SENTEVAL]
     if len(sets) < len(task.sets):
         raise InputError(f"{task.name}: SentEval's text is defined for its sets: {', '.join(('sts', *_SENTEVAL))}")
-    return replace(task, sets=[_prepared(each) for each in sets])
+    return replace(task, sets=[_prepared(sts) for sts in sets])
 
 
 def _prepared(sts: StsSet) -> StsSet:

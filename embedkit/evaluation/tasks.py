@@ -134,7 +134,6 @@ class Task:
     """A named evaluation whose data is loaded.
 
     Attributes:
-        name: name on the command line.
         sets: the sets that could be loaded; a set of two conventions counts as two.
         average_of: number of sets in a published average; None reports no average.
         missing: set -> why it could not be loaded.
@@ -148,15 +147,15 @@ class Task:
     @property
     def needs_embeddings(self) -> bool:
         """Whether the task needs embeddings of texts, which cross-encoders do not provide."""
-        return any(each.needs_embeddings for each in self.sets)
+        return any(member.needs_embeddings for member in self.sets)
 
     def texts(self) -> Iterator[str]:
         """Yield every text to encode, including repeated ones."""
-        return chain.from_iterable(each.texts() for each in self.sets)
+        return chain.from_iterable(member.texts() for member in self.sets)
 
     def results(self, pool: Pool) -> list[Result]:
         """Return a result for each set and, if the task has one, their average."""
-        results = [each.result(pool) for each in self.sets]
+        results = [member.result(pool) for member in self.sets]
         if self.average_of is None:
             return results
         return [*results, average(self.name, results, wanted=self.average_of, missing=self.missing)]
@@ -171,7 +170,6 @@ class Entry:
     """A named task, before its data is loaded.
 
     Attributes:
-        what: short description of the set.
         size: its published size, as text.
         load: loads it from a shelf.
         hub: the pinned data set, None if it needs local files.

@@ -84,11 +84,8 @@ class Probe:
     """A set and its protocol.
 
     Attributes:
-        name: name of the set.
         parts: training, development and test part, as far as the protocol uses them.
         protocol: maps the examples of each part to N times each test example's contribution to the accuracy.
-        features: features of the texts.
-        source: where the set came from.
         expected: published sizes of the parts.
     """
 
@@ -200,16 +197,16 @@ def _load_nli(folder: Path) -> list[ClassifiedTexts]:
 def _load_intents(rows: Mapping[str, Iterable[Row]]) -> list[ClassifiedTexts]:
     """Collect texts with the name or number of an intent by part, unchanged and in their order."""
     texts = {
-        part: [(row.text("text"), row.identifier("category", "label")) for row in each]
-        for part, each in rows.items()
+        part: [(row.text("text"), row.identifier("category", "label")) for row in examples]
+        for part, examples in rows.items()
     }
     known = {
         label: number
-        for number, label in enumerate(sorted({label for each in texts.values() for _, label in each}))
+        for number, label in enumerate(sorted({label for examples in texts.values() for _, label in examples}))
     }
     return [
-        ClassifiedTexts(part, ([text for text, _ in each],), [known[label] for _, label in each])
-        for part, each in texts.items()
+        ClassifiedTexts(part, ([text for text, _ in examples],), [known[label] for _, label in examples])
+        for part, examples in texts.items()
     ]
 
 

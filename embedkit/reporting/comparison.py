@@ -41,10 +41,12 @@ class Entry:
 
 def distinct(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries with unique labels, adding the source where necessary."""
-    labels = [each.label for each in entries]
+    labels = [entry.label for entry in entries]
     return [
-        each if labels.count(each.label) == 1 else dataclasses.replace(each, label=f"{each.label} ({each.source})")
-        for each in entries
+        entry
+        if labels.count(entry.label) == 1
+        else dataclasses.replace(entry, label=f"{entry.label} ({entry.source})")
+        for entry in entries
     ]
 
 
@@ -75,11 +77,11 @@ def write_comparison(
 
 def _timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> list[Entry]:
     """Return an entry for each model that was timed but is not among the entries."""
-    known = {each.fingerprint for each in entries}
-    found: dict[str, ModelFigures] = {}
+    known = {entry.fingerprint for entry in entries}
+    timed: dict[str, ModelFigures] = {}
     for model in (model for report in reports for model in report.models):
         if model.about["fingerprint"] not in known:
-            found.setdefault(model.about["fingerprint"], model)
+            timed.setdefault(model.about["fingerprint"], model)
     return [
         Entry(
             label=model.label,
@@ -90,35 +92,35 @@ def _timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> lis
             fingerprint=mark,
             size_bytes=model.about["size_bytes"],
         )
-        for mark, model in found.items()
+        for mark, model in timed.items()
     ]
 
 
 def _judge(entries: Sequence[Entry], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
     """Return the evaluations, plus development scores."""
-    quality = judge({each.label: each.fingerprint for each in entries if each.fingerprint}, evaluations)
+    quality = judge({entry.label: entry.fingerprint for entry in entries if entry.fingerprint}, evaluations)
     own: dict[str, dict[str, float]] = {}
-    for each in entries:
-        if each.development is not None:
-            name = f"{_DEVELOPMENT}, {each.development_set}" if each.development_set else _DEVELOPMENT
-            own.setdefault(name, {})[each.label] = each.development
+    for entry in entries:
+        if entry.development is not None:
+            name = f"{_DEVELOPMENT}, {entry.development_set}" if entry.development_set else _DEVELOPMENT
+            own.setdefault(name, {})[entry.label] = entry.development
     return Quality(quality.headline, {**quality.figures, **own})
 
 
 def _parts(entries: Sequence[Entry], quality: Quality, reports: Sequence[SpeedReport]) -> Iterator[str]:
     yield _overview(entries, reports).to_markdown()
     if quality.figures:
-        yield Table("Quality, times 100", *quality.table([each.label for each in entries])).to_markdown()
-    recipes = [each for each in entries if each.recipe]
+        yield Table("Quality, times 100", *quality.table([entry.label for entry in entries])).to_markdown()
+    recipes = [entry for entry in entries if entry.recipe]
     rows = differences(entries)
     if rows:
-        header = ["setting", *(each.label for each in recipes)]
+        header = ["setting", *(entry.label for entry in recipes)]
         yield Table("Differences between recipes", header, rows, words=len(header)).to_markdown()
     elif len(recipes) > 1:
         yield "All recipes are identical."
     yield "## Details"
-    for each in entries:
-        yield "\n".join([f"### {each.label}", "", *(f"- {name}: {value}" for name, value in _facts(each))])
+    for entry in entries:
+        yield "\n".join([f"### {entry.label}", "", *(f"- {name}: {value}" for name, value in _facts(entry))])
     notes = [
         f"- latency with {report.threads_in_words()}: one text of {report.middle()}; {about_the_machine(report)}"
         for report in reports
@@ -131,16 +133,16 @@ def _overview(entries: Sequence[Entry], reports: Sequence[SpeedReport]) -> Table
     latencies = [f"ms, {report.threads_in_words()}" for report in reports]
     header = ["model", "kind", "method", "teacher", "files MB", "memory MB", "cold start s", *latencies]
     rows = []
-    for each in entries:
-        timed = next((model for report in reports if (model := _timed(each, report))), None)
-        cells = [_cell(each, report) for report in reports]
+    for entry in entries:
+        timed = next((model for report in reports if (model := _timed(entry, report))), None)
+        cells = [_cell(entry, report) for report in reports]
         rows.append(
             [
-                f"[{each.label}]({each.page})" if each.page else each.label,
-                each.kind,
-                each.facts.get("method", ""),
-                each.facts.get("teacher", ""),
-                _megabytes(each.size_bytes),
+                f"[{entry.label}]({entry.page})" if entry.page else entry.label,
+                entry.kind,
+                entry.facts.get("method", ""),
+                entry.facts.get("teacher", ""),
+                _megabytes(entry.size_bytes),
                 _megabytes(timed.memory_bytes if timed else None),
                 f"{timed.start.embedded:.2f}" if timed else "",
                 *("" if cell is None else f"{cell.p50_ms:.3g}" for cell in cells),
@@ -178,7 +180,7 @@ def differences(entries: Sequence[Entry]) -> list[list[str]]:
 
     Entries without a recipe have no column; missing settings are empty. The corpus is one row.
     """
-    recipes = [_with_one_corpus(each.recipe) for each in entries if each.recipe]
+    recipes = [_with_one_corpus(entry.recipe) for entry in entries if entry.recipe]
     names = dict.fromkeys(name for recipe in recipes for name in recipe)
     rows = [[name, *(recipe.get(name, "") for recipe in recipes)] for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
@@ -201,6 +203,6 @@ def _with_one_corpus(recipe: Mapping[str, str]) -> dict[str, str]:
 def _describe_source(settings: Mapping[str, str]) -> str:
     """Return the file's name and, in parentheses, the settings that select its texts."""
     chosen = (f"{key} {value}" for key, value in settings.items() if key not in ("path", "name", "licence"))
-    details = ", ".join(each for each in chosen if not each.endswith((" []", " ()")))
+    details = ", ".join(setting for setting in chosen if not setting.endswith((" []", " ()")))
     name = PurePath(settings.get("path", "")).name
     return f"{name} ({details})" if details else name

@@ -44,10 +44,10 @@ def read_evaluations(path: Path, *, required: bool = True) -> list[dict[str, Any
     Raises:
         DataError: the file cannot be read, or contains no evaluations although they are required.
     """
-    found = list(_find(read_json(path)))
-    if required and not found:
+    evaluations = list(_find(read_json(path)))
+    if required and not evaluations:
         raise DataError(f"{path} contains no evaluations; create them with `embedkit evaluate --json`")
-    return found
+    return evaluations
 
 
 def judge(models: Mapping[str, str], evaluations: Sequence[Mapping[str, Any]]) -> Quality:

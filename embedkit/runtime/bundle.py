@@ -45,7 +45,6 @@ class Bundle:
     """A bundle that was read and found whole.
 
     Attributes:
-        path: where it was read.
         manifest: description of the model.
         tokenizer_json: content of its ``tokenizer.json``.
         golden: texts with the embeddings, or pairs with the scores, they had when the bundle was written.

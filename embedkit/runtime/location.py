@@ -195,12 +195,9 @@ class PublishedModel:
     Attributes:
         name: the name that :meth:`embedkit.Encoder.load` takes.
         kind: ``"encoder"`` or ``"cross-encoder"``.
-        about: what it is, in a few words.
         languages: the languages of its training text.
-        licence: licence of its weights.
         dimension: D, width of an embedding; None for a cross-encoder.
         max_length: tokens of the longest text.
-        size_bytes: size of its file.
         sha256: hex digest of its file.
         figures: measured figures by name, from ``benchmarks/quality`` and ``benchmarks/frontier``.
     """

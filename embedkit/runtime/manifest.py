@@ -27,7 +27,6 @@ class Manifest:
     """Description and origin of a model.
 
     Attributes:
-        name: name of the model.
         kind: ``"encoder"``, or ``"cross-encoder"``, which scores pairs of texts.
         dimension: D, the width of an embedding; 1 for a cross-encoder.
         max_length: maximum length of a text, or pair of texts, in tokens, including special tokens.

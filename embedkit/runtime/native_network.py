@@ -89,7 +89,6 @@ class NativeNetwork:
         shared: contains the weights for all processes that run the network; None keeps them in this process.
 
     Attributes:
-        instructions: the instruction set in use.
         lanes: number of threads that may call :meth:`fill` concurrently.
         numerics: the arithmetic; networks with the same name compute the same bits on any machine.
         positions: maximum length of a text or pair in tokens; None if there is none.

@@ -35,7 +35,6 @@ class FolderModel:
     """The contents of a folder, in the terms of a bundle.
 
     Attributes:
-        path: the folder.
         manifest: values of its configuration files.
         tokenizer_json: contents of its ``tokenizer.json``.
         fingerprint: hex SHA-256 of graph, tokenizer, pooling and length.

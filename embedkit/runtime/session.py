@@ -61,7 +61,6 @@ class Session:
         lanes: number of lanes, 1 if there are none; as many as threads, or fewer if they would need more than
             half a gigabyte.
         is_small: whether the graph is also so small that every run uses one thread.
-        providers: the execution providers in use.
         output: name of the output used.
         width: size of its last axis, or None where the graph leaves it open or there are no rows but scores.
 
@@ -239,7 +238,6 @@ class PaddedNetwork:
     Attributes:
         lanes: number of threads that may call :meth:`fill` concurrently, each with its own lane.
         numerics: ONNX Runtime's version and provider; other processors may compute other bits.
-        provider: the session's first execution provider.
         width: size of a row, or None if the graph does not declare it or returns scores.
     """
 

@@ -106,8 +106,6 @@ class _FastTokenizer(ABC):
         max_length: the longest text or pair in tokens, special tokens included.
 
     Attributes:
-        json: the content as given.
-        max_length: as given.
         pad_id: id that fills a token batch; the attention mask is 0 there.
         vocabulary_size: number of ids, added tokens included.
         special_ids: ids of special tokens, e.g. of ``[CLS]`` and ``[SEP]``.

@@ -138,7 +138,7 @@ class SpeedReport:
 
 def summarise(cell: Cell, turns: Sequence[Turn], first: Sequence[Turn] | None) -> CellFigures:
     """Return the figures of one model in one cell from its turns and the reference model's, one per round."""
-    seconds = np.array([each for turn in turns for each in turn.seconds])
+    seconds = np.array([duration for turn in turns for duration in turn.seconds])
     p50, p95, p99 = (1000 * float(value) for value in np.percentile(seconds, (50, 95, 99)))
     medians = [statistics.median(turn.seconds) for turn in turns]
     ratios = [mine / statistics.median(other.seconds) for mine, other in zip(medians, first or (), strict=False)]

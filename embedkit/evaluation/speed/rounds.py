@@ -96,7 +96,7 @@ def _probe(worker: WorkerProcess, plan: Plan) -> dict[Cell, float]:
     """Return the seconds of a call in each cell, skipping batches that would take too long."""
     costs: dict[Cell, float] = {}
     for cell in plan.cells():
-        smaller = [each for each in costs if each.texts == cell.texts]
+        smaller = [timed for timed in costs if timed.texts == cell.texts]
         if smaller and costs[smaller[-1]] * cell.batch / smaller[-1].batch > plan.patience_seconds:
             continue
         if cell.batch > min(plan.batches) and not smaller:
@@ -115,8 +115,8 @@ def _announce(labels: Sequence[str], costs: Costs, plan: Plan) -> list[str]:
     cells = sum(map(len, costs))
     logger.info("timing %d kinds of calls, %d rounds: about %.0f s", cells, plan.rounds, seconds)
     notes = []
-    for label, found in zip(labels, costs, strict=True):
-        left_out = [f"{cell.batch} x {cell.texts}" for cell in plan.cells() if cell not in found]
+    for label, timed in zip(labels, costs, strict=True):
+        left_out = [f"{cell.batch} x {cell.texts}" for cell in plan.cells() if cell not in timed]
         if left_out:
             notes.append(
                 f"{label}: calls of more than {plan.patience_seconds:g} s are skipped: {', '.join(left_out)}"
@@ -132,13 +132,13 @@ def _take_turns(
     with Progress(label, plan.rounds * sum(map(len, costs)), unit="turns", enabled=progress) as bar:
         for number in range(plan.rounds):
             try:
-                found = _round(workers, costs, plan, bar, backwards=bool(number % 2))
+                answers = _round(workers, costs, plan, bar, backwards=bool(number % 2))
             except KeyboardInterrupt:
                 if number == 0:
                     raise
                 logger.warning("interrupted; reporting %d of %d rounds", number, plan.rounds)
                 return number
-            for place, cell, turn in found:
+            for place, cell, turn in answers:
                 turns[place][cell].append(turn)
     return plan.rounds
 
@@ -147,7 +147,7 @@ def _round(
     workers: Sequence[WorkerProcess], costs: Costs, plan: Plan, bar: Progress, *, backwards: bool
 ) -> list[tuple[int, Cell, Turn]]:
     """Run one turn of every model in every cell; alternate rounds are reversed, so that the order varies."""
-    found = []
+    answers = []
     places = range(len(workers))[:: -1 if backwards else 1]
     for cell in plan.cells():
         for place in places:
@@ -155,9 +155,9 @@ def _round(
                 continue
             calls = plan.calls(cell, one)
             answer = workers[place].time(cell.texts, batch=cell.batch, calls=calls, warm_up=_warm_up(one))
-            found.append((place, cell, Turn(answer["seconds"], answer["joules"], answer["most_memory_bytes"])))
+            answers.append((place, cell, Turn(answer["seconds"], answer["joules"], answer["most_memory_bytes"])))
             bar.advance()
-    return found
+    return answers
 
 
 def _warm_up(seconds: float) -> int:
@@ -171,9 +171,9 @@ def _most_memory(turns: dict[Cell, list[Turn]]) -> int | None:
 
 def _median_start(starts: Sequence[Start]) -> Start:
     return Start(
-        imported=statistics.median(each.imported for each in starts),
-        loaded=statistics.median(each.loaded for each in starts),
-        embedded=statistics.median(each.embedded for each in starts),
+        imported=statistics.median(start.imported for start in starts),
+        loaded=statistics.median(start.loaded for start in starts),
+        embedded=statistics.median(start.embedded for start in starts),
     )
 
 

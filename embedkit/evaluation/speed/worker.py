@@ -100,12 +100,12 @@ def read_encoder(source: str, threads: int) -> tuple[Encoder, int]:
 
 def _find_graph(folder: Path) -> Path:
     named = [folder / name for name in _GRAPHS if (folder / name).is_file()]
-    found = named or sorted(folder.glob("*.onnx"))
-    if not named and len(found) != 1:
+    graphs = named or sorted(folder.glob("*.onnx"))
+    if not named and len(graphs) != 1:
         raise ModelError(
-            f"{folder} must contain {' or '.join(_GRAPHS)}, or exactly one .onnx file; it has {len(found)}"
+            f"{folder} must contain {' or '.join(_GRAPHS)}, or exactly one .onnx file; it has {len(graphs)}"
         )
-    return found[0]
+    return graphs[0]
 
 
 def _read_bare(folder: Path, graph: Path) -> FolderModel:
