@@ -29,10 +29,7 @@ def measure_shifts(
 ) -> dict[str, FloatArray]:
     """Return what the bias of each int8 product has to gain: name of the product -> ``(O,) float32``.
 
-    Args:
-        model: the graph in float32.
-        quantized: the same graph with int8 products.
-        inputs: name of a product -> statistics of its inputs.
+    The graphs are the same, one in float32, one with int8 products.
     """
     wanted, stored = read_arrays(model), read_arrays(quantized)
     shifts = {}
@@ -44,12 +41,7 @@ def measure_shifts(
 
 
 def add_to_biases(graph: onnx.ModelProto, shifts: Mapping[str, FloatArray]) -> None:
-    """Add to the biases of products, in place; products without a bias of their own are left as they are.
-
-    Args:
-        graph: a float32 or int8 graph.
-        shifts: name of a product -> what its bias gains.
-    """
+    """Add to the biases of products, in place; products without a bias of their own are left as they are."""
     constants = {tensor.name: tensor for tensor in graph.graph.initializer}
     uses = Counter(name for node in graph.graph.node for name in node.input)
     for node in graph.graph.node:
@@ -73,10 +65,6 @@ def check_weights(model: onnx.ModelProto, content: bytes) -> Gate:
     Gates on embeddings allow for rounding of all weights, and would not notice one wrong weight among a million.
     Here each weight is converted back and compared: rounding moves it by half a step, or by up to 2.4 steps where
     4 bits clip the largest values of a block. Biases and other float32 values must be equal.
-
-    Args:
-        model: the graph in float32.
-        content: the serialized graph to be shipped.
     """
     wanted, stored = read_arrays(model), read_arrays(onnx.load_from_string(content))
     errors = list(_measure(wanted, stored))

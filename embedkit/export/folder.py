@@ -55,13 +55,7 @@ _PROCESSORS = {"cpu-avx2": "avx2", "cpu-vnni": "avx512_vnni", "arm64": "arm64"}
 
 @dataclass(frozen=True)
 class FolderReport:
-    """The result of an export.
-
-    Attributes:
-        path: the folder.
-        graphs: file in the folder -> manifest of the bundle that the graph comes from, including gates.
-        size_bytes: size of all files.
-    """
+    """The folder, its size, and for each graph the manifest of the bundle that it comes from, including gates."""
 
     path: Path
     graphs: Mapping[str, Manifest]

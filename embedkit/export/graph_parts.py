@@ -33,13 +33,7 @@ _HEADS = {"head.linear": "head.linear.sum", "head.linear.product": "head.linear"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A dense head, in float32.
-
-    Attributes:
-        weight: ``(D, W)``.
-        bias: ``(D,)``.
-        activation: ``"tanh"`` or ``"linear"``.
-    """
+    """A dense head in float32: weight ``(D, W)``, bias ``(D,)``, and the activation ``"tanh"`` or ``"linear"``."""
 
     weight: FloatArray
     bias: FloatArray

@@ -59,11 +59,8 @@ scores = CrossEncoder.load("{name}").predict([("a query", "a document")])  # (1,
 def save_repository(bundle: Bundle, folder: Path, *, repository: str = "", card: str = "") -> None:
     """Write the files of a repository; an older folder is replaced once the new one is complete.
 
-    Args:
-        bundle: an encoder or a cross-encoder.
-        folder: the folder to write.
-        repository: ``org/name``, for the code in the model card; if empty, the name of the bundle.
-        card: Markdown text about the model; if empty, the manifest's facts and gates.
+    The model card's code loads ``repository``, ``org/name``, or the bundle's name. Its text is ``card``, in
+    Markdown, or else the manifest's facts and gates.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -138,11 +135,9 @@ def push(
 def model_card(graphs: Mapping[str, Manifest], library: str, *, name: str, body: str = "") -> str:
     """A model card: metadata of the hub, how to load the model, what it is, and what its gates measured.
 
-    Args:
-        graphs: file in the repository -> manifest of the bundle that it holds or was made of.
-        library: the library that loads the repository, for the hub.
-        name: title, and in code the model to load.
-        body: Markdown text; takes the place of the manifest's facts.
+    ``graphs`` maps each file of the repository to the manifest of the bundle that it holds or was made of;
+    ``library`` loads the repository. The ``name`` is the title, and in code the model to load; Markdown text in
+    ``body`` replaces the manifest's facts.
     """
     manifest = next(iter(graphs.values()))
     data = ModelCardData(

@@ -20,13 +20,10 @@ from embedkit.runtime.session import Session
 
 @dataclass(frozen=True, slots=True)
 class InputStatistics:
-    """Statistics of the I inputs of one product.
+    """Statistics of the I inputs of one product, each ``(I,) float32``.
 
-    Attributes:
-        least: ``(I,) float32``, minimum of each input, at most 0.
-        largest: ``(I,) float32``, maximum of each input, at least 0.
-        mean: ``(I,) float32``, mean of each input; every text has the same weight.
-        power: ``(I,) float32``, mean square of each input, likewise.
+    ``least`` is at most 0, and ``largest`` at least 0. In ``mean`` and ``power``, the mean square, every text has
+    the same weight.
     """
 
     least: FloatArray
@@ -36,16 +33,9 @@ class InputStatistics:
 
 
 def measure_inputs(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -> dict[str, InputStatistics]:
-    """Measure the inputs of each product over texts or, for a cross-encoder, pairs of neighbouring texts.
+    """Measure the inputs of each product, by name, over texts or, for a cross-encoder, pairs of neighbours.
 
     They are run one at a time, because padding would be measured too.
-
-    Args:
-        model: an encoder or a cross-encoder.
-        texts: representative texts.
-
-    Returns:
-        name of a product -> statistics of its inputs.
 
     Raises:
         ExportError: there are too few texts, or the model cannot be exported.

@@ -69,14 +69,7 @@ _GOLDEN_TOLERANCE = {"fp32": 1e-4, "fp16": 5e-3, "int8": 5e-3, "int8-static": 5e
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:
-    """The written bundle and the gates' measurements.
-
-    Attributes:
-        path: the bundle.
-        manifest: the bundle's manifest, including the gates' figures.
-        fingerprint: hex SHA-256 of its content.
-        size_bytes: size of the file.
-    """
+    """The written bundle, its manifest with the gates' figures, the SHA-256 of its content, and its size."""
 
     path: Path
     manifest: Manifest
@@ -85,13 +78,7 @@ class ExportReport:
 
 
 class Origin(NamedTuple):
-    """What a model was loaded from.
-
-    Attributes:
-        folder: the model folder.
-        max_length: the maximum length that the caller chose instead of the folder's, or None.
-        trust_remote_code: whether its Python code may be run.
-    """
+    """The folder of a model, and the caller's maximum length, if any, and permission to run its Python code."""
 
     folder: Path
     max_length: int | None = None
@@ -121,16 +108,10 @@ def export_source(
     trust_remote_code: bool = False,
     **options: Unpack[ExportOptions],
 ) -> ExportReport:
-    """Export a run folder, a model folder or a hub id; see :func:`export`.
+    """Export a run folder, a model folder or a hub id; see :func:`export` for the options.
 
-    Args:
-        source: the model; a folder whose ``config.json`` names a ``...ForSequenceClassification`` contains a
-            cross-encoder.
-        output: the file to write.
-        licence: licence of the weights.
-        max_length: maximum length of a text or pair in tokens; if None, the model's.
-        trust_remote_code: whether transformers may run Python code that comes with the model.
-        options: the keyword arguments of :func:`export`.
+    A folder whose ``config.json`` names a ``...ForSequenceClassification`` contains a cross-encoder. The maximum
+    length of a text or pair in tokens is by default the model's.
 
     Raises:
         ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.

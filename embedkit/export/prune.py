@@ -22,15 +22,10 @@ Model = TypeVar("Model", bound=SentenceEncoder | PairEncoder)
 def prune_vocabulary(model: Model, texts: Sequence[str], size: int | None = None) -> tuple[Model, Gate]:
     """Keep the pieces that texts use, the special tokens, and the pieces needed to spell everything else.
 
-    Args:
-        model: an encoder or a cross-encoder; not changed.
-        texts: the corpus; of texts longer than the model's maximum length, only the part that the model sees
-            counts.
-        size: maximum number of pieces to keep, the most frequent first; by default all that are used.
-
-    Returns:
-        a copy of the model with the smaller vocabulary, and the gate ``vocabulary``, which fails if a token
-        of the corpus became unknown, or a text changed although all its pieces were kept.
+    With a ``size``, the most frequent pieces are kept up to that number. Of texts longer than the model's maximum
+    length, only the part that the model sees counts. A copy of the model with the smaller vocabulary is returned
+    with the gate ``vocabulary``, which fails if a token of the corpus became unknown, or a text changed although
+    all its pieces were kept.
 
     Raises:
         ExportError: there are no texts.

@@ -60,11 +60,7 @@ def largest_weight(target: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Int8Arithmetic:
-    """Stores weights as int8.
-
-    Attributes:
-        largest: maximum magnitude of a weight in a product.
-    """
+    """Stores weights as int8, in products of at most the magnitude ``largest``."""
 
     largest: int
 
@@ -95,14 +91,8 @@ def multiply(
 ) -> str:
     """Multiply integers and scale back to float32, with the operators that ONNX Runtime fuses into one kernel.
 
-    Args:
-        graph: the graph to write to.
-        name: name of the product.
-        quantized: activations ``(..., I) uint8``.
-        zero: their zero point, a scalar.
-        scale: their scale, a scalar; must not be a constant.
-        integers: ``(I, O) int8``.
-        scales: ``(1, O) float32``.
+    Activations are ``(..., I) uint8`` with a scalar scale, which must not be a constant, and zero point; weights
+    are ``(I, O) int8`` with scales ``(1, O) float32``.
     """
     stored = graph.constant(f"{name}.weight_int8", integers)
     stored_zero = graph.constant(f"{name}.weight_zero", np.zeros(scales.shape[1], dtype=np.int8))
@@ -114,16 +104,10 @@ def multiply(
 
 
 def quantize(weight: FloatArray, largest: int, *, axis: int) -> tuple[npt.NDArray[np.int8], FloatArray]:
-    """Round a matrix to integers in [-largest, largest] with one scale for each slice along ``axis``.
+    """Round a matrix to int8 in [-largest, largest] with one float32 scale for each slice along ``axis``.
 
-    Args:
-        weight: ``(I, O) float32``.
-        largest: maximum magnitude of an integer, at most 127.
-        axis: the axis over which a scale is shared: 0 gives a scale for each column, 1 for each row.
-
-    Returns:
-        integers ``(I, O) int8`` and scales float32 of the same rank, 1 along ``axis``; a slice of zeros has
-        scale 1.
+    The axis 0 gives a scale for each column, 1 for each row; scales have the rank of the matrix. A slice of zeros
+    has scale 1.
     """
     scales = np.abs(weight).max(axis=axis, keepdims=True) / np.float32(largest)
     scales = np.where(scales > 0, scales, np.float32(1.0)).astype(np.float32)
@@ -139,12 +123,7 @@ _WORTH = 2 / 3
 
 @dataclass(frozen=True)
 class StaticInt8Products:
-    """Products of int8 weights and activations of known ranges.
-
-    Attributes:
-        largest: maximum magnitude of a weight.
-        inputs: name of a product -> statistics of its inputs.
-    """
+    """Products of int8 weights and activations of known ranges."""
 
     largest: int
     inputs: Mapping[str, InputStatistics]
@@ -199,12 +178,7 @@ def _expect_error(factors: FloatArray, seen: InputStatistics, weight: FloatArray
 
 @dataclass(frozen=True, slots=True)
 class MixedArithmetic:
-    """Combines the products of one arithmetic with the word table of another.
-
-    Attributes:
-        products: multiplies.
-        words: looks up.
-    """
+    """Combines the products of one arithmetic with the word table of another."""
 
     products: Products
     words: WordTable

@@ -51,20 +51,11 @@ def check_reading(
 ) -> Gate:
     """Compare a model with its folder as the folder's own library reads it.
 
-    Args:
-        original: the model, before its vocabulary was pruned.
-        folder: what it was loaded from.
-        max_length: the length that the caller chose instead of the folder's, or None.
-        trust_remote_code: whether the folder's Python code may be run.
-        candidate: the graph with the model's tokenizer; None if its vocabulary was pruned: its tokens differ.
-        least: minimum cosine of the graph's embeddings with the torch model's; None for cross-encoders.
-        most: maximum difference of the graph's scores from the torch model's; None for no limit.
-
-    Returns:
-        a gate that passes if the tokens of every text are equal, the file gives what the torch model gives for the
-        library's tokens, to the rounding of its precision, and
-        sentence-transformers or model2vec, whichever wrote the folder and if it is there, gives the same results
-        as the torch model.
+    The gate passes if the tokens of every text are equal, the file gives what the torch model gives for the
+    library's tokens, to the rounding of its precision, and sentence-transformers or model2vec, whichever wrote the
+    folder and if it is there, gives the same results as the torch model. Without a candidate, because its pruned
+    vocabulary gives other tokens, the file is not compared. ``least`` is the minimum cosine of its embeddings,
+    ``most`` the maximum difference of its scores. A maximum length that the caller chose replaces the folder's.
 
     Raises:
         ExportError: the library cannot run the folder.

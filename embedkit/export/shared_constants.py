@@ -31,11 +31,10 @@ def find_twins(graph: onnx.ModelProto) -> dict[str, str]:
 
 
 def merge_twins(graph: onnx.ModelProto, twins: Mapping[str, str]) -> None:
-    """Store the constants of twins once, in place; those that were rounded differently are kept.
+    """Store the constants of twins once, in place.
 
-    Args:
-        graph: a graph of any precision.
-        twins: what :func:`find_twins` found in this graph, or in that of the same network in float32.
+    The twins were found in this graph, or in that of the same network in float32; those that were rounded
+    differently are kept.
     """
     if not twins:
         return

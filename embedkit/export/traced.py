@@ -120,11 +120,7 @@ class _Copier:
         self.nodes = [node for node in traced.graph.node if not self._is_weight(node)]
 
     def copy(self) -> str:
-        """Write all nodes; products and word lookups are named after their modules.
-
-        Returns:
-            name of the output, which is itself a product after a linear head.
-        """
+        """Write all nodes, products and word lookups named after their modules; return the name of the output."""
         large = [node for node in self.nodes if self._is_product(node) or self._is_word_table(node)]
         taken = set(_RESERVED)
         names = {node.output[0]: _unused(_module(node.name), taken) for node in large}

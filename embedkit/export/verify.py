@@ -131,16 +131,11 @@ def verify(
     dev: ScoredPairs | None = None,
     original: SentenceEncoder | PairEncoder | None = None,
 ) -> list[Gate]:
-    """Measure all gates.
+    """Measure all gates of a model's serialized graph.
 
-    Args:
-        model: the exported model.
-        content: the serialized graph to be shipped.
-        thresholds: thresholds of the gates.
-        quantized: whether products should be quantized.
-        for_gpu: whether to count operators only as written, not as optimized by ONNX Runtime for a CPU.
-        dev: scored pairs for ``retention``; without them ``agreement`` is measured.
-        original: the model before its vocabulary was pruned, the reference for ``retention``; else ``model``.
+    Operators are counted only as written ``for_gpu``, not as optimized by ONNX Runtime for a CPU. Without scored
+    pairs in ``dev``, ``agreement`` is measured in place of ``retention``, for which the reference is ``original``,
+    the model before its vocabulary was pruned.
 
     Raises:
         ModelError: ONNX Runtime rejects the graph.
@@ -317,14 +312,9 @@ def check_operators(
 
     A graph of the BERT family has exactly the operators that its layers need. A traced graph has at least the
     LayerNormalizations and Gelus that torch called and, if quantized, no product with a float weight. An operator
-    that was decomposed or not quantized gives the same results several times slower.
-
-    Args:
-        model: the exported model.
-        content: the serialized graph.
-        quantized: whether products should be quantized.
-        for_gpu: count operators only as written, because ONNX Runtime's optimization of float16 for CPUs, where
-            it has few kernels, says nothing about GPUs.
+    that was decomposed or not quantized gives the same results several times slower. They are counted only as
+    written ``for_gpu``, because ONNX Runtime's optimization of float16 for CPUs, where it has few kernels, says
+    nothing about GPUs.
     """
     exact = is_bert(model)
     expected = _expect(model, quantized=quantized) if exact else _count_calls(model, quantized=quantized)

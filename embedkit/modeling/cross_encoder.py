@@ -50,11 +50,6 @@ class PairEncoder(nn.Module):
     It is transformers' own classifier with one label: for BERT the body, its pooler (dense, tanh), dropout and a
     linear layer; for RoBERTa the body, then dense, tanh, dropout and linear on the first token.
 
-    Args:
-        network: the classifier.
-        tokenizer: tokenizer for pairs, which also sets their maximum length.
-        name: name of the model.
-
     Raises:
         ModelError: the network has more than one label, or the parts do not match.
     """
@@ -135,10 +130,7 @@ class PairEncoder(nn.Module):
     ) -> PairEncoder:
         """Load a trained cross-encoder from a transformers folder or the hub.
 
-        Args:
-            source: folder or hub id.
-            max_length: maximum length of a pair in tokens; if None, the limit of tokenizer and network.
-            trust_remote_code: whether transformers may run Python code that comes with the model.
+        The length of a pair is that of tokenizer and network if ``max_length`` is None.
 
         Raises:
             ModelNotFoundError: neither a folder nor a model on the hub.
@@ -165,12 +157,7 @@ class PairEncoder(nn.Module):
         """Put a new classifier on the body of any model, for example a raw pre-trained one.
 
         The pooler is kept if the folder has one; missing weights of the classifier are initialised randomly.
-
-        Args:
-            source: a transformers or sentence-transformers folder, or a hub id.
-            max_length: maximum length of a pair in tokens; if None, the limit of tokenizer and network.
-            seed: seed of the random weights; torch's global generators are not changed.
-            name: name of the model; by default that of the source.
+        ``max_length`` is as in :meth:`load`. Torch's global generators are not changed by ``seed``.
 
         Raises:
             ModelNotFoundError: neither a folder nor a model on the hub.
@@ -190,12 +177,8 @@ class PairEncoder(nn.Module):
     def from_encoder(cls, encoder: SentenceEncoder, *, max_length: int, seed: int) -> PairEncoder:
         """Put a new classifier on a copy of an encoder's body.
 
-        An encoder has no pooler, so pooler and last layer are initialised randomly.
-
-        Args:
-            encoder: source of the body; not changed. A dense head is not carried over.
-            max_length: maximum length of a pair in tokens.
-            seed: seed of the random weights; torch's global generators are not changed.
+        An encoder has no pooler, so pooler and last layer are initialised randomly. A dense head is not carried
+        over. Torch's global generators are not changed by ``seed``.
 
         Raises:
             ModelError: the encoder has too few positions for pairs of that length.
@@ -210,12 +193,7 @@ class PairEncoder(nn.Module):
         return cls(network.to(encoder.device), tokenizer, name=encoder.name)
 
     def to_encoder(self, *, pooling: str, max_length: int) -> SentenceEncoder:
-        """Return an encoder on a copy of this network's body, without the classifier.
-
-        Args:
-            pooling: ``"mean"`` or ``"cls"``.
-            max_length: maximum length of a text in tokens.
-        """
+        """Return an encoder on a copy of this network's body, without the classifier."""
         config = AutoConfig.for_model(**self.config.to_dict())
         with seeded(0), quiet_transformers():
             backbone = AutoModel.from_config(config, add_pooling_layer=False)

@@ -67,14 +67,10 @@ _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class DenseHead(nn.Module):
-    """A dense layer after pooling, kept at inference.
+    """A dense layer after pooling, from ``(B, W)`` to ``(B, D)``, kept at inference.
 
-    Args:
-        width: W, width of the pooled embeddings.
-        dimension: D, width of the embeddings.
-        activation: ``"tanh"`` (SCT's distillation students, LaBSE), ``"linear"``, none (LEAF), or another that
-            loaded models have.
-        before: dense layers that come first, of loaded models.
+    The activation is ``"tanh"`` (SCT's distillation students, LaBSE), ``"linear"``, none (LEAF), or another that
+    loaded models have; those may have dense layers ``before`` it, too.
     """
 
     def __init__(

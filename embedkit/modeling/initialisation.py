@@ -58,13 +58,8 @@ def random(
 ) -> SentenceEncoder:
     """Create a BERT encoder with BERT's own random initialisation (normal, 0.02), deterministic in the seed.
 
-    Args:
-        tokenizer: defines the vocabulary.
-        size: shape of the network.
-        max_length: maximum length of a text in tokens.
-        seed: seed of the weights; torch's global generators are not changed.
-        positions: rows of the position table, ``max_length`` if None.
-        pooling: ``"mean"`` or ``"cls"``.
+    The position table has ``positions`` rows, by default ``max_length``. Torch's global generators are not
+    changed.
     """
     config = BertConfig(
         vocab_size=tokenizer.vocabulary_size,
@@ -102,13 +97,6 @@ def from_teacher(
 
     Sources: Arora et al. 2017 (smooth inverse frequency); model2vec (words through a teacher, PCA, Zipf).
 
-    Args:
-        teacher: any encoder; its tokenizer becomes the student's.
-        size: shape of the student.
-        max_length: maximum length of the student's texts in tokens.
-        seed: seed of everything random.
-        positions: rows of the position table, ``max_length`` if None.
-
     Raises:
         ModelError: the teacher's vocabulary contains no real word.
     """
@@ -126,16 +114,10 @@ def from_teacher(
 
 
 def remember_words(student: SentenceEncoder, teacher: SentenceEncoder | None, width: int, *, seed: int) -> None:
-    """Give a student a word memory initialised with its teacher's embeddings of single words.
+    """Give a student a word memory of so many columns, initialised with its teacher's embeddings of single words.
 
     A row holds the direction and the weight of a word, as in :func:`from_teacher`'s word table, without ballast.
     Special tokens, or all words if there is no teacher, start at zero.
-
-    Args:
-        student: changed in place.
-        teacher: an encoder with the student's tokenizer.
-        width: M, width of a row.
-        seed: seed of the rotation.
     """
     memory = WordMemory(int(student.config.vocab_size), width)
     if teacher is not None:
@@ -157,11 +139,6 @@ def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> 
     have the vector 0, and none are added to a text. The tokenizer is the teacher's.
 
     Sources: Arora et al. 2017 (smooth inverse frequency); model2vec (words through a teacher, PCA, Zipf).
-
-    Args:
-        teacher: any encoder.
-        dimension: D, dimensions of an embedding.
-        seed: seed of the rotation.
 
     Raises:
         ModelError: the teacher's vocabulary contains no real word.

@@ -17,16 +17,11 @@ INT4_ERROR = INT4_ZERO / _CLIPPED[-1] - (INT4_ZERO - 1)
 
 
 def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-    """Round rows to integers in [-8, 7] with a scale for each block of 32 values, or for a row without blocks.
+    """Round rows ``(V, H) float32`` to integers in [-8, 7], int8, with a scale for each block of 32 values.
 
     A scale has the sign that makes the largest magnitude negative, because there are more negative integers than
     positive ones. It maps that magnitude to -8, or beyond if clipping reduces the squared error of the block.
-
-    Args:
-        table: ``(V, H) float32``.
-
-    Returns:
-        integers ``(V, H) int8`` and scales ``(V, H / 32, 1) float16``; a block of zeros has scale 1.
+    Scales are ``(V, H / 32, 1) float16``, or ``(V, 1, 1)`` if 32 does not divide H; a block of zeros has scale 1.
     """
     rows, width = table.shape
     blocks = table.reshape(rows, -1, _BLOCK if width % _BLOCK == 0 else width)

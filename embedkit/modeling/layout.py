@@ -53,19 +53,8 @@ def write_layout(
     """Write the layout's JSON files into a folder that contains a transformers model.
 
     A word memory is a module of embedkit's own; sentence-transformers refuses to load it rather than ignoring it.
-
-    Args:
-        folder: the destination.
-        hidden: H, width of the backbone.
-        pooling: as of :class:`~embedkit.modeling.encoder.SentenceEncoder`.
-        max_length: maximum length of a text in tokens.
-        memory: M, width of the word memory, or None.
-        head: D and activation of the dense head, or None.
-        prompts: name -> text to prepend.
-        default_prompt: name of the prompt used by default.
-
-    Returns:
-        the layout, whose folders of head and memory do not contain weights yet.
+    The ``memory`` is M, its width; the ``head`` D and its activation. The folders of the returned layout's head
+    and memory do not contain weights yet.
     """
     pooled = {"word_embedding_dimension": hidden}
     pooled |= {key: name in pooling_modes(pooling) for key, name in POOLING_KEYS.items()}

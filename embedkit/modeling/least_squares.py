@@ -11,12 +11,8 @@ _RIDGE = 1e-4  # as a multiple of the inputs' mean variance
 def fit_affine(inputs: Tensor, targets: Tensor, *, ridge: float = _RIDGE) -> tuple[Tensor, Tensor]:
     """Fit the affine map from ``(N, I)`` to ``(N, O)``; return weight ``(O, I)`` and bias ``(O,)``.
 
-    Both are float32, in the layout of :class:`torch.nn.Linear`; sums are computed in float64.
-
-    Args:
-        inputs: one row per observation.
-        targets: the expected outputs.
-        ridge: penalty on squared weights, as a multiple of the inputs' mean variance.
+    Both are float32, in the layout of :class:`torch.nn.Linear`; sums are computed in float64. ``ridge`` is the
+    penalty on squared weights, as a multiple of the inputs' mean variance.
     """
     mean, target_mean = inputs.mean(dim=0, dtype=torch.float64), targets.mean(dim=0, dtype=torch.float64)
     centred = (inputs - mean.float()).double()

@@ -19,11 +19,8 @@ _OTHER_FORMS = ["onnx/*", "openvino/*", "coreml/*"]
 def find_folder(source: str | os.PathLike[str], *, with_code: bool = False) -> Path:
     """Return the folder of a model, downloaded first if ``source`` is a hub id.
 
-    An existing path takes precedence. A source that looks like a path is never looked up on the network.
-
-    Args:
-        source: folder or hub id.
-        with_code: whether to download Python code, too.
+    An existing path takes precedence. A source that looks like a path is never looked up on the network. Python
+    code is downloaded ``with_code`` only.
 
     Raises:
         ModelNotFoundError: the folder does not exist, or the hub has no such model or cannot be reached.

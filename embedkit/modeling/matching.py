@@ -32,15 +32,11 @@ _GAIN = 0.5  # singular values of the first layer's values and of its output
 def matching_encoder(
     encoder: SentenceEncoder, *, mean: float = 0.0, spread: float = 1.0, max_length: int, seed: int
 ) -> PairEncoder:
-    """Create a cross-encoder with one layer more than an encoder.
+    """Create a cross-encoder with one layer more than an encoder of type BERT with absolute positions.
 
-    Args:
-        encoder: an encoder of type BERT with absolute positions; not changed.
-        mean: expected mean of the logits, the classifier's bias. A step of AdamW moves a bias by no more than the
-            learning rate, so one far from the mean would drive the pooler into saturation.
-        spread: expected standard deviation of the logits, the scale of the classifier's weights.
-        max_length: maximum length of a pair in tokens.
-        seed: seed of everything random; torch's global generators are not changed.
+    The expected ``mean`` of the logits becomes the classifier's bias, and their standard deviation, ``spread``,
+    the scale of its weights. A step of AdamW moves a bias by no more than the learning rate, so one far from the
+    mean would drive the pooler into saturation. Torch's global generators are not changed.
 
     Raises:
         ModelError: the encoder is of another type, or has too few positions for pairs of that length.
@@ -99,10 +95,8 @@ def _match(body: Any, words: list[int]) -> None:
 def _same_words(states: Tensor, half: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Return the weights of queries and keys, ``(H, H)`` each.
 
-    Args:
-        states: ``(N, H)``, centred states of words in either segment.
-        half: ``(H,)``, what the first segment adds to a centred state; the second subtracts it.
-        heads: number of heads.
+    ``states``, ``(N, H)``, are centred states of words in either segment; ``half``, ``(H,)``, is what the first
+    segment adds to a centred state and the second subtracts.
     """
     width = states.shape[1]
     by_head = width // heads

@@ -64,10 +64,6 @@ class WordMemory(nn.Module):
 
     A text costs one sum of rows and no matrix product, whatever the width. Row norms act as word weights, so the
     mean needs no weights of its own.
-
-    Args:
-        rows: size of the vocabulary.
-        width: M, width of a row.
     """
 
     def __init__(self, rows: int, width: int) -> None:

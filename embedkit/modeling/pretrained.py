@@ -149,9 +149,7 @@ def first_line(error: BaseException) -> str:
 def load_weights(folder: Path, part: str) -> dict[str, Tensor]:
     """Load the weights of a module other than a backbone, in either format of sentence-transformers.
 
-    Args:
-        folder: the module's.
-        part: name of the module, for messages.
+    ``part`` names the module in messages.
 
     Raises:
         ModelError: they cannot be loaded.
@@ -167,11 +165,8 @@ def load_weights(folder: Path, part: str) -> dict[str, Tensor]:
 def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
     """Load a network, and name the weights that its folder lacks and that were initialised instead.
 
-    Code that comes with a model may load it without a report. Weights that differ when it is loaded again are
-    random.
-
-    Args:
-        load: transformers' ``from_pretrained`` with all other arguments.
+    ``load`` is transformers' ``from_pretrained`` with all other arguments. Code that comes with a model may load
+    it without a report. Weights that differ when it is loaded again are random.
     """
     found = load(output_loading_info=True)
     if isinstance(found, tuple):

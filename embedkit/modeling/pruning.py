@@ -36,11 +36,9 @@ AnyTokenizer = TypeVar("AnyTokenizer", bound=Tokenizer | PairTokenizer)
 
 
 def count_pieces(tokenizer: Tokenizer, chunks: Iterable[Sequence[str]]) -> Counts:
-    """Count how often texts use each piece: ``(V,) int64``, by id.
+    """Count how often texts, some at a time, use each piece: ``(V,) int64``, by id.
 
-    Args:
-        tokenizer: of texts longer than its maximum length, only the part that it keeps counts.
-        chunks: the texts, some at a time.
+    Of texts longer than the tokenizer's maximum length, only the part that it keeps counts.
 
     Raises:
         InputError: an item is not a string.
@@ -57,12 +55,8 @@ def count_pieces(tokenizer: Tokenizer, chunks: Iterable[Sequence[str]]) -> Count
 def choose_pieces(tokenizer: Tokenizer | PairTokenizer, counts: Counts, size: int | None = None) -> list[int]:
     """Return the ids to keep, ascending, so that special tokens stay at the start as usual.
 
-    Special tokens and the pieces needed to spell everything else are always kept.
-
-    Args:
-        tokenizer: the tokenizer.
-        counts: the result of :func:`count_pieces`.
-        size: maximum number of pieces, the most frequent first; by default all that are used.
+    Special tokens and the pieces needed to spell everything else are always kept. With a ``size``, the most
+    frequent pieces are kept up to that number, otherwise all that were counted.
 
     Raises:
         InputError: ``size`` is too small.
@@ -165,11 +159,7 @@ def _is_spelled(piece: str, spelling: Sequence[str], pieces: Mapping[str, int]) 
 
 
 class _Merges:
-    """The merges of BPE, none for other algorithms.
-
-    Args:
-        merges: pairs of pieces in their order, each a list, or in older files one string.
-    """
+    """The merges of BPE in their order, none for other algorithms."""
 
     def __init__(self, merges: Iterable[str | list[str]]) -> None:
         self._ranks = {_pair(merge): rank for rank, merge in enumerate(merges)}

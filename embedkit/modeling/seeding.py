@@ -12,9 +12,7 @@ import torch
 def seeded(seed: int, *, devices: Sequence[torch.device] | None = None) -> Iterator[None]:
     """Seed torch within the block, and restore its generators afterwards.
 
-    Args:
-        seed: any integer of 64 bits.
-        devices: CUDA devices whose generators are restored besides that of the CPU; all of them if None.
+    Restored are those of the CPU and of the given CUDA devices, or of all of them if None.
     """
     cuda = range(torch.cuda.device_count()) if devices is None else devices
     with torch.random.fork_rng(devices=cuda):

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Shape of a BERT encoder.
+    """Shape of a BERT encoder: layers, width of a token's state and heads, a divisor of it.
 
-    Attributes:
-        layers: number of transformer layers.
-        hidden: H, width of a token's state.
-        heads: number of attention heads, a divisor of ``hidden``.
-        inner: width inside a layer's feed-forward block; None for 4H, as in every published BERT.
+    The width inside a layer's feed-forward block is ``inner``; None is 4H, as in every published BERT.
     """
 
     layers: int

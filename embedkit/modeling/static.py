@@ -34,11 +34,7 @@ class StaticConfig(PretrainedConfig):
 
 
 class StaticTable(PreTrainedModel):
-    """A backbone without layers: the state of a token is its row.
-
-    Args:
-        config: the sizes.
-    """
+    """A backbone without layers: the state of a token is its row."""
 
     config_class = StaticConfig
 

@@ -112,15 +112,9 @@ def cross_from_layers(
     max_length: int,
     seed: int,
 ) -> PairEncoder:
-    """Create a BERT cross-encoder from some of its teacher's layers.
+    """Create a BERT cross-encoder from some of its teacher's layers; see :func:`from_layers`.
 
-    Args:
-        teacher: a cross-encoder of the BERT family with absolute positions.
-        size: as for :func:`from_layers`.
-        pairs: a few hundred to a few thousand representative pairs, relevant and irrelevant ones.
-        layers: as for :func:`from_layers`.
-        max_length: maximum length of the student's pairs in tokens.
-        seed: seed of everything random.
+    Some pairs should be relevant, others irrelevant.
 
     Raises:
         ModelError: the teacher is of another family, or the student is wider, deeper or longer than its teacher.

@@ -23,14 +23,9 @@ PRECISIONS = ("fp32", "bf16")
 class TorchEncoder:
     """A :class:`~embedkit.protocols.TextEncoder` that wraps a :class:`SentenceEncoder` without copying it.
 
-    The model is switched to evaluation mode during each call, so it may be in training.
-
-    Args:
-        model: the network; moved to ``device`` if one is given.
-        precision: ``"bf16"`` runs matrix products in bfloat16: faster on CPUs with AMX, but embeddings differ in
-            the third digit.
-        device: ``"cpu"``, ``"cuda"`` or another torch device; if None, the model is not moved.
-        max_tokens_per_batch: maximum number of tokens in a batch, including padding; limits memory use.
+    The model is switched to evaluation mode during each call, so it may be in training. The precision ``"bf16"``
+    runs matrix products in bfloat16: faster on CPUs with AMX, but embeddings differ in the third digit. The model
+    is moved to ``device`` unless that is None.
 
     Raises:
         ConfigError: unknown precision, or a device that is not available.
@@ -124,10 +119,6 @@ class TorchCrossEncoder:
     """A :class:`~embedkit.protocols.PairScorer` that wraps a :class:`PairEncoder` without copying it.
 
     The model is switched to evaluation mode during each call, so it may be in training.
-
-    Args:
-        model: the network.
-        max_tokens_per_batch: maximum number of tokens in a batch, including padding; limits memory use.
     """
 
     def __init__(self, model: PairEncoder, *, max_tokens_per_batch: int = 8192) -> None:

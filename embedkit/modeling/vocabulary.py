@@ -33,12 +33,7 @@ def load_tokenizer(
 
     ``tokenizer_config.json`` overrides what ``tokenizer.json`` says about case, accents, added tokens and
     truncation, differently in each class of transformers, which therefore applies it. Older formats are converted.
-
-    Args:
-        layout: layout of the folder.
-        max_length: maximum length of a text in tokens, including special tokens.
-        trust_remote_code: whether transformers may run Python code in the folder.
-        with_types: whether the network reads the types of a pair's tokens, which transformers may not give it.
+    ``with_types`` tells that the network reads the types of a pair's tokens, which transformers may not give it.
 
     Raises:
         ModelError: there is no tokenizer, or it cannot be read.

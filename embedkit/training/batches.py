@@ -100,18 +100,9 @@ class BatchSource(Batches):
     """Batches of texts.
 
     Each epoch is a new permutation of the corpus and drops the last incomplete batch. Each view is split into
-    chunks of similar length, which saves most of the padding and does not change the result.
-
-    Args:
-        corpus: the text.
-        tokenizer: the student's tokenizer.
-        spec: the method's requirements.
-        batch_size: B.
-        seed: seed of order and augmentations.
-        views: how views are made.
-        teachers: the teachers' vectors; read only if the method needs them.
-        rows: rows of the corpus to train on; None for all.
-        scores: ``(N,) float32``, a label for each row of the corpus, if the method needs labels.
+    chunks of similar length, which saves most of the padding and does not change the result. ``rows`` are the rows
+    of the corpus to train on, by default all; ``scores`` are labels of all its rows, ``(N,) float32``. Teachers
+    are read only if the method needs them.
 
     Raises:
         ConfigError: corpus, batch size or views do not fit the method, a required teacher or label is missing,
@@ -172,11 +163,7 @@ class BatchSource(Batches):
 def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsConfig) -> None:
     """Check that batches can be made for a method, before any teacher encodes the corpus.
 
-    Args:
-        spec: the method's requirements.
-        count: number of rows in an epoch.
-        batch_size: B.
-        views: how views are made.
+    ``count`` is the number of rows in an epoch.
 
     Raises:
         ConfigError: corpus, batch size or views do not fit the method.
@@ -240,13 +227,8 @@ def _vectors(teacher: TeacherVectors, rows: npt.NDArray[np.int64], columns: Sequ
 class PairBatchSource(Batches):
     """Batches of pairs of texts.
 
-    Args:
-        corpus: a corpus of two views, the texts of each pair.
-        tokenizer: the cross-encoder's tokenizer.
-        scores: ``(N,) float32``, a label for each row of the corpus.
-        batch_size: B.
-        seed: seed of the order.
-        both_orders: include every pair twice in an epoch, as ``(first, second)`` and ``(second, first)``.
+    ``scores`` are the labels of all rows, ``(N,) float32``. With ``both_orders`` an epoch has every pair twice, as
+    ``(first, second)`` and ``(second, first)``.
 
     Raises:
         ConfigError: there are fewer pairs than ``batch_size``, or the corpus has one view only.

@@ -18,12 +18,8 @@ class VectorQueue(nn.Module):
     """The newest K vectors, first in, first out.
 
     The queue starts with Gaussian rows of unit length, which are flushed after K / B steps. ``rows`` is in ring
-    order; :meth:`ordered` returns the oldest first. Both buffers are saved with the checkpoint.
-
-    Args:
-        size: K; a queue of size 0 stays empty.
-        dimension: D.
-        seed: seed of the initial rows.
+    order; :meth:`ordered` returns the oldest first. Both buffers are saved with the checkpoint. A queue of size 0
+    stays empty.
 
     Attributes:
         rows: ``(K, D) float32, unit rows``.
@@ -66,12 +62,8 @@ QueueKind = Literal["two", "one", "frozen", "none"]
 class CrossViewQueues(nn.Module):
     """D1 and D2, which hold the reference vectors of view 1 and view 2.
 
-    Args:
-        size: K, number of vectors in a queue.
-        dimension: D.
-        kind: ``"two"`` is SCT; ``"one"`` is a shared queue that takes view 1 only; ``"frozen"`` queues keep
-            their random rows; ``"none"`` scores against the batch only.
-        seed: seed of the random rows.
+    ``"two"`` queues are SCT's; ``"one"`` is a shared queue that takes view 1 only; ``"frozen"`` queues keep their
+    random rows; ``"none"`` scores against the batch only.
     """
 
     def __init__(self, size: int, dimension: int, *, kind: QueueKind, seed: int) -> None:
@@ -106,9 +98,6 @@ class TeacherQueues(nn.ModuleList, Generic[Queues]):
     """One entry per teacher: a queue, or the queues of two views.
 
     Entries may differ in width and are filled with the same sentences.
-
-    Args:
-        queues: the entry of each teacher.
     """
 
     def __init__(self, queues: Iterable[Queues]) -> None:
@@ -120,11 +109,7 @@ class TeacherQueues(nn.ModuleList, Generic[Queues]):
         return [cast(Queues, queues) for queues in self]
 
     def carry(self, teachers: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
-        """Return the tensors that :meth:`enqueue` needs, by name.
-
-        Args:
-            teachers: for each teacher, the vectors ``(B, T)`` of each view held by its queues.
-        """
+        """Name the tensors that :meth:`enqueue` needs: each teacher's vectors ``(B, T)`` of each view."""
         return {
             f"teacher{place}.view{view}": vectors
             for place, teacher in enumerate(teachers)
@@ -142,14 +127,10 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class MovingAverage(nn.Module, Generic[Network]):
-    """An exponential moving average of a network's parameters.
+    """An exponential moving average of a network's parameters, which get no gradients.
 
-    Args:
-        network: the network to follow; the copy starts equal to it.
-        momentum: weight of the old average in an update: 1 never moves, 0 copies.
-
-    Attributes:
-        network: the average; its parameters get no gradients.
+    It starts equal to the network. ``momentum`` is the weight of the old average in an update: 1 never moves, 0
+    copies.
     """
 
     network: Network

@@ -41,13 +41,9 @@ _BREAKS = ".,;:!?"
 
 
 def contrasts(text: str) -> list[str]:
-    """Variants of a short text: negated, with exchanged roles, with an antonym, and as a question.
+    """Return up to four variants of a text: negated, with exchanged roles, with an antonym, and as a question.
 
-    Args:
-        text: normalised; texts of several sentences or of more than 30 words have no variants.
-
-    Returns:
-        up to four texts, different from ``text`` and from each other.
+    Texts of several sentences or of more than 30 words have none.
     """
     words = text.split()
     if not 3 <= len(words) <= _LONGEST or _SPLIT.search(text):

@@ -178,10 +178,7 @@ class Corpus:
     def taught(self, rows: npt.NDArray[np.int64], view: int = 0, *, prompt: str = "") -> list[str]:
         """Return the texts that a teacher reads for some rows: the originals of translations, after prompts.
 
-        Args:
-            rows: the rows, in the requested order.
-            view: the view.
-            prompt: that of sources without one.
+        ``prompt`` is that of sources without one.
         """
         texts = self.texts(self.target_rows[rows], view)
         prompts = [prompt if card.prompt is None else card.prompt for card in self.cards]

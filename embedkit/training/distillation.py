@@ -73,11 +73,7 @@ class ShuffledConfig(DistillationConfig):
 class Distillation(Method):
     """A method that imitates a teacher, optionally with a self-supervised loss.
 
-    Args:
-        encoder: the student; a head is added unless it has the teacher's width.
-        config: settings.
-        seed: seed of the head and of the self-supervised part.
-        teacher_dimension: T, width of the vectors to imitate.
+    A head of the teacher's width is added unless the encoder has that width.
     """
 
     imitates: ClassVar[bool] = True
@@ -111,12 +107,7 @@ class Distillation(Method):
 
     @torch.no_grad()
     def start_head(self, views: Iterable[View], vectors: Tensor) -> None:
-        """Initialise a new linear head by ridge regression on some texts.
-
-        Args:
-            views: views of the texts.
-            vectors: the teacher's vectors, ``(N, T) float32``.
-        """
+        """Fit a new linear head to the teacher's vectors ``(N, T) float32`` of some texts by ridge regression."""
         head = self.encoder.head
         if head is None or not self.awaits_start:
             return
@@ -129,12 +120,7 @@ class Distillation(Method):
 
     @abstractmethod
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """Return the distillation loss.
-
-        Args:
-            batch: views and teachers.
-            embeddings: pooled embeddings of the views, before the head, each ``(B, H)``.
-        """
+        """Return the distillation loss from pooled embeddings of the views, before the head, each ``(B, H)``."""
 
     def enqueue(self, carry: Mapping[str, Tensor]) -> None:
         """Add the tensors that :meth:`distil` returned as ``carry`` to the queues, if any."""

@@ -61,14 +61,6 @@ class JoinedVectors:
 
     Means and components are computed from a sample of the first view of the rows that ``config.rows`` leaves.
 
-    Args:
-        parts: the teachers' vectors, each of its own width.
-        config: weights and width.
-        rows: number of rows in the corpus.
-
-    Attributes:
-        parts: as given.
-
     Raises:
         ConfigError: the weights do not fit the teachers, fewer components exist than are to be kept, or there are
             fewer rows than ``config.rows``.

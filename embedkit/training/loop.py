@@ -39,14 +39,9 @@ def total_steps(batches_per_epoch: int, *, accumulate: int, epochs: int, steps: 
 
 
 def evaluation_steps(total: int, *, steps_per_epoch: int, every: int, most: int | None = None) -> frozenset[int]:
-    """Return the steps after which a run is evaluated, always including the last.
+    """Return the steps after which a run is evaluated: ``every`` so many, at the end of each epoch, and the last.
 
-    Args:
-        total: number of steps in the run.
-        steps_per_epoch: the end of each epoch is evaluated too.
-        every: steps between evaluations.
-        most: maximum number of evaluations. If epoch ends and ``every`` would exceed it, evaluations are evenly
-            spaced instead, as densely as ``most`` allows.
+    If these are more than ``most``, evaluations are evenly spaced instead, as densely as ``most`` allows.
     """
     steps = {*range(every, total + 1, every), *range(steps_per_epoch, total + 1, steps_per_epoch), total}
     if most is not None and len(steps) > most:
@@ -88,27 +83,15 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     show_progress: bool | None = None,
 ) -> TrainState:
-    """Train a method and write the encoder to ``folder.model``.
+    """Train a method and write the encoder to ``folder.model``; return the state, not ``finished`` if stopped.
 
     With ``evaluate`` the encoder with the highest score is kept, otherwise the last one. An interrupted run
-    resumes from its last checkpoint and ends with the same bits as an uninterrupted one, on the same machine
-    and with the same versions, number of threads and number of processes.
+    resumes from its last checkpoint and ends with the same bits as an uninterrupted one, on the same machine and
+    with the same versions, number of threads and number of processes. ``should_stop`` is called after each step;
+    if True, a checkpoint is saved.
 
-    Several processes (:mod:`~embedkit.training.processes`) share the rows of each batch. The first one
-    evaluates and writes.
-
-    Args:
-        method: the method, on its device.
-        batches: batches made for the method's spec.
-        config: optimizer, seed and intervals.
-        folder: destination of checkpoints, metrics and the encoder.
-        evaluate: scores ``method.encoder`` on development data.
-        resume: resume from the last checkpoint if there is one.
-        should_stop: called after each step; if True, a checkpoint is saved and the function returns.
-        show_progress: see :class:`~embedkit.progress.Progress`.
-
-    Returns:
-        the final state; ``finished`` is False if the run was stopped.
+    Several processes (:mod:`~embedkit.training.processes`) share the rows of each batch. The first one evaluates
+    and writes.
 
     Raises:
         ConfigError: the processes cannot share a batch evenly, ``optim.compile`` finds no compiler, or it is

@@ -63,10 +63,7 @@ def reference(references: Sequence[Keys], temperature: float, shuffle: Shuffle |
     Each reference scores its own vectors of the batch against its own keys, so that widths may differ; row j is
     the same sentence in all keys. Probabilities are averaged, not cosines or vectors.
 
-    Args:
-        references: one or more.
-        temperature: temperature of the softmax.
-        shuffle: shuffles probabilities, except those of each sentence's own key.
+    ``shuffle`` shuffles probabilities, except those of each sentence's own key.
     """
     if len(references) == 1 and shuffle is None:
         return _ranking(references[0], temperature)
@@ -155,17 +152,10 @@ Grouping = Callable[[Tensor], Tensor]
 
 @torch.no_grad()
 def shuffle_within_groups(scores: Tensor, grouping: Grouping) -> Tensor:
-    """Randomly permute the scores of each row among ranks of the same group.
+    """Randomly permute the scores ``(N, C)`` of each row among ranks of the same group, without gradient.
 
-    Rows are shuffled independently by torch's generator, differently at each call. Each row keeps its values;
-    only their columns change.
-
-    Args:
-        scores: ``(N, C) float``.
-        grouping: assigns ranks to groups; groups must not decrease with rank.
-
-    Returns:
-        ``(N, C)``, without gradient.
+    Rows are shuffled independently by torch's generator, differently at each call. Each row keeps its values; only
+    their columns change. Groups must not decrease with rank.
     """
     ranked, columns = scores.sort(dim=1, descending=True)
     # Sorting a random order stably by group is uniform within groups, however many there are;
@@ -233,15 +223,9 @@ def group_of_length(ranked: Tensor, length: int) -> Tensor:
 
 
 def info_nce(anchors: Tensor, positives: Tensor, *, temperature: float) -> Tensor:
-    """``-mean_i log softmax_j(cos(a_i, p_j) / temperature)`` at j = i, computed in float32.
+    """Return ``-mean_i log softmax_j(cos(a_i, p_j) / temperature)`` at j = i, computed in float32.
 
-    Args:
-        anchors: ``(B, D) float``, rows of any norm.
-        positives: ``(B, D) float``; row i belongs to anchor i, all others are its negatives.
-        temperature: temperature of the softmax.
-
-    Returns:
-        a scalar, averaged over anchors.
+    Rows ``(B, D)`` may have any norm; positive i belongs to anchor i, all others are its negatives.
     """
     with torch.autocast(anchors.device.type, enabled=False):
         first, second = (functional.normalize(rows.float(), dim=1) for rows in (anchors, positives))
@@ -250,11 +234,9 @@ def info_nce(anchors: Tensor, positives: Tensor, *, temperature: float) -> Tenso
 
 
 def squared_distance(students: Tensor, teachers: Tensor) -> Tensor:
-    """Return ``mean_i |s_i - t_i|^2`` in float32: summed over dimensions, averaged over the batch.
+    """Return ``mean_i |s_i - t_i|^2`` of ``(B, T)`` in float32; teachers get no gradient.
 
-    Args:
-        students: ``(B, T) float``; for unit rows the result is ``2 - 2 cos``, in [0, 4].
-        teachers: ``(B, T) float``; they get no gradient.
+    For unit rows this is ``2 - 2 cos``, in [0, 4].
     """
     with torch.autocast(students.device.type, enabled=False):
         return (students.float() - teachers.detach().float()).square().sum(dim=1).mean()

@@ -55,10 +55,6 @@ class RotatedVectors:
     """:class:`TeacherVectors` with the same cosines, rotated so that the first d dimensions approximate them best.
 
     The rotation is orthogonal and the same for every vector. It is computed from a sample of the first view.
-
-    Args:
-        vectors: the teacher's vectors.
-        rows: number of rows in the corpus.
     """
 
     def __init__(self, vectors: TeacherVectors, rows: int) -> None:
@@ -80,12 +76,7 @@ def sample_chunks(rows: int) -> list[Rows]:
 
 
 def second_moment(read: Callable[[Rows], FloatArray], chunks: list[Rows]) -> npt.NDArray[np.float64]:
-    """Return the mean of ``v v^T`` over the vectors of some rows: ``(T, T) float64``.
-
-    Args:
-        read: returns the vectors of some rows, ``(N, T) float32``.
-        chunks: the rows.
-    """
+    """Return the mean of ``v v^T`` over the vectors of some rows: ``(T, T) float64``."""
     moment: npt.NDArray[np.float64] = np.asarray(0.0)
     for chunk in chunks:
         vectors = read(chunk).astype(np.float64)

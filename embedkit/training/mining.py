@@ -60,12 +60,9 @@ class MiningConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PairTeacher:
-    """A model that scores pairs.
+    """A model that scores pairs: ``logits`` are ``(N,) float32``, before any sigmoid.
 
-    Attributes:
-        name: its name.
-        fingerprint: hex SHA-256 of everything that determines its logits.
-        logits: scores pairs, ``(N,) float32``, before any sigmoid.
+    The fingerprint covers everything that determines them.
     """
 
     name: str
@@ -75,14 +72,7 @@ class PairTeacher:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Queries with their candidates and scores.
-
-    Attributes:
-        queries: a corpus of one view.
-        passages: a corpus of one view.
-        candidates: ``(Q, C) int64``, rows of ``passages``.
-        scores: ``(Q, C) float32``, the mean of the teachers' logits.
-    """
+    """Queries, their candidates, ``(Q, C) int64`` rows of ``passages``, and mean logits, ``(Q, C) float32``."""
 
     queries: Corpus
     passages: Corpus
@@ -100,10 +90,7 @@ def mine(
     seed: int,
     show_progress: bool | None = None,
 ) -> tuple[Path, Rows]:
-    """Find the candidates of every query, or read those of an earlier run.
-
-    Returns:
-        the folder of these pairs, and the candidates ``(Q, C) int64``.
+    """Find the candidates of every query, ``(Q, C) int64``, or read an earlier run's; return their folder, too.
 
     Raises:
         ConfigError: there are fewer passages than ``depth``.

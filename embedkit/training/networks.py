@@ -55,9 +55,6 @@ class DenseGradients:
     """Dense gradients of word tables, as required by clipping, process groups and the optimizer.
 
     Their memory is kept from step to step, because newly allocated memory is slow to fill.
-
-    Args:
-        module: the module whose tables may have sparse gradients.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -104,11 +101,7 @@ _WEIGHT = 0.01
 
 
 class ActivationPenalty:
-    """The squares of what exceeds a limit in the inputs of matrix products, summed over a text.
-
-    Args:
-        limit: magnitude above which an activation counts.
-    """
+    """The squares of what exceeds a limit, in magnitude, in the inputs of matrix products, summed over a text."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit

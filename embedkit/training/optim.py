@@ -59,10 +59,6 @@ class AdamW(torch.optim.Optimizer):
 
     Without correction the first steps are up to three times larger (Mosbach et al., 2021).
 
-    Args:
-        parameters: tensors, or groups of tensors with their own ``lr`` and ``weight_decay``.
-        config: the constants.
-
     Source: Loshchilov and Hutter, ICLR 2019.
     """
 
@@ -113,9 +109,7 @@ class Muon(AdamW):
     A matrix is updated by its orthogonalised momentum, so that no direction is learned much faster than others,
     scaled to the root mean square of AdamW's updates, so that one learning rate serves both.
 
-    Args:
-        parameters: groups; those with ``orthogonal=True`` hold matrices.
-        config: the constants; with ``amp = "bf16"``, momentum is orthogonalised in bfloat16.
+    With ``amp = "bf16"``, momentum is orthogonalised in bfloat16.
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; scale from
     Liu et al., "Muon is scalable for LLM training", 2025.

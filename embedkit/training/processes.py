@@ -31,8 +31,7 @@ _PATIENCE = dt.timedelta(days=7)
 def group(device: str | None) -> Iterator[None]:
     """Join the process group started by torchrun, if any.
 
-    Args:
-        device: the run's device; if it is a GPU, each process uses its own. None is a GPU if available.
+    If the run's device is a GPU, each process uses its own; None is a GPU if available.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or distributed.is_initialized():
         yield

@@ -154,11 +154,8 @@ _OWN_TO_A_MACHINE = {"checkpoint_minutes", "threads"}
 class RunFolder:
     """One training run on disk; :mod:`~embedkit.training.recipes` use one folder per stage.
 
-    Args:
-        path: the folder; created when something is first written.
-
-    Attributes:
-        trackers: receive every record inside :meth:`tracked`.
+    The folder is created when something is first written. Inside :meth:`tracked`, ``trackers`` receive every
+    record.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -192,10 +189,7 @@ class RunFolder:
             raise ConfigError(f"{self.path} was started with other settings: {', '.join(changed)}")
 
     def check_inputs(self, inputs: Mapping[str, str]) -> None:
-        """Check that a resumed run reads what it read when it started; runs of early versions recorded nothing.
-
-        Args:
-            inputs: description of an input -> digest of its content; others are not compared.
+        """Check that inputs that were read when a run started have the same digests; early versions recorded none.
 
         Raises:
             ConfigError: an input has other content than when the run started.

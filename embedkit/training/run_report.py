@@ -31,12 +31,7 @@ class _Stage:
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write ``report.html`` into a run folder, and ``curves.png`` into it and into the folder of every stage.
-
-    The run may be finished, interrupted or in progress.
-
-    Returns:
-        the path of the page.
+    """Write ``report.html`` into a run folder, and ``curves.png`` into it and every stage; return the page.
 
     Raises:
         DataError: the folder is not a run folder, or its files are malformed.

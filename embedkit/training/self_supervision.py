@@ -58,9 +58,6 @@ def cross_view_loss(
         identical_view: the ablation without cross-view wiring: z1 is scored against Q1 and learns t1.
         weight: weight of each direction; 0.5 in the paper, 1.0 in the authors' code.
         shuffle: shuffles probabilities in t1 and t2, except those of each sentence's own key.
-
-    Returns:
-        a scalar, summed over keys and averaged over the batch.
     """
     references = list(zip(keys, *others, strict=True))[:: 1 if identical_view else -1]
     loss_of = _OBJECTIVES[objective]
@@ -108,11 +105,6 @@ class Projector(nn.Module):
     """SCT's projector: blocks of Linear(D -> expansion*D), ReLU, Linear(expansion*D -> D), in series.
 
     There is no normalisation layer and no activation between blocks (SCT, section 3.3, and the authors' code).
-
-    Args:
-        dimension: D.
-        blocks: number of blocks; 0 is the identity.
-        expansion: ratio of the hidden width to D.
     """
 
     def __init__(self, dimension: int, *, blocks: int = 3, expansion: int = 10) -> None:
@@ -188,12 +180,9 @@ class SelfSupervision(nn.Module):
     def forward(
         self, encoder: SentenceEncoder, batch: Batch, embeddings: Sequence[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss, and the reference vectors for :meth:`after_step` to enqueue.
+        """Return the loss of two views, and the reference vectors for :meth:`after_step` to enqueue.
 
-        Args:
-            encoder: the online network.
-            batch: a batch of two views.
-            embeddings: pooled embeddings of the views with gradient, each ``(B, H)``.
+        ``embeddings`` are pooled embeddings of the views with gradient, each ``(B, H)``.
         """
         references = self._refer(encoder, batch.views[0]), self._refer(encoder, batch.views[1])
         queue1, queue2 = self.queues.rows

@@ -66,13 +66,8 @@ def load_cross_encoder(
     """Load the cross-encoder that ``student.source`` names, or make one of an encoder.
 
     A bundle's encoder gets a layer that matches words (:mod:`~embedkit.modeling.matching`); a folder's gets a
-    classifier only.
-
-    Args:
-        config: the run, with ``student.source``.
-        max_length: maximum length of a pair in tokens.
-        mean: expected mean of the logits of a bundle's encoder.
-        spread: their expected standard deviation.
+    classifier only. ``mean`` and ``spread`` are those expected of the logits of a bundle's encoder. ``max_length``
+    is that of a pair, in tokens.
 
     Raises:
         ModelNotFoundError, ModelError, BundleError: the model cannot be loaded.
@@ -101,8 +96,7 @@ def adjust(model: SentenceEncoder | PairEncoder, student: StudentConfig) -> None
 def recorded_teacher(source: str) -> str | None:
     """Return the fingerprint of the teacher whose space a bundle, or the model of a run folder, was trained for.
 
-    Args:
-        source: path or hub id. None is returned for a model from elsewhere.
+    It is None for a model from elsewhere.
     """
     if source.endswith(".onnx"):
         card = dict(read_bundle(source).manifest.teacher)

@@ -130,17 +130,9 @@ class _Prompted:
 class CachedVectors:
     """Vectors of a teacher model, stored in a :class:`VectorCache`.
 
-    The teacher encodes every view of every row once, in evaluation mode: its vectors involve no dropout
-    and never change (as in the authors' distillation code). A translation has the vector of its original
-    (Reimers and Gurevych, EMNLP 2020).
-
-    Args:
-        teacher: encodes what :meth:`Corpus.taught` returns.
-        corpus: the text.
-        cache: folder of all caches.
-        dtype: dtype of stored vectors.
-        prompt: prompt of sources without one.
-        show_progress: None shows it on terminals.
+    The teacher encodes every view of every row once, in evaluation mode: its vectors involve no dropout and never
+    change (as in the authors' distillation code). A translation has the vector of its original (Reimers and
+    Gurevych, EMNLP 2020). ``prompt`` is that of sources without one.
     """
 
     def __init__(

@@ -18,11 +18,9 @@ class Tracker(Protocol):
     """Receives every record that is written to metrics.jsonl."""
 
     def open(self, *, step: int, sent: int) -> None:
-        """Start tracking, or continue an interrupted run.
+        """Start tracking, or continue an interrupted run at a step; 0 is a new run.
 
-        Args:
-            step: the step at which training continues; 0 for a new run.
-            sent: the last step logged before; records of steps after ``step`` will be sent again.
+        ``sent`` is the last step logged before; records of steps after ``step`` will be sent again.
         """
 
     def log(self, record: Mapping[str, float]) -> None:
@@ -35,13 +33,7 @@ class Tracker(Protocol):
 def find_trackers(
     names: Sequence[TrackerName], folder: Path, *, name: str, config: Mapping[str, Any]
 ) -> tuple[Tracker, ...]:
-    """Create the trackers of a run; they are not yet open.
-
-    Args:
-        names: names of the trackers.
-        folder: the run folder.
-        name: the run's name in the tracker.
-        config: the resolved configuration, shown with the run.
+    """Create the trackers of a run, which are not yet open, with its name and its configuration to show.
 
     Raises:
         MissingExtraError: a tracker's package is not installed.

@@ -38,12 +38,6 @@ class VectorCache:
     twice. Each vector is checked against its CRC-32 when read. Any number of processes can read; one at a time
     writes.
 
-    Args:
-        folder: parent folder of all caches; a folder is created inside it.
-        fingerprint: the teacher's fingerprint.
-        dimension: D, the width of a vector.
-        dtype: dtype of stored vectors; they are always read as float32.
-
     Raises:
         CacheError: the folder is not this cache.
     """
@@ -122,12 +116,9 @@ class VectorCache:
                 self._index()
 
     def find(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Return the positions of the vectors of some texts: ``(N,) int64``, -1 for a text that is not cached.
+        """Return the positions of texts' vectors by their hashes: ``(N,) int64``, -1 for a text not cached.
 
         Vectors added by :meth:`append` are found once :meth:`writing` has ended.
-
-        Args:
-            hashes: ``(N, 2) uint64`` returned by :func:`text_hashes`.
         """
         if not len(self._known):
             return np.full(len(hashes), -1, np.int64)

@@ -36,13 +36,8 @@ def augment(
 ) -> list[int]:
     """Return an augmented copy of a text's token ids; first and last token and at least one between them are kept.
 
-    Args:
-        ids: L token ids, including special tokens.
-        name: a key of :data:`AUGMENTATIONS`.
-        rate: share of the inner pieces changed by deletion, repetition and span, rounded (half to even); a text
-            so short that it rounds to 0 is unchanged.
-        max_length: maximum length of a view.
-        generator: random generator.
+    Deletion, repetition and span change a share ``rate`` of the inner pieces, rounded (half to even); a text so
+    short that it rounds to 0 is unchanged. A view has at most ``max_length`` tokens.
     """
     inner = ids[1:-1]
     if not inner:

@@ -60,15 +60,10 @@ def _cosine(predictions: Tensor, targets: Tensor) -> Tensor:
 class Predictor(nn.Module):
     """BSL's predictor: MLPs in series, each Linear(D -> kD), ReLU, Linear(kD -> kD), ReLU, Linear(kD -> D).
 
-    Batch normalisation precedes the first activation or both. It always uses the batch's own statistics and
-    keeps none: a predictor is never evaluated, and a forward pass must not change any state. The defaults are
-    those of the paper (BSL, section 3); the authors' code uses ``blocks=3, expansion=10, normalised=1``.
-
-    Args:
-        dimension: D.
-        blocks: number of MLPs.
-        expansion: k, the ratio of the hidden width to D.
-        normalised: number of batch-normalised hidden layers in each MLP, of two.
+    The defaults are those of the paper (BSL, section 3): one block, k = 8, and batch normalisation (``normalised``
+    layers) before both activations; the authors' code uses ``blocks=3, expansion=10, normalised=1``. Batch
+    normalisation always uses the batch's own statistics and keeps none: a predictor is never evaluated, and a
+    forward pass must not change any state.
     """
 
     def __init__(self, dimension: int, *, blocks: int = 1, expansion: int = 8, normalised: int = 2) -> None:

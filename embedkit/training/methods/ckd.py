@@ -40,11 +40,7 @@ class CKDConfig(DistillationConfig):
 class CKD(Distillation):
     """Contrastive distillation against a queue of teacher vectors.
 
-    Args:
-        encoder: the student; a head is added unless it has the teacher's width.
-        config: settings.
-        seed: seed of head and queue.
-        teacher_dimension: T, width of the teacher's vectors.
+    A head is added unless the student has the teacher's width.
     """
 
     settings_class: ClassVar[type[Any]] = CKDConfig

@@ -57,9 +57,6 @@ def congen_loss(
         teacher_temperature: temperature of the teacher's distribution.
         control: weight of view 1, in [0, 1]; view 2 has weight ``1 - control``.
         shuffle: shuffles probabilities in p, except those of each sentence's own key.
-
-    Returns:
-        a scalar, summed over keys and averaged over the batch.
     """
     target = reference((keys, *others), teacher_temperature, shuffle).probabilities
     first, second = (cross_entropy(student, keys, target, temperature=temperature) for student in students)
@@ -83,11 +80,7 @@ class ConGenConfig(ShuffledConfig):
 class ConGen(Distillation):
     """Distillation of one teacher distribution into both views of a sentence.
 
-    Args:
-        encoder: the student; a head is added unless it has the first teacher's width.
-        config: settings.
-        seed: seed of head and queues.
-        teacher_dimensions: T of each teacher, the width of its vectors.
+    A head is added unless the student has the first teacher's width.
     """
 
     settings_class: ClassVar[type[Any]] = ConGenConfig

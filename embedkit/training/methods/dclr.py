@@ -32,9 +32,7 @@ from embedkit.training.optim import TRAINER_OPTIM
 def true_negatives(complementary: Tensor, *, threshold: float) -> Tensor:
     """Return which sentences may be each other's negatives: ``(B, B) bool``, False on the diagonal.
 
-    Args:
-        complementary: ``(B, T) float32, unit rows``, embeddings of the batch by another encoder.
-        threshold: pairs whose cosine is at least this are not negatives.
+    These are pairs whose cosine is below the threshold in ``(B, T) float32, unit rows`` of another encoder.
     """
     cosines = complementary.float() @ complementary.float().T
     return (cosines < threshold).fill_diagonal_(fill_value=False)
@@ -45,15 +43,8 @@ def debiased_info_nce(
 ) -> Tensor:
     """InfoNCE of every anchor over its positive, the true negatives and the noise, in float32.
 
-    Args:
-        anchors: ``(B, D) float``, of any length.
-        positives: ``(B, D) float``; row i belongs to anchor i.
-        noise: ``(K, D) float``, negatives of every anchor; K may be 0.
-        negatives: ``(B, B) bool``, whether positive j is a negative of anchor i.
-        temperature: temperature of the softmax.
-
-    Returns:
-        a scalar, averaged over anchors.
+    Anchors and positives are ``(B, D)`` of any length, row by row; ``noise``, ``(K, D)``, are negatives of every
+    anchor; ``negatives[i, j]``, ``(B, B) bool``, tells whether positive j is a negative of anchor i.
     """
     with torch.autocast(anchors.device.type, enabled=False):
         first, second, third = (functional.normalize(rows.float(), dim=1) for rows in (anchors, positives, noise))
@@ -73,19 +64,10 @@ def ascend_noise(
     steps: int,
     size: float,
 ) -> Tensor:
-    """Move noise in the direction that increases :func:`debiased_info_nce`, by steps of equal length in every row.
+    """Move noise in the direction that increases :func:`debiased_info_nce`, whose arguments these are.
 
-    Args:
-        noise: ``(K, D) float32``.
-        anchors: as above; none of the arguments gets a gradient.
-        positives: as above.
-        negatives: as above.
-        temperature: temperature of the softmax.
-        steps: number of steps.
-        size: length of a step.
-
-    Returns:
-        ``(K, D) float32``, detached.
+    Every row moves by ``steps`` steps of length ``size``. The result, ``(K, D) float32``, and the arguments get no
+    gradient.
     """
     first, second = anchors.detach(), positives.detach()
     for _ in range(steps if len(noise) else 0):
@@ -113,10 +95,7 @@ class DCLRConfig:
 class DCLR(Method):
     """Debiased contrast of two dropout passes, with a teacher that finds false negatives.
 
-    Args:
-        encoder: trained in place; an existing head is removed.
-        config: settings.
-        seed: seed of the training head.
+    An existing head is removed.
     """
 
     settings_class: ClassVar[type[Any]] = DCLRConfig

@@ -62,14 +62,7 @@ def cosines_with_others(embeddings: Tensor) -> Tensor:
 
 @torch.no_grad()
 def average_cosines(teachers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return the weighted average of several teachers' cosines: ``(N, N - 1) float32``.
-
-    Averaging cosines differs from the cosine of averaged embeddings, and works for teachers of different widths.
-
-    Args:
-        teachers: each ``(N, T) float``.
-        weights: one per teacher, summing to 1.
-    """
+    """Return the weighted average of several teachers' cosines: ``(N, N - 1) float32``; weights sum to 1."""
     weighted = [weight * cosines_with_others(rows) for rows, weight in zip(teachers, weights, strict=True)]
     return torch.stack(weighted).sum(dim=0)
 
@@ -79,14 +72,8 @@ def similarity_distillation_loss(
 ) -> Tensor:
     """Return ``-mean_i sum_j q_ij log p_ij``, q = softmax(teachers / teacher_temperature), p the student's.
 
-    Args:
-        students: cosines with others, ``(N, C) float32``.
-        teachers: the same for the teachers, possibly shuffled; they get no gradient.
-        temperature: temperature of the student's distributions.
-        teacher_temperature: temperature of the teachers' distributions.
-
-    Returns:
-        a scalar, summed over the others and averaged over anchors; 0 if there are no others.
+    Both are cosines with others, ``(N, C) float32``, the teachers' possibly shuffled and without gradient. The
+    loss is 0 if there are no others.
     """
     targets = (teachers.detach() / teacher_temperature).softmax(dim=1)
     return -(targets * (students / temperature).log_softmax(dim=1)).sum(dim=1).mean()
@@ -127,11 +114,7 @@ class DistillCSEConfig:
 class DistillCSE(Method):
     """Contrastive learning plus distillation of averaged and shuffled cosines.
 
-    Args:
-        encoder: the student; an existing head is removed.
-        config: settings.
-        seed: seed of the training head.
-        teacher_dimensions: T of each teacher; only their number matters here.
+    An existing head is removed. Of ``teacher_dimensions``, only the number matters.
 
     Raises:
         ConfigError: the number of weights differs from the number of teachers, or the weights are invalid.

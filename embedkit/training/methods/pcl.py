@@ -53,15 +53,8 @@ class Embedded(NamedTuple):
 def peer_logits(queries: Embedded, keys: Embedded, temperature: float) -> Tensor:
     """Return the cosines over temperature of each anchor with its own positives, then with the other anchors.
 
-    Negatives are the other anchors only: neither the anchor itself nor other anchors' positives.
-
-    Args:
-        queries: embeddings whose anchors are the queries.
-        keys: embeddings used as keys, possibly by the same network.
-        temperature: a positive number.
-
-    Returns:
-        ``(N, K + N - 1) float32`` regardless of autocast; the first K columns are the positives.
+    Negatives are the other anchors only: neither the anchor itself nor other anchors' positives. The result is
+    ``(N, K + N - 1) float32`` regardless of autocast; the first K columns are the positives.
     """
     with torch.autocast(queries.anchors.device.type, enabled=False):
         anchors, positives, others = (
@@ -79,23 +72,15 @@ def cooperation_loss(
     With ``P(a, b)`` the softmax of :func:`peer_logits` of a's anchors and b's keys, this is
     ``KL(P(peer, peer) | P(main, main)) + KL(P(peer, main) | P(main, peer))``; both sides get gradients.
 
-    Args:
-        main: embeddings by the main network.
-        peer: embeddings by the peer network.
-        temperature: temperature of all four distributions.
-        reduction: ``"sentence"`` sums over entries and averages over sentences (the paper), ``"entry"``
-            averages over all N * (K + N - 1) entries (the authors' code).
+    The reduction ``"sentence"`` sums over entries and averages over sentences (the paper), ``"entry"`` averages
+    over all N * (K + N - 1) entries (the authors' code).
     """
     within = _divergence((peer, peer), (main, main), temperature, reduction)
     return within + _divergence((peer, main), (main, peer), temperature, reduction)
 
 
 def every_positive_contrast_loss(embedded: Embedded, *, temperature: float) -> Tensor:
-    """InfoNCE of each positive separately against the other anchors, summed over the K positives (the paper).
-
-    Returns:
-        a scalar, averaged over sentences.
-    """
+    """InfoNCE of each positive separately against the other anchors, summed over the K positives (the paper)."""
     logits = peer_logits(embedded, embedded, temperature)
     count = embedded.positives.shape[1]
     positives, negatives = logits[:, :count], logits[:, count:].logsumexp(dim=1, keepdim=True)
@@ -108,9 +93,6 @@ def copy_contrast_loss(embedded: Embedded, *, temperature: float) -> Tensor:
     The negatives of SimCSE are the other sentences' first positives. As in the authors' code, the binary
     cross-entropy takes the *probabilities* of anchors over positives and other anchors as logits, with label 1
     for positives, and averages over all N * (K + N - 1) entries.
-
-    Returns:
-        a scalar, averaged over sentences.
     """
     with torch.autocast(embedded.anchors.device.type, enabled=False):
         anchors = functional.normalize(embedded.anchors.float(), dim=1)

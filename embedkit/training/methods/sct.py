@@ -112,11 +112,7 @@ class SCT(Method):
 class SCTDistillation(Distillation):
     """Cross-view distillation of an encoder that gets a dense head of the teacher's width.
 
-    Args:
-        encoder: the student; a head is added unless it has the first teacher's width.
-        config: settings.
-        seed: seed of head, queues and projector.
-        teacher_dimensions: T of each teacher, the width of its vectors.
+    A head is added unless the student has the first teacher's width.
 
     Raises:
         ConfigError: there are several teachers, but the objective has no distributions to average.

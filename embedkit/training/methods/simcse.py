@@ -37,13 +37,7 @@ class SimCSEConfig:
 
 
 class SimCSE(Method):
-    """Contrastive training on two dropout passes of each sentence.
-
-    Args:
-        encoder: trained in place; an existing head is removed.
-        config: settings.
-        seed: seed of the training head.
-    """
+    """Contrastive training on two dropout passes of each sentence; an existing head is removed."""
 
     settings_class: ClassVar[type[Any]] = SimCSEConfig
     paper: ClassVar[str] = "Gao et al., EMNLP 2021"

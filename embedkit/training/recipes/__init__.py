@@ -62,11 +62,7 @@ class Recipe(NamedTuple):
 
 
 def one_stage(name: str) -> Recipe:
-    """The recipe that trains one method.
-
-    Args:
-        name: a key of :data:`~embedkit.training.methods.METHODS`.
-    """
+    """The recipe that trains one method."""
 
     def train(stage: Stage, settings: Any, encoder: SentenceEncoder) -> TrainState:
         return stage.train(name, settings, encoder)

@@ -110,15 +110,7 @@ class QueryGroups(Batches):
     """Batches of groups: a query's best passage, or one of several, and others of the same query at random.
 
     A query with fewer passages than a group repeats them. Queries whose passages all have the same label are left
-    out.
-
-    Args:
-        corpus: a corpus of two views, query and passage.
-        labels: ``(N,) float32``, at least 0.
-        tokenizer: the cross-encoder's tokenizer.
-        batch_size: number of pairs in a batch.
-        group: number of pairs of a query.
-        seed: seed of order and choice.
+    out. ``labels`` are ``(N,) float32``, at least 0; ``batch_size`` and ``group`` count pairs.
 
     Raises:
         ConfigError: ``group`` does not divide ``batch_size``, or there are too few queries for a batch.
@@ -192,10 +184,7 @@ def check_labelled_pairs(config: RunConfig, settings: LabelledPairsConfig, corpu
 def read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) -> FloatArray:
     """Return the label of each row of a corpus, divided by the largest: ``(N,) float32`` in [0, 1].
 
-    Args:
-        sources: the sources of the corpus, with paths relative to the current folder.
-        column: name of the column.
-        corpus: the result of :meth:`~embedkit.training.corpus.Corpus.prepare` for these sources.
+    The sources are those that the corpus was prepared from, with paths relative to the current folder.
 
     Raises:
         DataError: the column is missing, or a label is not a number of at least 0.

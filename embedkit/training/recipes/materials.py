@@ -33,13 +33,10 @@ class Split:
 
     @classmethod
     def of(cls, corpus: Corpus, count: int | None) -> Split:
-        """Hold out ``count`` rows of each source, at most a tenth of it; the choice does not depend on the seed.
+        """Hold out ``count`` rows of each source, at most a tenth of it; None holds out nothing.
 
-        Of a source with translations, only these are held out: its distance is that from the originals' vectors.
-
-        Args:
-            corpus: sources with the same name are pooled in ``held_out``.
-            count: None holds out nothing.
+        The choice does not depend on the seed. Of a source with translations, only these are held out: its
+        distance is that from the originals' vectors. Sources with the same name are pooled in ``held_out``.
 
         Raises:
             ConfigError: every source has fewer than ten rows.
@@ -69,13 +66,7 @@ class Split:
 
 
 class HeldOut:
-    """Measures the distance from a teacher's vectors on held-out text of each source.
-
-    Args:
-        corpus: the text.
-        rows: held-out rows of each source.
-        teacher: the teacher's vectors of the corpus.
-    """
+    """Measures the distance from a teacher's vectors on held-out text of each source."""
 
     def __init__(self, corpus: Corpus, rows: Mapping[str, Rows], teacher: TeacherVectors) -> None:
         self._texts = {name: corpus.texts(of_source) for name, of_source in rows.items()}
@@ -132,11 +123,8 @@ def prepare(
 ) -> Materials:
     """Load the corpus, the teachers' vectors and the development pairs.
 
-    Args:
-        config: configuration of the run.
-        control: progress.
-        teacher: whether any stage needs teacher vectors.
-        check: raises an error if the corpus does not fit the run, before a teacher encodes it.
+    Teachers' vectors are loaded if ``teacher``, that is if any stage needs them; ``check`` raises an error if the
+    corpus does not fit the run, before a teacher encodes it.
 
     Raises:
         DataError: a source is missing or malformed.

@@ -144,13 +144,7 @@ def find_method(name: object) -> Recipe:
 def run(config: RunConfig, folder: str | Path, control: Control | None = None) -> TrainState:
     """Train the model described by ``config``, together with the other processes if started by torchrun.
 
-    Args:
-        config: a configuration returned by :func:`resolve`.
-        folder: the run folder; see :class:`~embedkit.training.run_folder.RunFolder`.
-        control: resume, stop, progress.
-
-    Returns:
-        the final state; once ``finished``, the encoder is in ``folder/model``.
+    Once the returned state is ``finished``, the encoder is in ``folder/model``.
 
     Raises:
         EmbedkitError: some part of the run failed; the last checkpoint is kept.
@@ -347,12 +341,7 @@ def _read(cls: type[Config], mapping: object, source: str, problems: list[str]) 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The work of a run, or of the stage of a recipe that uses ``[optim]``.
-
-    Attributes:
-        steps: number of optimizer steps.
-        evaluations: maximum number of evaluations on the development set; patience may end a run earlier.
-    """
+    """Optimizer steps, of the stage that uses ``[optim]``, and at most so many evaluations."""
 
     steps: int
     evaluations: int
@@ -385,9 +374,6 @@ def plan(config: RunConfig) -> Plan | None:
 
 def training_text(run: str | Path) -> list[str]:
     """Return the distinct rows of a run's corpus, and its queries, from the cache or else prepared again.
-
-    Args:
-        run: the run folder.
 
     Raises:
         ConfigError: it has no configuration, or a damaged one.

@@ -84,12 +84,7 @@ class ScoreDistillationConfig:
 class PairGroups(Batches):
     """Batches of groups: pairs of a query, one from each part of the range of its candidates' scores.
 
-    Args:
-        pairs: the queries with their candidates.
-        tokenizer: the student's tokenizer.
-        batch_size: number of pairs in a batch.
-        group: number of pairs of a query.
-        seed: seed of order and choice.
+    ``batch_size`` and ``group`` count pairs.
 
     Raises:
         ConfigError: ``group`` does not divide ``batch_size`` or exceeds the candidates, or there are too few

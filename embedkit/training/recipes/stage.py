@@ -35,14 +35,7 @@ _HEAD_BATCH = 256
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Everything that a stage of a run needs, apart from a method and an encoder.
-
-    Attributes:
-        config: configuration of the whole run.
-        materials: the result of :func:`~embedkit.training.recipes.materials.prepare`.
-        folder: run folder of this stage.
-        control: resume, stop, progress.
-    """
+    """Everything that a stage of a run needs, apart from a method and an encoder."""
 
     config: RunConfig
     materials: Materials
@@ -56,13 +49,9 @@ class Stage:
     def train(
         self, method_name: str, settings: Any, encoder: SentenceEncoder, optim: OptimConfig | None = None
     ) -> TrainState:
-        """Train one method from ``encoder``; the result is written to ``folder.model``.
+        """Train one method from ``encoder``, in place; the result is written to ``folder.model``.
 
-        Args:
-            method_name: a key of :data:`~embedkit.training.methods.METHODS`.
-            settings: an instance of the method's config class.
-            encoder: the initial encoder; trained in place.
-            optim: optimizer settings of this stage; default: those of the run.
+        The optimizer settings default to those of the run.
 
         Raises:
             ConfigError: the run lacks something that the method needs.
@@ -103,13 +92,9 @@ class Stage:
     def fit(
         self, method: Learner, batches: Batches, optim: OptimConfig, evaluate: Callable[[], Scores] | None
     ) -> TrainState:
-        """Train a method on its batches; the result is written to ``folder.model``.
+        """Train a method, moved to the run's device, on its batches; the result is written to ``folder.model``.
 
-        Args:
-            method: moved to the run's device and trained in place.
-            batches: batches made for the method.
-            optim: optimizer settings of this stage.
-            evaluate: scores ``method.encoder`` on a development set.
+        ``evaluate`` scores ``method.encoder`` on a development set.
 
         Raises:
             ConfigError: the device cannot be used.

@@ -133,13 +133,10 @@ def _scores(batch: Batch) -> Tensor:
 
 @dataclasses.dataclass
 class _Member:
-    """One model of a run.
+    """A model of a run, named like its folders.
 
-    Attributes:
-        name: name of its folders.
-        original: the initial encoder; never trained.
-        backbone: the model that refreshed cross-encoders start from, or None for the body of ``original``.
-        latest: the network trained last, which labels the pairs next: an encoder, then a cross-encoder in turns.
+    ``original`` is its initial encoder, which is never trained; refreshed cross-encoders start from ``backbone``,
+    or from the body of ``original`` if that is None. ``latest``, an encoder or a cross-encoder, labels next.
     """
 
     name: str
