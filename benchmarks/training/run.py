@@ -39,12 +39,12 @@ from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer, Tokens
 from embedkit.training.batches import chunk_view
-from embedkit.training.method import Batch, Learner
+from embedkit.training.method import Batch, Learner, PairLearner
 from embedkit.training.methods import METHODS
 from embedkit.training.methods.bsl import Predictor
 from embedkit.training.networks import DenseGradients, by_rows
 from embedkit.training.optim import OptimConfig, build_optimizer
-from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.recipes.trans_encoder import CrossToEncoder
 from embedkit.training.self_supervision import Projector
 
 HERE = Path(__file__).parent
@@ -54,7 +54,7 @@ TEACHER_WIDTH = 384
 LENGTHS = (12, 21)  # tokens per text, from (inclusive) and to (exclusive); 16 on average
 BATCHES = 4
 AMP = {"off": torch.float32, "bf16": torch.bfloat16}
-PAIRS = {"encoder-to-cross": EncoderToCross, "cross-to-encoder": CrossToEncoder}
+PAIRS = {"encoder-to-cross": PairLearner, "cross-to-encoder": CrossToEncoder}
 HEADS = (DenseHead, Projector, Predictor)
 
 
@@ -128,7 +128,8 @@ def build(name: str, queue: int | None, size: str) -> Learner:
     tokenizer = Tokenizer(read_bundle(find_model(BUNDLE)).tokenizer_json, 128)
     encoder = random(tokenizer, SIZES[size], max_length=128, seed=0)
     if name == "encoder-to-cross":
-        return EncoderToCross(PairEncoder.from_encoder(encoder, max_length=128, seed=0))
+        cross = PairEncoder.from_encoder(encoder, max_length=128, seed=0)
+        return PairLearner(cross, functional.binary_cross_entropy_with_logits)
     if name == "cross-to-encoder":
         return CrossToEncoder(encoder)
     entry = METHODS[name]
@@ -145,7 +146,7 @@ def make_batch(method: Learner, rows: int, seed: int) -> Batch:
         lengths = generator.integers(*LENGTHS, rows)
         ids = [generator.integers(1000, 30_000, length).tolist() for length in lengths]
         types = [[0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2) for row in ids]
-        views.append(chunk_view(Tokens(ids, [], types if isinstance(method, EncoderToCross) else None), 0))
+        views.append(chunk_view(Tokens(ids, [], types if isinstance(method, PairLearner) else None), 0))
     vectors = [torch.from_numpy(generator.standard_normal((rows, TEACHER_WIDTH), dtype=np.float32)) for _ in views]
     teacher = tuple(functional.normalize(each, dim=1) for each in vectors)
     scores = torch.from_numpy(generator.random(rows, dtype=np.float32))

@@ -183,6 +183,27 @@ class Method(Learner):
         return {"teacher_dimension": teacher_dimensions[0]} if cls.imitates else {}
 
 
+class PairLearner(Learner):
+    """Trains a cross-encoder on the labels of pairs; a batch is one view of pairs.
+
+    ``loss`` takes logits and labels, each ``(Q, group) float32``, of ``group`` consecutive pairs of each query.
+    """
+
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(scores=True)
+    encoder: PairEncoder
+
+    def __init__(self, encoder: PairEncoder, loss: Callable[[Tensor, Tensor], Tensor], *, group: int = 1) -> None:
+        super().__init__()
+        self.encoder, self.loss, self.group = encoder, loss, group
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return the loss of the logits, in float32."""
+        (view,) = batch.views
+        assert batch.scores is not None
+        logits, labels = (rows.float().view(-1, self.group) for rows in (_rows(self.encoder, view), batch.scores))
+        return StepOutput(self.loss(logits, labels))
+
+
 def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     """Return pooled embeddings of a view before any head: ``(B, H)``, in batch order."""
     return _rows(encoder.pooled, view)
@@ -192,11 +213,6 @@ def unit_embeddings(encoder: SentenceEncoder, states: Tensor) -> Tensor:
     """Apply the head, if there is one, to pooled embeddings and normalise: ``(B, H) -> (B, D) float32``."""
     rows = states if encoder.head is None else encoder.head(states)
     return functional.normalize(rows.float(), dim=1)
-
-
-def scored(encoder: PairEncoder, view: View) -> Tensor:
-    """Return the logits of a view of pairs: ``(B,)``, in batch order."""
-    return _rows(encoder, view)
 
 
 def _rows(network: Callable[..., Tensor], view: View) -> Tensor:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
-from embedkit.training.method import Batch, View
-from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.method import Batch, PairLearner, View
+from embedkit.training.recipes.trans_encoder import CrossToEncoder
 
 
 class Rows(torch.nn.Module):
@@ -35,7 +36,8 @@ def view(start, stop):
 
 def cross_entropy(logits, labels):
     """The loss of a cross-encoder that returns these logits."""
-    return EncoderToCross(Rows(logits))(Batch((view(0, len(logits)),), scores=labels)).loss
+    learner = PairLearner(Rows(logits), functional.binary_cross_entropy_with_logits)
+    return learner(Batch((view(0, len(logits)),), scores=labels)).loss
 
 
 def squared_error(first, second, labels):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from embedkit.training.methods.score_distillation import pair_loss
+from embedkit.training.recipes.score_distillation import pair_loss
 
 LOGITS = [[1.5, -2.0, 0.3], [0.0, 4.0, -1.0]]
 SCORES = [[8.0, -11.0, 1.0], [2.0, 3.0, -5.0]]

@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +22,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from embedkit.config import setting
-from embedkit.errors import ConfigError, DataError, TrainingError
-from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.errors import ConfigError, DataError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, PairBatchSource, pair_batch
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.method import Batch, BatchSpec, Learner, Presets, StepOutput, scored
+from embedkit.training.method import Batch, PairLearner, Presets
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.score_distillation import ranking_evaluation
 from embedkit.training.recipes.stage import Stage
-from embedkit.training.recipes.trans_encoder import EncoderToCross
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import load_cross_encoder
 
@@ -69,30 +67,6 @@ class LabelledPairsConfig:
         if self.loss == "bce":
             return len(corpus)
         return self.group * len(_compared(corpus, read_labels(config.sources, self.label, corpus)))
-
-
-class ListwiseRanking(Learner):
-    """Trains a cross-encoder on the labels of each query's passages; a batch is one view of pairs in groups.
-
-    Args:
-        encoder: the network.
-        group: number of consecutive pairs of a query.
-    """
-
-    batch_spec: ClassVar[BatchSpec] = BatchSpec(scores=True)
-    encoder: PairEncoder
-
-    def __init__(self, encoder: PairEncoder, *, group: int) -> None:
-        super().__init__()
-        self.encoder, self.group = encoder, group
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """Return the loss of the logits, averaged over queries, in float32."""
-        if batch.scores is None:
-            raise TrainingError("this method needs labels, but the batch has none")
-        (view,) = batch.views
-        logits = scored(self.encoder, view).float().view(-1, self.group)
-        return StepOutput(listwise_loss(logits, batch.scores.float().view(-1, self.group)))
 
 
 def listwise_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -160,9 +134,10 @@ def labelled_pairs(stage: Stage, settings: LabelledPairsConfig, _: Sequence[Pair
     evaluate = ranking_evaluation(config, settings.dev, student)
     if settings.loss == "bce":
         pairs = PairBatchSource(corpus, student.tokenizer, scores=labels, both_orders=False, **made)
-        return stage.fit(EncoderToCross(student), pairs, config.optim, evaluate)
+        learner = PairLearner(student, functional.binary_cross_entropy_with_logits)
+        return stage.fit(learner, pairs, config.optim, evaluate)
     groups = QueryGroups(corpus, labels, student.tokenizer, group=settings.group, **made)
-    return stage.fit(ListwiseRanking(student, group=settings.group), groups, config.optim, evaluate)
+    return stage.fit(PairLearner(student, listwise_loss, group=settings.group), groups, config.optim, evaluate)
 
 
 def check_labelled_pairs(config: RunConfig, settings: LabelledPairsConfig, corpus: Corpus) -> None:

@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 from torch.nn import functional
 
 from embedkit.atomic import atomic_file
 from embedkit.config import setting
-from embedkit.errors import CheckpointError, ConfigError, ModelError, TrainingError
+from embedkit.errors import CheckpointError, ConfigError, ModelError
 from embedkit.evaluation.sts import evaluate_cross_encoder, evaluate_pairs
 from embedkit.evaluation.tasks import cosines
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -42,7 +41,7 @@ from embedkit.training import processes
 from embedkit.training.batches import BatchSource, PairBatchSource, check_batches
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
-from embedkit.training.method import Batch, BatchSpec, Learner, Method, StepOutput, pooled, scored, unit_embeddings
+from embedkit.training.method import Batch, BatchSpec, Method, PairLearner, StepOutput, pooled, unit_embeddings
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Stage, to_device
 from embedkit.training.run_folder import RunFolder, TrainState
@@ -92,23 +91,6 @@ _PRESET: Mapping[str, Mapping[str, Any]] = {
 TRANS_ENCODER_PRESETS = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
 
 
-class EncoderToCross(Learner):
-    """Trains a cross-encoder on labels in [0, 1]; a batch is one view of pairs."""
-
-    batch_spec: ClassVar[BatchSpec] = BatchSpec(scores=True)
-    encoder: PairEncoder
-
-    def __init__(self, encoder: PairEncoder) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """Return the cross-entropy of the scores with the labels, averaged over the batch, in float32."""
-        (view,) = batch.views
-        logits = scored(self.encoder, view).float()
-        return StepOutput(functional.binary_cross_entropy_with_logits(logits, _scores(batch).float()))
-
-
 class CrossToEncoder(Method):
     """Trains an encoder on scores in (0, 1); the two views are the two texts of each pair."""
 
@@ -121,14 +103,8 @@ class CrossToEncoder(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """Return the squared error of the pairs' cosines, averaged over the batch, in float32."""
         first, second = (unit_embeddings(self.encoder, pooled(self.encoder, view)) for view in batch.views)
-        cosines = functional.cosine_similarity(first, second)
-        return StepOutput(functional.mse_loss(cosines, _scores(batch).float()))
-
-
-def _scores(batch: Batch) -> Tensor:
-    if batch.scores is None:
-        raise TrainingError("this method needs labels, but the batch has none")
-    return batch.scores
+        assert batch.scores is not None
+        return StepOutput(functional.mse_loss(functional.cosine_similarity(first, second), batch.scores.float()))
 
 
 @dataclasses.dataclass
@@ -166,7 +142,7 @@ def check_trans_encoder(config: RunConfig, settings: TransEncoderConfig, corpus:
         )
     orders = 2 if settings.both_orders else 1
     for spec, count, optim in (
-        (EncoderToCross.batch_spec, orders * len(corpus), settings.cross_optim),
+        (PairLearner.batch_spec, orders * len(corpus), settings.cross_optim),
         (CrossToEncoder.batch_spec, len(corpus), config.optim),
     ):
         check_batches(spec, count, batch_size=optim.batch_size, views=_AS_IT_IS)
@@ -275,7 +251,8 @@ def _train_cross(stage: Stage, settings: TransEncoderConfig, member: _Member, la
         both_orders=settings.both_orders,
     )
     evaluate = None if dev is None else lambda: {"dev": evaluate_cross_encoder(TorchCrossEncoder(cross), dev)}
-    return stage.fit(EncoderToCross(cross), batches, settings.cross_optim, evaluate)
+    learner = PairLearner(cross, functional.binary_cross_entropy_with_logits)
+    return stage.fit(learner, batches, settings.cross_optim, evaluate)
 
 
 def _train_encoder(stage: Stage, settings: TransEncoderConfig, member: _Member, labels: FloatArray) -> TrainState:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import distributed
+from torch.nn import functional
 
 from embedkit.config import from_mapping
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -22,9 +23,10 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, PairBatchSource
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import LoopConfig, train
+from embedkit.training.method import PairLearner
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.recipes.trans_encoder import CrossToEncoder
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.views import ViewsConfig
 
@@ -78,7 +80,7 @@ class Toy:
         scores = np.random.default_rng(1).random(len(corpus), dtype=np.float32)
         if name == "encoder-to-cross":
             pair_encoder = PairEncoder.from_encoder(encoder, max_length=14, seed=4)
-            self.method = EncoderToCross(pair_encoder)
+            self.method = PairLearner(pair_encoder, functional.binary_cross_entropy_with_logits)
             self.batches = PairBatchSource(corpus, pair_encoder.tokenizer, scores=scores, batch_size=8, seed=5)
         else:
             spec = CrossToEncoder.batch_spec if name == "cross-to-encoder" else METHODS[name].batch_spec

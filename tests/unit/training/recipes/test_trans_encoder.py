@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from embedkit.errors import CheckpointError, ConfigError, TrainingError
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -14,11 +15,11 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import BatchSource, PairBatchSource
-from embedkit.training.method import BatchSpec
+from embedkit.training.method import BatchSpec, PairLearner
 from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Stage
-from embedkit.training.recipes.trans_encoder import CrossToEncoder, EncoderToCross
+from embedkit.training.recipes.trans_encoder import CrossToEncoder
 from embedkit.training.views import ViewsConfig
 
 recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package exports the function
@@ -277,7 +278,7 @@ def test_every_weight_of_the_cross_encoder_learns(make_encoder, make_corpus, sen
     cross = PairEncoder.from_encoder(make_encoder(), max_length=16, seed=0)
     labels = np.linspace(0, 1, 6, dtype=np.float32)
     batches = PairBatchSource(corpus, PairTokenizer(toy_tokenizer_json, 16), scores=labels, batch_size=6, seed=0)
-    method = EncoderToCross(cross.eval())
+    method = PairLearner(cross.eval(), functional.binary_cross_entropy_with_logits)
     batch = batches.batch(0)
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     output = method(batch)
