@@ -20,8 +20,8 @@ from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_model
 from embedkit.training.config import RunConfig
-from embedkit.training.recipes.materials import Control, HeldOut, prepare
 from embedkit.training.recipes.run import resolve, run
+from embedkit.training.recipes.stage import Control, HeldOut, prepare
 
 RECIPE: Mapping[str, Any] = {
     "method": "sct-distillation",

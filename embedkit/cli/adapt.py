@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int | None:
     """Adapt the encoder, and print its similarity to the teacher before and after."""
     from embedkit.adaptation import adapt, adaptation_config
-    from embedkit.training.recipes.materials import Control
+    from embedkit.training.recipes.stage import Control
 
     check_output(arguments)
     config = adaptation_config(arguments.model, _changes(arguments))

@@ -133,8 +133,8 @@ def run(arguments: argparse.Namespace) -> int | None:
 
     from embedkit.config import to_mapping
     from embedkit.training import processes
-    from embedkit.training.recipes.materials import Control
     from embedkit.training.recipes.run import run as train
+    from embedkit.training.recipes.stage import Control
 
     config = _config(arguments)
     folder = Path(arguments.output or Path("runs") / (config.name or config.method))

@@ -33,9 +33,8 @@ from embedkit.export.quantize import (
     largest_weight,
 )
 from embedkit.export.reading import check_reading
-from embedkit.export.shared_constants import find_twins, merge_twins
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
-from embedkit.export.writer import Arithmetic, FloatArithmetic, Products
+from embedkit.export.writer import Arithmetic, FloatArithmetic, Products, find_twins, merge_twins
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder

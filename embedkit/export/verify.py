@@ -56,8 +56,8 @@ from embedkit.export.gates import (
     smallest_cosine,
     torch_logits,
 )
+from embedkit.export.graph import example_inputs
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
-from embedkit.export.traced import example_inputs
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.static import STATIC

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, masking_utils
 
-from embedkit.modeling.quiet import quiet_transformers
+from embedkit.modeling.pretrained import quiet_transformers
 
 
 @contextlib.contextmanager

@@ -30,9 +30,9 @@ from embedkit.modeling.pretrained import (
     load_reported,
     longest_text,
     model_name,
+    quiet_transformers,
     refuse_custom_code,
 )
-from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer

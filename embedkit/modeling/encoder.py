@@ -36,10 +36,10 @@ from embedkit.modeling.pretrained import (
     load_weights,
     longest_text,
     model_name,
+    quiet_transformers,
     refuse_custom_code,
     words_of,
 )
-from embedkit.modeling.quiet import quiet_transformers
 from embedkit.modeling.shared_layers import separate, writing_tensors
 from embedkit.modeling.static import STATIC, load_static
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer

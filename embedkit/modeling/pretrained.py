@@ -1,10 +1,11 @@
-"""Common parts of models built on transformers: names, lengths and fingerprints."""
+"""Common parts of models built on transformers: names, lengths, fingerprints, and silence while they load."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig
+from transformers.utils import logging as transformers_logging
 
 from embedkit.errors import ModelError
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
@@ -196,3 +198,17 @@ def model_name(source: str | os.PathLike[str]) -> str:
     if path.name == "cross-model":
         return f"{path.resolve().parent.name}-cross"
     return path.resolve().parent.name if path.name == "model" else path.name
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Suppress progress bars and reports of unused weights; callers raise their own errors where it matters."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

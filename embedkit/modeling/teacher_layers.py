@@ -41,7 +41,6 @@ from embedkit.errors import ModelError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
-from embedkit.modeling.least_squares import fit_affine, fit_scale
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
@@ -375,3 +374,28 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+_RIDGE = 1e-4  # as a multiple of the inputs' mean variance
+
+
+def fit_affine(inputs: Tensor, targets: Tensor, *, ridge: float = _RIDGE) -> tuple[Tensor, Tensor]:
+    """Fit the affine map from ``(N, I)`` to ``(N, O)``; return weight ``(O, I)`` and bias ``(O,)``.
+
+    Both are float32, in the layout of :class:`torch.nn.Linear`; sums are computed in float64. ``ridge`` is the
+    penalty on squared weights, as a multiple of the inputs' mean variance.
+    """
+    mean, target_mean = inputs.mean(dim=0, dtype=torch.float64), targets.mean(dim=0, dtype=torch.float64)
+    centred = (inputs - mean.float()).double()
+    gram = centred.T @ centred
+    gram.diagonal().add_(ridge * gram.diagonal().mean().clamp(min=1e-12))
+    weight = torch.linalg.solve(gram, centred.T @ (targets - target_mean.float()).double()).T
+    return weight.float(), (target_mean - weight @ mean).float()
+
+
+def fit_scale(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit scale and shift of each column: ``(N, H)`` twice to two of ``(H,) float32``."""
+    mean, target_mean = inputs.mean(dim=0), targets.mean(dim=0)
+    centred = inputs - mean
+    scale = (centred * (targets - target_mean)).sum(dim=0) / centred.square().sum(dim=0).clamp(min=1e-12)
+    return scale, target_mean - scale * mean

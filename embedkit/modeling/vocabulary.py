@@ -10,8 +10,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
-from embedkit.modeling.pretrained import first_line, refuse_custom_code
-from embedkit.modeling.quiet import quiet_transformers
+from embedkit.modeling.pretrained import first_line, quiet_transformers, refuse_custom_code
 from embedkit.runtime.folders import Layout, read_tokenizer, set_left_truncation, set_lowercase, set_one_type
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 

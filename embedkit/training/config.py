@@ -9,13 +9,12 @@ from typing import Any, Literal
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.runtime.location import find_model, published_models
+from embedkit.training.batches import ViewsConfig
 from embedkit.training.corpus import SourceConfig
-from embedkit.training.joined import JoinConfig
-from embedkit.training.matryoshka import MatryoshkaConfig
 from embedkit.training.optim import OptimConfig
+from embedkit.training.teacher_spaces import JoinConfig, MatryoshkaConfig
 from embedkit.training.teachers import TeacherConfig
 from embedkit.training.trackers import TrackerName
-from embedkit.training.views import ViewsConfig
 
 _STARTS = {"teacher": "{}'s words", "layers": "{}'s layers", "random": "random weights"}
 _SHAPE = ("layers", "layer_repeats", "hidden", "inner", "heads", "memory")

@@ -17,8 +17,8 @@ from torch import Tensor
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.layout import Activation
-from embedkit.modeling.least_squares import fit_affine
 from embedkit.modeling.seeding import seeded
+from embedkit.modeling.teacher_layers import fit_affine
 from embedkit.training.losses import Shuffle, group_shuffle
 from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, View, pooled
 from embedkit.training.self_supervision import JointConfig, SelfSupervision

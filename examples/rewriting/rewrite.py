@@ -35,7 +35,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokeni
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import CacheError, DataError, EmbedkitError, InputError, ModelError
 from embedkit.modeling.location import find_folder
-from embedkit.modeling.quiet import quiet_transformers
+from embedkit.modeling.pretrained import quiet_transformers
 from embedkit.progress import Progress
 from embedkit.training.corpus import Corpus, SourceConfig, normalise
 

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from embedkit.training.batches import ViewsConfig
 from embedkit.training.config import DevConfig, RunConfig, StudentConfig
 from embedkit.training.corpus import SourceConfig
-from embedkit.training.joined import JoinConfig
-from embedkit.training.matryoshka import MatryoshkaConfig
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES
+from embedkit.training.teacher_spaces import JoinConfig, MatryoshkaConfig
 from embedkit.training.teachers import TeacherConfig
-from embedkit.training.views import ViewsConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = {

@@ -21,7 +21,7 @@ from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.losses import Keys
@@ -29,11 +29,10 @@ from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES
-from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import resolve, run
+from embedkit.training.recipes.stage import Control
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.self_supervision import JointConfig, cross_view_loss
-from embedkit.training.views import ViewsConfig
 
 TEACHER_WIDTH = 24
 TEXTS = [

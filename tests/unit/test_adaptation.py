@@ -17,7 +17,7 @@ from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.recipes.materials import Control
+from embedkit.training.recipes.stage import Control
 
 WORDS = ["cat", "dog", "train", "city", "mother", "sister", "sea", "summer", "water", "day", "good", "blue"]
 

@@ -30,9 +30,8 @@ from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.method import Batch, PairLearner, Presets
 from embedkit.training.mining import PairTeacher
-from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.score_distillation import ranking_evaluation
-from embedkit.training.recipes.stage import Stage
+from embedkit.training.recipes.stage import Control, Stage
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import load_cross_encoder
 

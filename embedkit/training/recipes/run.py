@@ -21,16 +21,15 @@ from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.training import processes
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
-from embedkit.training.joined import JoinedVectors
 from embedkit.training.loop import evaluation_steps, total_steps
 from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes import RECIPES, Recipe, one_stage
-from embedkit.training.recipes.materials import Control, Materials, Split, corpus_inputs, prepare
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
-from embedkit.training.recipes.stage import Stage
+from embedkit.training.recipes.stage import Control, Materials, Split, Stage, corpus_inputs, prepare
 from embedkit.training.run_folder import RunFolder, TrainState, environment
 from embedkit.training.students import build_student
+from embedkit.training.teacher_spaces import JoinedVectors
 from embedkit.training.teachers import TeacherVectors
 from embedkit.training.trackers import find_trackers
 

@@ -49,8 +49,7 @@ from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import Scores
 from embedkit.training.method import Batch, PairLearner, Presets
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, mine, score
-from embedkit.training.recipes.materials import Control, corpus_inputs
-from embedkit.training.recipes.stage import Stage
+from embedkit.training.recipes.stage import Control, Stage, corpus_inputs
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import adjust, load_cross_encoder
 

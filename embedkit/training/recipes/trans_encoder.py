@@ -38,14 +38,13 @@ from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.training import processes
-from embedkit.training.batches import BatchSource, PairBatchSource, check_batches
+from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig, check_batches
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.method import Batch, BatchSpec, Method, PairLearner, StepOutput, pooled, unit_embeddings
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Stage, to_device
 from embedkit.training.run_folder import RunFolder, TrainState
-from embedkit.training.views import ViewsConfig
 
 logger = logging.getLogger(__name__)
 _CHUNK = 4096

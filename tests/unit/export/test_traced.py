@@ -8,7 +8,6 @@ import torch
 from onnx import numpy_helper
 
 from embedkit.errors import ExportError, GateError
-from embedkit.export import traced
 from embedkit.export.bert import is_bert
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export, export_source
@@ -262,7 +261,7 @@ def test_an_untraceable_model_is_reported_in_one_sentence(make_any, tmp_path, mo
     def fail(*_, **__):
         raise torch.onnx.OnnxExporterError("no such operator\nand much more")
 
-    monkeypatch.setattr(traced.torch.onnx, "export", fail)
+    monkeypatch.setattr(torch.onnx, "export", fail)
 
     with pytest.raises(ExportError, match=r"^torch cannot trace electra, a electra: no such operator$"):
         export(make_any("electra"), tmp_path / "toy.onnx", precision="fp32")

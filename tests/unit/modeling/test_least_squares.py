@@ -1,6 +1,6 @@
 import torch
 
-from embedkit.modeling.least_squares import fit_affine, fit_scale
+from embedkit.modeling.teacher_layers import fit_affine, fit_scale
 
 
 def test_an_affine_map_is_found_again():

@@ -7,7 +7,7 @@ import torch
 from rewrite import main
 from transformers import BertConfig, BertForMaskedLM
 
-from embedkit.modeling.quiet import quiet_transformers
+from embedkit.modeling.pretrained import quiet_transformers
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.runtime.tokenization import Tokenizer
 

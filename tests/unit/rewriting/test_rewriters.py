@@ -8,7 +8,7 @@ from rewrite import BackTranslation, MaskedRefill
 from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration, BertConfig, BertForMaskedLM
 
 from embedkit.errors import ModelError
-from embedkit.modeling.quiet import quiet_transformers
+from embedkit.modeling.pretrained import quiet_transformers
 from embedkit.modeling.vocabulary import write_tokenizer
 
 TEXT = "the old cat will sleep in the green garden by the sea"

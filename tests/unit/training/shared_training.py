@@ -20,7 +20,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.batches import BatchSource, PairBatchSource
+from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.method import PairLearner
@@ -28,7 +28,6 @@ from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.trans_encoder import CrossToEncoder
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.views import ViewsConfig
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from toys import TableTeacher

@@ -6,10 +6,9 @@ import pytest
 
 from embedkit.errors import ConfigError
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import AUGMENTATIONS, BatchSource, ViewsConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.method import BatchSpec
-from embedkit.training.views import AUGMENTATIONS, ViewsConfig
 
 POSITIVES = ("none", "shuffle", "inversion", "deletion", "repetition")
 TEXTS = [

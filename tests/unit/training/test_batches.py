@@ -11,9 +11,8 @@ import torch
 from embedkit.errors import ConfigError, InputError
 from embedkit.runtime.tokenization import Tokens
 from embedkit.training import batches
-from embedkit.training.batches import BatchSource, chunk_view
+from embedkit.training.batches import BatchSource, ViewsConfig, chunk_view
 from embedkit.training.method import BatchSpec, pooled
-from embedkit.training.views import ViewsConfig
 
 
 class RowNumbers:

@@ -10,14 +10,13 @@ import torch
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import networks
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.methods.bsl import BSL, BSLConfig
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.networks import compile_encoders
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.views import ViewsConfig
 
 COMPILER = next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 

@@ -5,7 +5,7 @@ import pytest
 from embedkit.errors import ConfigError, DataError
 from embedkit.training.contrasts import contrasts
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.recipes.materials import Split
+from embedkit.training.recipes.stage import Split
 from embedkit.training.teachers import AlignedVectors, TeacherConfig
 
 

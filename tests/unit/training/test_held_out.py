@@ -5,7 +5,7 @@ import pytest
 
 from embedkit.errors import ConfigError
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.recipes.materials import HeldOut, Split
+from embedkit.training.recipes.stage import HeldOut, Split
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from toys import TableTeacher, unit_rows
 
 from embedkit.errors import ConfigError
-from embedkit.training.joined import JoinConfig, JoinedVectors
 from embedkit.training.recipes.run import resolve
+from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
 
 ROWS = 500
 ALL = np.arange(ROWS)

@@ -14,12 +14,11 @@ from torch.nn import functional
 
 from embedkit.errors import CheckpointError, TrainingError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.method import BatchSpec, Method, StepOutput, pooled
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.views import ViewsConfig
 
 
 class Shrink(Method):

@@ -6,9 +6,9 @@ import pytest
 
 from embedkit.config import from_mapping, load_toml
 from embedkit.errors import ConfigError
-from embedkit.training.matryoshka import MatryoshkaConfig, RotatedVectors
-from embedkit.training.recipes.materials import Control, prepare
 from embedkit.training.recipes.run import resolve, run
+from embedkit.training.recipes.stage import Control, prepare
+from embedkit.training.teacher_spaces import MatryoshkaConfig, RotatedVectors
 
 QUIET = Control(show_progress=False)
 

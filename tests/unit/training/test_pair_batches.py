@@ -4,9 +4,8 @@ import torch
 
 from embedkit.errors import ConfigError
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.training.batches import BatchSource, PairBatchSource
+from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig
 from embedkit.training.method import BatchSpec
-from embedkit.training.views import ViewsConfig
 
 PLAIN = ViewsConfig(first="none", second="none")
 

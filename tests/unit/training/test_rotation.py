@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from toys import TableTeacher, unit_rows
 
 from embedkit.modeling.torch_encoder import TorchEncoder
-from embedkit.training.batches import BatchSource
-from embedkit.training.matryoshka import RotatedVectors, principal_axes
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.methods.mse import MSE, MSEConfig
-from embedkit.training.views import ViewsConfig
+from embedkit.training.teacher_spaces import RotatedVectors, principal_axes
 
 ROWS = 300
 
@@ -71,8 +70,8 @@ def test_name_and_fingerprint_do_not_change(teacher):
 
 
 def test_a_long_corpus_is_sampled(teacher, monkeypatch):
-    monkeypatch.setattr("embedkit.training.matryoshka._SAMPLE", 50)
-    monkeypatch.setattr("embedkit.training.matryoshka._CHUNK", 20)
+    monkeypatch.setattr("embedkit.training.teacher_spaces._SAMPLE", 50)
+    monkeypatch.setattr("embedkit.training.teacher_spaces._CHUNK", 20)
     found = RotatedVectors(teacher, ROWS)
     assert teacher.largest == 20
     vectors = teacher.read(np.linspace(0, ROWS - 1, 50).astype(int), 0)

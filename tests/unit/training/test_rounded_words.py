@@ -14,13 +14,12 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.networks import DenseGradients, by_rows, round_tables, rounded_words, word_tables
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.views import ViewsConfig
 
 TEXTS = ["the cat", "the cat will sleep the day", "a good dog", "the sea the sea", "an old king in the garden"]
 

@@ -13,13 +13,12 @@ from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.method import Batch, BatchSpec
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.views import ViewsConfig
 
 TEXTS = ["the cat", "a good dog", "my sister reads", "the sea", "an old king", "a bird in the garden"]
 RUN = {"method": "distillcse", "corpus": [{"path": "texts.txt"}]}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CacheError, StorageError
-from embedkit.training.vector_cache import VectorCache, text_hashes
+from embedkit.training.teachers import VectorCache, text_hashes
 from embedkit.write_lock import write_lock
 
 # What Windows lacks, removed after the import of modules that have an alternative for it.
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 import filelock, numpy
 sys.modules["fcntl"], sys.platform = None, "win32"
-from embedkit.training.vector_cache import VectorCache, text_hashes
+from embedkit.training.teachers import VectorCache, text_hashes
 
 cache = VectorCache(Path(sys.argv[1]), fingerprint="a" * 64, dimension=2)
 with cache.writing():

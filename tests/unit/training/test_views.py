@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
-from embedkit.training.views import AUGMENTATIONS, ViewsConfig, augment
+from embedkit.training.batches import AUGMENTATIONS, ViewsConfig, augment
 
 CLS, SEP, LONGEST = 2, 3, 16
 

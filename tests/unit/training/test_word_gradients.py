@@ -9,14 +9,13 @@ import torch
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.training import batches, loop
-from embedkit.training.batches import BatchSource, chunk_view
+from embedkit.training.batches import BatchSource, ViewsConfig, chunk_view
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.method import pooled
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.networks import DenseGradients, by_rows
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.views import ViewsConfig
 
 TEXTS = ["the cat", "the cat will sleep the day", "a good dog", "the sea the sea", "an old king in the garden"]
 

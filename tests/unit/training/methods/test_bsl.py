@@ -9,12 +9,11 @@ from embedkit.errors import ConfigError
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.method import pooled
 from embedkit.training.methods.bsl import BSL, BSLConfig
 from embedkit.training.recipes.run import resolve
-from embedkit.training.views import ViewsConfig
 
 TEXTS = [f"{who} {what} by the sea" for who in ("the cat", "my sister", "a king") for what in ("runs", "sings")]
 

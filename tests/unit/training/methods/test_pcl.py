@@ -9,7 +9,7 @@ from embedkit.errors import ConfigError
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.batches import BatchSource
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.methods.pcl import (
     PCL,
@@ -21,7 +21,6 @@ from embedkit.training.methods.pcl import (
     every_positive_contrast_loss,
 )
 from embedkit.training.recipes.run import resolve
-from embedkit.training.views import ViewsConfig
 
 TEXTS = [f"{who} {what} by the sea" for who in ("the cat", "my sister", "a king") for what in ("runs", "sings")]
 

@@ -18,8 +18,8 @@ from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.recipes.labelled_pairs import QueryGroups, listwise_loss, read_labels
-from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import Plan, plan, resolve, run
+from embedkit.training.recipes.stage import Control
 
 WHO, WHERE = ("the cat", "a good dog", "my sister", "an old king"), ("in the garden", "by the sea", "today")
 ROWS = [

@@ -13,10 +13,9 @@ from embedkit.config import load_toml, merge, to_mapping
 from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.methods import METHODS
-from embedkit.training.recipes import RECIPES, materials
-from embedkit.training.recipes.materials import Control
+from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.run import find_method, resolve, run
-from embedkit.training.recipes.stage import Stage
+from embedkit.training.recipes.stage import Control, Stage, prepare
 from embedkit.training.run_folder import TrainState
 
 BARE = {"method": "sct", "corpus": [{"path": "a.txt"}]}
@@ -289,7 +288,6 @@ class TestRun:
 
     def test_threads_are_set_for_the_run_and_restored(self, mapping, tmp_path, monkeypatch):
         before, seen = torch.get_num_threads(), []
-        prepare = materials.prepare
         monkeypatch.setattr(
             "embedkit.training.recipes.run.prepare",
             lambda *a, **o: seen.append(torch.get_num_threads()) or prepare(*a, **o),
@@ -305,7 +303,7 @@ class TestRun:
             run(resolve({**mapping, "device": device}), tmp_path / "run", QUIET)
 
     def test_a_method_without_teacher_does_not_use_one(self, mapping, tmp_path, monkeypatch):
-        monkeypatch.setattr(materials, "load_vectors", None)
+        monkeypatch.setattr("embedkit.training.recipes.stage.load_vectors", None)
         config = resolve({**mapping, "method": "simcse", "settings": {}, "teacher": {"source": "start"}})
         run(config, tmp_path / "run", QUIET)
         assert json.loads((tmp_path / "run" / "run.json").read_text())["teacher"] is None
@@ -323,7 +321,7 @@ class TestRun:
     def test_too_few_texts_are_refused_before_a_teacher_encodes_them(
         self, taught, tmp_path, monkeypatch, method, settings
     ):
-        monkeypatch.setattr(materials, "load_vectors", None)
+        monkeypatch.setattr("embedkit.training.recipes.stage.load_vectors", None)
         small = settings.get("self_supervised_optim", {}).get("batch_size") == 50
         optim = {"batch_size": 5 if small else 50, "steps": 1}
         config = resolve({**taught, "method": method, "optim": optim, "settings": settings})
@@ -437,7 +435,7 @@ class TestRun:
             asked.update(options, source=source)
             raise DataError("enough")
 
-        monkeypatch.setattr(materials, "load_scored_pairs", load)
+        monkeypatch.setattr("embedkit.training.recipes.stage.load_scored_pairs", load)
         with pytest.raises(DataError, match="enough"):
             run(resolve({**mapping, "dev": {"pairs": "mteb/stsbenchmark-sts"}}), tmp_path / "run", QUIET)
         assert asked == {"source": "mteb/stsbenchmark-sts", "split": "validation"}

@@ -22,7 +22,6 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
-from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import Plan, plan, resolve, run, training_text
 from embedkit.training.recipes.score_distillation import (
     PairGroups,
@@ -31,6 +30,7 @@ from embedkit.training.recipes.score_distillation import (
     load_pair_teachers,
     ranking_evaluation,
 )
+from embedkit.training.recipes.stage import Control
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 WHO, WHAT = ("the cat", "a good dog", "my sister", "an old king"), ("will sleep", "wants to read", "likes music")

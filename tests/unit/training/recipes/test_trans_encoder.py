@@ -14,13 +14,11 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.training.batches import BatchSource, PairBatchSource
+from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig
 from embedkit.training.method import BatchSpec, PairLearner
-from embedkit.training.recipes.materials import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Stage
+from embedkit.training.recipes.stage import Control, Stage
 from embedkit.training.recipes.trans_encoder import CrossToEncoder
-from embedkit.training.views import ViewsConfig
 
 recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package exports the function
 
