@@ -4,15 +4,14 @@
 ``input_ids, attention_mask, token_type_ids (B, L) int64 -> score (B,) float32`` in (0, 1), after the sigmoid.
 
 The BERT family is written operator by operator; every other architecture is traced by torch, whose tracer keeps
-each LayerNormalization, Gelu and linear product as one operator. The traced nodes are copied one by one, except for
-products with weights and word lookups, which the arithmetic writes, so that every precision and word table is
+each LayerNormalization, Gelu and linear product as one operator. The traced nodes are copied one by one, except
+for products with weights and word lookups, which the arithmetic writes, so that every precision and word table is
 available for every architecture. The gates verify that the traced graph equals the network for batch sizes and
 lengths other than those of the trace.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import tempfile
 import warnings
@@ -40,7 +39,7 @@ from embedkit.export.writer import (
 from embedkit.modeling.attention import plain_attention
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pretrained import first_line
+from embedkit.modeling.pretrained import evaluating, first_line
 
 
 def build_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
@@ -100,7 +99,7 @@ def _trace(model: SentenceEncoder | PairEncoder) -> onnx.ModelProto:
         warnings.simplefilter("ignore")  # about values fixed by the trace: the gates test other shapes
         path = Path(folder) / "traced.onnx"
         try:
-            with _ready(model):
+            with evaluating(model), torch.inference_mode(), plain_attention(model.body):
                 torch.onnx.export(
                     model,
                     inputs,
@@ -115,17 +114,6 @@ def _trace(model: SentenceEncoder | PairEncoder) -> onnx.ModelProto:
             reason = first_line(error)
             raise ExportError(f"torch cannot trace {model.name}, a {model.config.model_type}: {reason}") from error
         return onnx.load(path)
-
-
-@contextlib.contextmanager
-def _ready(model: SentenceEncoder | PairEncoder) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), plain_attention(model.body):
-            yield
-    finally:
-        model.train(was_training)
 
 
 class _SharingWriter(GraphWriter):

@@ -203,7 +203,8 @@ def export(
 
     logger.info("measuring the gates")
     limits = thresholds or _allowed(model, precision, words)
-    gates = [*gates, *_measure(model, original, content, limits, precision, dev)]
+    forms = {"quantized": precision.startswith("int8"), "for_gpu": precision == "fp16"}
+    gates = [*gates, *verify(model, content, limits, **forms, dev=dev, original=original)]
     if unrounded is not None:
         gates.append(check_weights(unrounded, content))
     if origin is not None:
@@ -213,9 +214,9 @@ def export(
     _require(gates)
 
     manifest = Manifest(
-        name=name or card.name or model.name,
+        **dict(vars(card), name=name or card.name or model.name, base=card.base or model.name),
         **_describe(model),
-        **_describe_origin(card, model),
+        created_by=f"embedkit {__version__}",
         gates={gate.name: gate.figures for gate in gates},
         precision=precision if words == _WORD_TABLE[precision] else f"{precision} with {words} words",
         target=target if precision.startswith("int8") else _TARGET[precision],
@@ -275,20 +276,6 @@ def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
     }
 
 
-def _describe_origin(card: Card, model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
-    """Return the fields of the manifest that say where the model is from."""
-    return {
-        "base": card.base or model.name,
-        "method": card.method,
-        "teacher": card.teacher,
-        "corpus": card.corpus,
-        "config": card.config,
-        "metrics": card.metrics,
-        "licence": card.licence,
-        "created_by": f"embedkit {__version__}",
-    }
-
-
 def _prune(
     model: SentenceEncoder | PairEncoder, texts: Sequence[str] | None, size: int | None
 ) -> tuple[SentenceEncoder | PairEncoder, list[Gate]]:
@@ -303,25 +290,6 @@ def _prune(
     logger.info("pruning the vocabulary of %s to %d texts", model.name, len(texts))
     pruned, gate = prune_vocabulary(model, texts, size)
     return pruned, [gate]
-
-
-def _measure(
-    model: SentenceEncoder | PairEncoder,
-    original: SentenceEncoder | PairEncoder,
-    content: bytes,
-    limits: Thresholds,
-    precision: str,
-    dev: ScoredPairs | None,
-) -> list[Gate]:
-    return verify(
-        model,
-        content,
-        limits,
-        quantized=precision.startswith("int8"),
-        for_gpu=precision == "fp16",
-        dev=dev,
-        original=original,
-    )
 
 
 def _allowed(model: SentenceEncoder | PairEncoder, precision: str, words: str) -> Thresholds:

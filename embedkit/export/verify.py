@@ -60,6 +60,7 @@ from embedkit.export.graph import example_inputs
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.pretrained import evaluating
 from embedkit.modeling.static import STATIC
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
@@ -381,13 +382,8 @@ def _expect(model: SentenceEncoder | PairEncoder, *, quantized: bool) -> dict[st
 
 def _count_calls(model: SentenceEncoder | PairEncoder, *, quantized: bool) -> dict[str, int]:
     """Return how often torch calls the operation of each group."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), _CallCounter() as counter:
-            model(*example_inputs(model))
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.inference_mode(), _CallCounter() as counter:
+        model(*example_inputs(model))
     calls = {name: counter.calls[name] for name in ("layer_norms", "gelus")}
     return calls | ({"products_in_float": 0} if quantized else {})
 

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -18,33 +17,31 @@ from transformers import (
     PreTrainedModel,
 )
 
-from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.pretrained import (
+    Network,
+    check_configured,
     check_fit,
     decisive_settings,
     fingerprint,
-    first_line,
     load_reported,
-    longest_text,
+    loading,
     model_name,
     quiet_transformers,
-    refuse_custom_code,
+    usual_length,
 )
 from embedkit.modeling.seeding import seeded
-from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.folders import Layout, read_layout, stored_activation
 from embedkit.runtime.sentence_transformers import read_activation
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _CLASSIFIER = "ForSequenceClassification"
-_USUAL_LENGTH = 512  # where neither the folder nor the network specifies one
 
 
-class PairEncoder(nn.Module):
+class PairEncoder(Network):
     """A network that maps token batches of pairs to logits.
 
     It is transformers' own classifier with one label: for BERT the body, its pooler (dense, tanh), dropout and a
@@ -53,6 +50,8 @@ class PairEncoder(nn.Module):
     Raises:
         ModelError: the network has more than one label, or the parts do not match.
     """
+
+    tokenizer: PairTokenizer
 
     def __init__(self, network: PreTrainedModel, tokenizer: PairTokenizer, *, name: str = "cross-encoder") -> None:
         super().__init__()
@@ -69,19 +68,9 @@ class PairEncoder(nn.Module):
         return self.network
 
     @property
-    def config(self) -> PretrainedConfig:
-        """Configuration of the network."""
-        return self.network.config
-
-    @property
     def hidden(self) -> int:
         """H, width of the body."""
         return int(self.config.hidden_size)
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a pair in tokens, including special tokens."""
-        return self.tokenizer.max_length
 
     @property
     def activation(self) -> str:
@@ -97,11 +86,6 @@ class PairEncoder(nn.Module):
         """Number of token types: 2 for BERT; 1 for RoBERTa and others that do not use them."""
         return _token_types(self.config)
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return next(self.parameters()).device
-
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
         """Return logits, before the sigmoid: ``(B, L) int64`` three times ``-> (B,) float32``."""
         types = {"token_type_ids": token_type_ids} if self.token_types > 1 else {}
@@ -109,17 +93,8 @@ class PairEncoder(nn.Module):
         logits: Tensor = output.logits
         return logits.squeeze(1).float()
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a folder that embedkit, transformers and sentence-transformers' CrossEncoder can load.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
-        with atomic_folder(folder) as temporary, writing_tensors():
-            self.write(temporary)
-
     def write(self, folder: Path) -> None:
-        """Write the same files into an existing folder."""
+        """Write the files of :meth:`save` into an existing folder."""
         with quiet_transformers():
             self.network.save_pretrained(folder)
         write_tokenizer(folder, self.tokenizer)
@@ -143,9 +118,7 @@ class PairEncoder(nn.Module):
         network, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
         if missing:  # transformers would initialise them randomly
             raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
-        if (
-            layout.activation is not None
-        ):  # version 6 stores it elsewhere, and transformers saves its configuration
+        if layout.activation is not None:  # version 6 stores it elsewhere; transformers saves its configuration
             network.config.sentence_transformers = {"activation_fn": layout.activation}
         tokenizer = _load_tokenizer(layout, network.config, max_length, trust_remote_code=trust_remote_code)
         return cls(network.float(), tokenizer, name=model_name(source))
@@ -224,21 +197,12 @@ def _from_pretrained(
     folder: Path, *, trust_remote_code: bool = False, **changes: Any
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return the model and the names of weights that are missing in its folder."""
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json, so it is not a model folder")
-    try:
-        with quiet_transformers():
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **changes)
-            load = functools.partial(
-                AutoModelForSequenceClassification.from_pretrained,
-                folder,
-                config=config,
-                trust_remote_code=trust_remote_code,
-            )
-            model, missing = load_reported(load)
-    except Exception as error:  # an architecture's own code raises anything
-        refuse_custom_code(folder, error)
-        raise ModelError(f"cannot load the model in {folder}: {first_line(error)}") from error
+    check_configured(folder)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    with loading(folder, "model"):
+        options["config"] = AutoConfig.from_pretrained(folder, **options, **changes)
+        load = functools.partial(AutoModelForSequenceClassification.from_pretrained, folder, **options)
+        model, missing = load_reported(load)
     return model, [key for key in missing if not key.endswith("position_ids")]
 
 
@@ -246,9 +210,7 @@ def _load_tokenizer(
     layout: Layout, config: PretrainedConfig, max_length: int | None, *, trust_remote_code: bool = False
 ) -> PairTokenizer:
     """Load the folder's tokenizer for pairs, limited to the length that tokenizer and network support."""
-    longest = longest_text(config)
-    if max_length is None:
-        max_length = min(layout.max_length or _USUAL_LENGTH, longest)
+    max_length = max_length if max_length is not None else usual_length(layout, config)
     with_types = _token_types(config) > 1
     found = load_tokenizer(layout, max_length, trust_remote_code=trust_remote_code, with_types=with_types)
     return PairTokenizer(found.json, max_length)

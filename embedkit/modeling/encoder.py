@@ -17,30 +17,30 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForTextEncoding,
-    PretrainedConfig,
     PreTrainedModel,
 )
 
-from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
 from embedkit.modeling.layout import Activation, read_activation, write_layout
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.pooling import WordMemory, pool_states
 from embedkit.modeling.pretrained import (
     UNLIMITED,
+    Network,
+    check_configured,
     check_fit,
     decisive_settings,
     fingerprint,
     first_line,
     load_reported,
     load_weights,
-    longest_text,
+    loading,
     model_name,
     quiet_transformers,
-    refuse_custom_code,
+    usual_length,
     words_of,
 )
-from embedkit.modeling.shared_layers import separate, writing_tensors
+from embedkit.modeling.shared_layers import separate
 from embedkit.modeling.static import STATIC, load_static
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.folders import Layout, pooling_modes, read_layout
@@ -52,7 +52,6 @@ Part = TypeVar("Part", bound=nn.Module)
 
 _CAUSAL = "ForCausalLM"
 _MULTIMODAL = "embedding_gemma2"
-_USUAL_LENGTH = 512  # where neither the folder nor the network specifies one
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
 
 
@@ -96,7 +95,7 @@ class DenseHead(nn.Module):
         return _ACTIVATIONS[self.activation](self.linear(pooled if self.before is None else self.before(pooled)))
 
 
-class SentenceEncoder(nn.Module):
+class SentenceEncoder(Network):
     """A network that maps token batches to embeddings.
 
     Args:
@@ -117,6 +116,8 @@ class SentenceEncoder(nn.Module):
     Raises:
         ModelError: the parts do not match.
     """
+
+    tokenizer: Tokenizer
 
     def __init__(
         self,
@@ -149,11 +150,6 @@ class SentenceEncoder(nn.Module):
         return self.backbone
 
     @property
-    def config(self) -> PretrainedConfig:
-        """Configuration of the backbone."""
-        return self.backbone.config
-
-    @property
     def hidden(self) -> int:
         """H, width of the backbone's states."""
         return int(self.config.hidden_size) if self._width is None else self._width
@@ -169,16 +165,6 @@ class SentenceEncoder(nn.Module):
     def dimension(self) -> int:
         """D, width of an embedding: the head's output if there is one, else W."""
         return self.head.linear.out_features if self.head is not None else self.pooled_width
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a text in tokens, including special tokens."""
-        return self.tokenizer.max_length
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return next(self.parameters()).device
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the head's input: ``(B, L) int64`` twice ``-> (B, W) float32``.
@@ -203,17 +189,8 @@ class SentenceEncoder(nn.Module):
         new = None if dimension is None else DenseHead(self.pooled_width, dimension, activation)
         self.head = None if new is None else new.to(self.device)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a folder that embedkit, transformers and sentence-transformers can load.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
-        with atomic_folder(folder) as temporary, writing_tensors():
-            self.write(temporary)
-
     def write(self, folder: Path) -> None:
-        """Write the same files into an existing folder.
+        """Write the files of :meth:`save` into an existing folder.
 
         Raises:
             ModelError: the model is static, or has several dense layers with activations between them.
@@ -278,8 +255,7 @@ class SentenceEncoder(nn.Module):
         if not layout.includes_prompts and any(layout.prompts.values()):
             raise ModelError(f"{source} excludes prompts from pooling, which embedkit does not support")
         backbone = _load_backbone(layout.backbone, trust_remote_code=trust_remote_code)
-        longest = longest_text(backbone.config)
-        length = max_length if max_length is not None else min(layout.max_length or _USUAL_LENGTH, longest)
+        length = max_length if max_length is not None else usual_length(layout, backbone.config)
         memory = _load_memory(layout, words_of(backbone.config))
         chosen = pooling or layout.pooling or "mean"
         states = _width_of_states(backbone, layout.backbone)
@@ -320,14 +296,9 @@ class SentenceEncoder(nn.Module):
 
 
 def _load_backbone(folder: Path, *, trust_remote_code: bool) -> PreTrainedModel:
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json, so it is not a model folder")
-    try:
-        with quiet_transformers():
-            model, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # an architecture's own code raises anything
-        refuse_custom_code(folder, error)
-        raise ModelError(f"cannot load the model in {folder}: {first_line(error)}") from error
+    check_configured(folder)
+    with loading(folder, "model"):
+        model, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
     missing = [key for key in missing if not key.startswith(_UNUSED_WEIGHTS)]
     if missing:  # transformers would initialise them randomly
         raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError
+from embedkit.modeling.shared_layers import writing_tensors
+from embedkit.runtime.folders import Layout
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 # These number positions from pad_token_id + 1, so the table is that much longer than the longest text.
@@ -25,6 +29,7 @@ OFFSET_POSITIONS = frozenset(
 )
 UNLIMITED = 1_000_000
 """Maximum length in tokens of a text for models that have none."""
+_USUAL_LENGTH = 512  # where neither the folder nor the network specifies one
 _DECISIVE_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps")
 # Settings of other architectures than BERT; the fingerprints of models without them do not depend on this list.
 _DECISIVE_ELSEWHERE = (
@@ -76,6 +81,62 @@ _DECISIVE_ELSEWHERE = (
     "scale_attn_weights",
     "parallel_attn",
 )
+
+
+class Network(nn.Module, ABC):
+    """A transformers network with its tokenizer, which also sets the maximum length of a text or pair."""
+
+    tokenizer: Tokenizer | PairTokenizer
+    name: str
+
+    @property
+    @abstractmethod
+    def body(self) -> PreTrainedModel:
+        """The transformers network."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> None:
+        """Write the files of :meth:`save` into an existing folder."""
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """Configuration of the transformers network."""
+        return self.body.config
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a text or pair in tokens, including special tokens."""
+        return self.tokenizer.max_length
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(self.parameters()).device
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write a folder that embedkit, transformers and sentence-transformers can load.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        with atomic_folder(folder) as temporary, writing_tensors():
+            self.write(temporary)
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode within the block."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+def usual_length(layout: Layout, config: PretrainedConfig) -> int:
+    """Return the maximum length that a folder specifies, or 512, as far as the network supports it."""
+    return min(layout.max_length or _USUAL_LENGTH, longest_text(config))
 
 
 def check_fit(config: PretrainedConfig, tokenizer: Tokenizer | PairTokenizer) -> None:
@@ -178,17 +239,34 @@ def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
     return found, [name for name, value in found.state_dict().items() if not torch.equal(value, again[name])]
 
 
-def refuse_custom_code(folder: Path, error: Exception) -> None:
-    """Explain an error of transformers that asks for permission to run a folder's own code.
+@contextlib.contextmanager
+def loading(folder: Path, part: str) -> Iterator[None]:
+    """Load a part of a folder by transformers within the block, without its progress bars and reports.
 
     Raises:
-        ModelError: the error is one.
+        ModelError: transformers, or an architecture's own code, raised anything, which may ask for permission to
+            run the folder's Python code.
     """
-    if "trust_remote_code" in str(error):
-        raise ModelError(
-            f"{folder} needs Python code of its own; if you trust it, allow it by --trust-remote-code of "
-            "`embedkit export`, or for a teacher by trust_remote_code = true in the recipe"
-        ) from error
+    try:
+        with quiet_transformers():
+            yield
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"{folder} needs Python code of its own; if you trust it, allow it by --trust-remote-code of "
+                "`embedkit export`, or for a teacher by trust_remote_code = true in the recipe"
+            ) from error
+        raise ModelError(f"cannot load the {part} in {folder}: {first_line(error)}") from error
+
+
+def check_configured(folder: Path) -> None:
+    """Check that a folder has a configuration.
+
+    Raises:
+        ModelError: it does not.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json, so it is not a model folder")
 
 
 def model_name(source: str | os.PathLike[str]) -> str:

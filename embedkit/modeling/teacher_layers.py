@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from embedkit.errors import ModelError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
+from embedkit.modeling.pretrained import evaluating
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
@@ -96,7 +97,7 @@ def from_layers(
     )
     student.backbone.config.hidden_act = teacher.config.hidden_act
     student.backbone.config.layer_norm_eps = teacher.config.layer_norm_eps
-    with torch.no_grad(), _evaluated(teacher), _evaluated(student):
+    with torch.no_grad(), evaluating(teacher), evaluating(student):
         student.backbone = type(student.backbone)(student.backbone.config, add_pooling_layer=False).eval()
         _Cut(teacher.backbone, student.backbone, chosen, _tokenize(student.tokenizer, texts), seed).copy()
     return student
@@ -128,7 +129,7 @@ def cross_from_layers(
         network = BertForSequenceClassification(config)
     student = PairEncoder(network, PairTokenizer(teacher.tokenizer.json, max_length), name=teacher.name)
     batches = _tokenize(student.tokenizer, pairs)
-    with torch.no_grad(), _evaluated(teacher), _evaluated(student):
+    with torch.no_grad(), evaluating(teacher), evaluating(student):
         _Cut(teacher.network.base_model, student.network.base_model, chosen, batches, seed).copy()
         _copy_score(teacher, student, batches)
     return student
@@ -364,16 +365,6 @@ def _tokenize(tokenizer: Tokenizer | PairTokenizer, items: Sequence[Any]) -> lis
             inputs["token_type_ids"] = batch.token_type_ids
         batches.append({name: torch.from_numpy(values) for name, values in inputs.items()})
     return batches
-
-
-@contextlib.contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 _RIDGE = 1e-4  # as a multiple of the inputs' mean variance

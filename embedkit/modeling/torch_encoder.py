@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 
 from embedkit.errors import ConfigError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.pretrained import evaluating, first_line
 from embedkit.protocols import FloatArray
 from embedkit.runtime.engine import token_batches
 from embedkit.runtime.tokenization import TokenBatch, Tokens
@@ -45,7 +47,7 @@ class TorchEncoder:
         self.precision = precision
         self.max_tokens_per_batch = max_tokens_per_batch
         if device is not None:
-            _move(model, device)
+            to_device(model, device)
 
     @property
     def name(self) -> str:
@@ -86,13 +88,9 @@ class TorchEncoder:
         """Encode texts given as token ids, including special tokens: ``(N, D) float32, unit rows``."""
         embeddings = np.empty((len(ids), self.dimension), dtype=np.float32)
         lengths = np.array([len(row) for row in ids], dtype=np.int64)
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             for rows in token_batches(lengths, most_tokens=self.max_tokens_per_batch):
                 embeddings[rows] = self._embed([ids[row] for row in rows])
-        finally:
-            self.model.train(was_training)
         return embeddings
 
     @torch.inference_mode()
@@ -107,12 +105,16 @@ class TorchEncoder:
         return unit
 
 
-def _move(model: SentenceEncoder, device: str) -> None:
+def to_device(module: nn.Module, device: str | None) -> None:
+    """Move a network to a device; if None, to the GPU if available, else to the CPU.
+
+    Raises:
+        ConfigError: the device cannot be used.
+    """
     try:
-        model.to(torch.device(device))
+        module.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     except (RuntimeError, AssertionError) as error:  # torch raises an AssertionError if it was built without CUDA
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"device {device!r} cannot be used here: {reason}") from error
+        raise ConfigError(f"device {device!r} cannot be used here: {first_line(error)}") from error
 
 
 class TorchCrossEncoder:
@@ -156,13 +158,9 @@ class TorchCrossEncoder:
         """Score tokenized pairs before the sigmoid: ``(N,) float32``."""
         scores = np.empty(len(tokens.ids), dtype=np.float32)
         lengths = np.array([len(row) for row in tokens.ids], dtype=np.int64)
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             for rows in token_batches(lengths, most_tokens=self.max_tokens_per_batch):
                 scores[rows] = self._score(tokens.batch(rows, self.model.tokenizer.pad_id))
-        finally:
-            self.model.train(was_training)
         return scores
 
     @torch.inference_mode()

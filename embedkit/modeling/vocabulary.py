@@ -10,7 +10,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
-from embedkit.modeling.pretrained import first_line, quiet_transformers, refuse_custom_code
+from embedkit.modeling.pretrained import loading
 from embedkit.runtime.folders import Layout, read_tokenizer, set_left_truncation, set_lowercase, set_one_type
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
@@ -77,14 +77,10 @@ def library_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     Raises:
         ModelError: transformers does not load it, or has no fast tokenizer for it.
     """
-    try:
-        with quiet_transformers():
-            found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        found.backend_tokenizer  # noqa: B018 - tokenizers in Python have none
-    except Exception as error:  # tokenizers and each class's own code raise anything
-        refuse_custom_code(folder, error)
-        raise ModelError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
-    return found
+    with loading(folder, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer.backend_tokenizer  # noqa: B018 - tokenizers in Python have none
+    return tokenizer
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.layout import Activation
+from embedkit.modeling.pretrained import evaluating
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.teacher_layers import fit_affine
 from embedkit.training.losses import Shuffle, group_shuffle
@@ -111,10 +112,9 @@ class Distillation(Method):
         head = self.encoder.head
         if head is None or not self.awaits_start:
             return
-        was_training = self.training
-        self.eval()
-        weight, bias = fit_affine(torch.cat([pooled(self.encoder, view) for view in views]), vectors, ridge=_RIDGE)
-        self.train(was_training)
+        with evaluating(self):
+            states = torch.cat([pooled(self.encoder, view) for view in views])
+        weight, bias = fit_affine(states, vectors, ridge=_RIDGE)
         head.linear.weight.copy_(weight)
         head.linear.bias.copy_(bias)
 

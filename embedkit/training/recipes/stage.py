@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from embedkit.config import to_mapping
 from embedkit.errors import ConfigError
 from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs, load_scored_pairs
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder, to_device
 from embedkit.protocols import TextEncoder
 from embedkit.training import processes
 from embedkit.training.batches import Batches, BatchSource, check_batches, chunk_view
@@ -328,16 +327,3 @@ def check_stage(method_name: str, settings: Any, optim: OptimConfig, config: Run
     spec = METHODS[method_name].needs(settings)
     rows = len(Split.of(corpus, config.dev.held_out).train)
     check_batches(spec, rows, batch_size=optim.batch_size, views=config.views)
-
-
-def to_device(module: nn.Module, device: str | None) -> None:
-    """Move a network to a device; if None, to the GPU if available, else to the CPU.
-
-    Raises:
-        ConfigError: the device cannot be used.
-    """
-    try:
-        module.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    except (RuntimeError, AssertionError) as error:  # torch raises an AssertionError if it was built without CUDA
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"device {device!r} cannot be used here: {reason}") from error

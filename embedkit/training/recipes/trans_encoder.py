@@ -34,7 +34,7 @@ from embedkit.evaluation.sts import evaluate_cross_encoder, evaluate_pairs
 from embedkit.evaluation.tasks import cosines
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder, to_device
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.training import processes
@@ -43,7 +43,7 @@ from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.method import Batch, BatchSpec, Method, PairLearner, StepOutput, pooled, unit_embeddings
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Stage, to_device
+from embedkit.training.recipes.stage import Stage
 from embedkit.training.run_folder import RunFolder, TrainState
 
 logger = logging.getLogger(__name__)
