@@ -1,8 +1,10 @@
-"""Toys that tests of several rooms share."""
+"""Toys that tests of several rooms share, and plain loops for their references."""
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,3 +61,29 @@ class Both:
         found = self.quick._pieces.encode(texts)
         assert found is not None
         return [texts[position] for position in found[2]]
+
+
+def dot(first: Any, second: Any) -> float:
+    """The product of two rows of numbers."""
+    return sum(float(x) * float(y) for x, y in zip(first, second, strict=True))
+
+
+def cosine(first: Any, second: Any) -> float:
+    """The cosine of two rows of numbers."""
+    return dot(first, second) / math.sqrt(dot(first, first)) / math.sqrt(dot(second, second))
+
+
+def softmax(values: Sequence[float]) -> list[float]:
+    """The share of each number's exponential."""
+    weights = [math.exp(value) for value in values]
+    return [weight / sum(weights) for weight in weights]
+
+
+def slope(function: Callable[..., float], tensors: Sequence[Any], number: int, place: Any) -> float:
+    """The derivative of a function of tensors by one value of one of them, by differences."""
+    values = []
+    for step in (1e-4, -1e-4):
+        moved = [tensor.detach().double().clone() for tensor in tensors]
+        moved[number][place] += step
+        values.append(function(*moved))
+    return (values[0] - values[1]) / 2e-4

@@ -262,6 +262,15 @@ def test_the_same_under_autocast_and_accumulation(make, name, options, tmp_path)
     assert same(snapshot(whole()[1]), snapshot(parts(stop_after=(3,))[1]))
 
 
+@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if not entry.imitates])
+def test_a_head_that_is_not_trained_is_removed(make_encoder, name):
+    encoder, entry = make_encoder(), METHODS[name]
+    encoder.set_head(7)
+    told = entry.teacher_arguments([TEACHER_WIDTH])
+    method = entry(encoder, from_mapping(entry.settings_class, shrink(entry.settings_class)), seed=1, **told)
+    assert method.encoder.head is None
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_trained_encoder_loads_unchanged(make, name, tmp_path):
     fit = Fit(make, (name, {}), tmp_path)
@@ -307,17 +316,6 @@ class TestSwitches:
         assert first.data_ptr() == second.data_ptr()
         assert torch.equal(first[:6], output.carry["reference1"])
 
-    def test_frozen_queues_do_not_change(self, make):
-        method, output = self.loss(make, {"queues": "frozen"})
-        before = snapshot(method)
-        method.after_step([output])
-        assert same(before, snapshot(method))
-
-    def test_without_queues_keys_are_the_batch(self, make):
-        method, output = self.loss(make, {"queues": "none"})
-        method.after_step([output])
-        assert [len(rows) for rows in method.self_supervision.queues.rows] == [0, 0]
-
     def test_momentum_follows_slowly(self, make):
         method, batches = make("sct", {"reference": "momentum", "momentum": 0.75})
         average = method.self_supervision.average.network
@@ -330,11 +328,6 @@ class TestSwitches:
         method.after_step([method(batches.batch(0))])
         weight = "backbone.embeddings.word_embeddings.weight"
         assert torch.allclose(snapshot(average)[weight], start[weight] + 0.25)
-
-    def test_without_blocks_the_projector_is_the_identity(self, make):
-        method, _ = make("sct", {"projector_blocks": 0})
-        rows = torch.randn(3, 16)
-        assert torch.equal(method.self_supervision.projector(rows), rows)
 
     @pytest.mark.parametrize(
         "settings",
@@ -385,23 +378,6 @@ class TestSwitches:
     def test_joint_requires_two_views(self, make, name):
         assert len(make(name, {"joint": True})[1].batch(0).views) == 2
         assert len(make(name)[1].batch(0).views) == METHODS[name].batch_spec.views
-
-    def test_distillation_adds_a_head_only_where_widths_differ(self, make_encoder):
-        entry = METHODS["sct-distillation"]
-        config = from_mapping(entry.settings_class, shrink(entry.settings_class))
-        for width, headless in ((16, True), (TEACHER_WIDTH, False)):
-            method = entry(make_encoder(), config, seed=1, teacher_dimensions=[width])
-            assert (method.encoder.head is None) == headless
-            assert method.encoder.dimension == width
-
-    def test_sct_trains_no_head(self, make_encoder):
-        encoder = make_encoder()
-        encoder.set_head(7)
-        entry = METHODS["sct"]
-        assert (
-            entry(encoder, from_mapping(entry.settings_class, shrink(entry.settings_class)), seed=1).encoder.head
-            is None
-        )
 
 
 # Stops of a recipe after its first stage and one step of the second.

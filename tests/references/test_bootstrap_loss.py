@@ -9,13 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from toys import cosine, slope
 
 from embedkit.training.methods.bsl import Predictor, bootstrap_loss
-
-
-def cosine(a, b):
-    dot = sum(float(x) * float(y) for x, y in zip(a, b, strict=True))
-    return dot / math.sqrt(sum(float(x) ** 2 for x in a)) / math.sqrt(sum(float(y) ** 2 for y in b))
 
 
 def reference_loss(predictions, targets, scale="paper"):
@@ -48,16 +44,10 @@ def test_gradient_equals_differences_of_the_reference(scale):
     predictions, targets = sample()
     predictions = tuple(view.clone().requires_grad_() for view in predictions)
     bootstrap_loss(predictions, targets, scale=scale).backward()
-    step = 1e-4
     for view in (0, 1):
         for place in [(0, 0), (1, 2), (2, 3)]:
-            values = []
-            for sign in (1, -1):
-                moved = [z.detach().double() for z in predictions]
-                moved[view][place] += sign * step
-                values.append(reference_loss(moved, targets, scale))
-            slope = (values[0] - values[1]) / (2 * step)
-            assert predictions[view].grad[place].item() == pytest.approx(slope, abs=1e-5)
+            expected = slope(lambda *moved: reference_loss(moved, targets, scale), predictions, view, place)
+            assert predictions[view].grad[place].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_no_gradient_reaches_the_targets():

@@ -8,13 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import cosine, slope
 
 from embedkit.training.methods.dclr import ascend_noise, debiased_info_nce, true_negatives
-
-
-def cosine(a, b):
-    product = sum(x * y for x, y in zip(a, b, strict=True))
-    return product / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
 
 
 def weight(complementary, i, j, threshold):
@@ -86,15 +82,11 @@ def test_a_step_follows_the_gradient_by_differences():
     anchors, positives, noise, units = sample(2, 3, 4, 2)
     negatives = true_negatives(units, threshold=1.1)
     moved = ascend_noise(noise, anchors, positives, negatives, temperature=0.5, steps=1, size=1.0)
-    gradient = []
-    for place in range(4):
-        values = []
-        for step in (1e-3, -1e-3):
-            shifted = noise.double().clone()
-            shifted[0, place] += step
-            lists = (rows.tolist() for rows in (anchors, positives, shifted, units))
-            values.append(reference(*lists, 1.1, 0.5))
-        gradient.append((values[0] - values[1]) / 2e-3)
+
+    def loss(shifted):
+        return reference(*(rows.tolist() for rows in (anchors, positives, shifted, units)), 1.1, 0.5)
+
+    gradient = [slope(loss, [noise], 0, (0, place)) for place in range(4)]
     expected = torch.tensor(gradient) / math.hypot(*gradient)
     assert torch.allclose(moved[0] - noise[0], expected, atol=1e-3)
 

@@ -9,22 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import cosine, softmax
 
 from embedkit.training.losses import group_of_length, group_of_mass, group_window, shuffle_within_groups
 from embedkit.training.methods.distillcse import average_cosines, cosines_with_others, similarity_distillation_loss
 
 SEEDS = st.integers(0, 2**32)
 MASSES = st.sampled_from([0.05, 0.08, 0.1, 0.12, 0.15, 0.3, 0.7, 1.0])
-
-
-def cosine(a, b):
-    product = sum(x * y for x, y in zip(a, b, strict=True))
-    return product / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
-
-
-def softmax(values):
-    weights = [math.exp(value) for value in values]
-    return [weight / sum(weights) for weight in weights]
 
 
 def reference_group_count(mass):

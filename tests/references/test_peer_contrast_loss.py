@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import cosine, slope, softmax
 
 from embedkit.training.methods.pcl import (
     Embedded,
@@ -17,11 +18,6 @@ from embedkit.training.methods.pcl import (
 )
 
 TEMPERATURE = 0.3
-
-
-def cosine(a, b):
-    dot = sum(float(x) * float(y) for x, y in zip(a, b, strict=True))
-    return dot / math.sqrt(sum(float(x) ** 2 for x in a)) / math.sqrt(sum(float(y) ** 2 for y in b))
 
 
 def similarities(queries, keys, i):
@@ -34,8 +30,7 @@ def similarities(queries, keys, i):
 
 def distribution(queries, keys, i):
     own, others = similarities(queries, keys, i)
-    weights = [math.exp(value) for value in (*own, *others)]
-    return [weight / sum(weights) for weight in weights]
+    return softmax([*own, *others])
 
 
 def reference_cooperation(main, peer, *, per_entry):
@@ -122,22 +117,14 @@ def test_gradient_equals_differences_of_the_reference(name):
     loss, reference = LOSSES[name]
     given_ = [Embedded(*(rows.clone().requires_grad_() for rows in embedded)) for embedded in sample()]
     loss(*given_).backward()
-    step = 1e-4
-    for network, part, place in [
-        (0, 0, (0, 0)),
-        (0, 1, (1, 0, 2)),
-        (0, 1, (2, 1, 3)),
-        (1, 0, (1, 2)),
-        (1, 1, (0, 1, 1)),
-    ]:
-        values = []
-        for sign in (1, -1):
-            moved = [[rows.detach().double() for rows in embedded] for embedded in given_]
-            moved[network][part][place] += sign * step
-            values.append(reference(*(Embedded(*rows) for rows in moved)))
-        slope = (values[0] - values[1]) / (2 * step)
-        gradient = given_[network][part].grad
-        assert (0.0 if gradient is None else gradient[place].item()) == pytest.approx(slope, abs=1e-4)
+    rows = [*given_[0], *given_[1]]
+
+    def plain(*moved):
+        return reference(Embedded(*moved[:2]), Embedded(*moved[2:]))
+
+    for number, place in [(0, (0, 0)), (1, (1, 0, 2)), (1, (2, 1, 3)), (2, (1, 2)), (3, (0, 1, 1))]:
+        gradient = 0.0 if rows[number].grad is None else rows[number].grad[place].item()
+        assert gradient == pytest.approx(slope(plain, rows, number, place), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -9,20 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
+from toys import dot, softmax
 
 from embedkit.training.losses import Keys, own_cross_entropy, squared_distance
 from embedkit.training.methods.congen import congen_loss
 
 SIZES = st.tuples(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 5), st.integers(2, 5))
-
-
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def softmax(values):
-    weights = [math.exp(value) for value in values]
-    return [weight / sum(weights) for weight in weights]
 
 
 def reference_congen(first, second, queue, teachers, *, student, teacher, control):

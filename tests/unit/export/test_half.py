@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from embedkit.benchmarking import variants as variants_module
 from embedkit.benchmarking.variants import export_all
-from embedkit.errors import ExportError, ProviderError
+from embedkit.errors import ProviderError
 from embedkit.export.folder import export_folder
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
@@ -152,12 +152,6 @@ def test_a_folder_may_hold_half(make_encoder, make_pair_encoder, tmp_path, kind)
     assert list(report.graphs) == ["onnx/model.onnx", "onnx/model_fp16.onnx"]
     graph = onnx.load(tmp_path / "st" / "onnx" / "model_fp16.onnx").graph
     assert [value.type.tensor_type.elem_type for value in graph.output] == [TensorProto.FLOAT] * 2
-
-
-def test_impossible_uses_of_half_are_refused(make_encoder, tmp_path):
-    with pytest.raises(ExportError, match="int8 is for CPUs"):
-        export(make_encoder(), tmp_path / "toy.onnx", precision="int8", target="gpu")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_variants_for_a_gpu_are_not_timed_elsewhere(make_encoder, tmp_path, monkeypatch):

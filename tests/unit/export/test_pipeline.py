@@ -93,16 +93,6 @@ def test_calibration_texts_set_the_ranges_of_bytes(encoder, tmp_path, precision)
     np.testing.assert_array_equal(bundle.encode(PROBE_TEXTS, precision="int8"), found.astype(int) - 128)
 
 
-def test_calibration_without_texts_is_refused(encoder, tmp_path):
-    with pytest.raises(ExportError, match="at least one text"):
-        export(encoder, tmp_path / "toy.onnx", precision="fp32", calibration=[])
-    assert not list(tmp_path.iterdir())
-
-
-def test_floats_have_no_target(encoder, tmp_path):
-    assert export(encoder, tmp_path / "toy.onnx", precision="fp32").manifest.target == ""
-
-
 def test_golden_texts_come_with_the_file(encoder, tmp_path):
     export(encoder, tmp_path / "toy.onnx", precision="fp32")
 
@@ -159,28 +149,35 @@ def test_a_wrong_file_is_not_published(encoder, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_leaves_nothing(encoder, tmp_path, monkeypatch):
-    def interrupt(path):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pipeline, "_require_golden", interrupt)
-
-    with pytest.raises(KeyboardInterrupt):
-        export(encoder, tmp_path / "toy.onnx", precision="fp32")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_is_not_overwritten(encoder, tmp_path):
     with pytest.raises(ExportError, match="is a folder"):
         export(encoder, tmp_path, precision="fp32")
 
 
-@pytest.mark.parametrize(("precision", "target"), [("fp8", "cpu-avx2"), ("int8", "abacus"), ("fp32", "abacus")])
-def test_unknown_forms_are_refused_before_any_work(encoder, tmp_path, monkeypatch, precision, target):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp8"}, "must be one of"),
+        ({"precision": "int8", "target": "abacus"}, "one of cpu-avx2, cpu-vnni, arm64, not 'abacus'"),
+        ({"precision": "fp32", "target": "abacus"}, "must be one of"),
+        ({"precision": "int8", "target": "gpu"}, "int8 is for CPUs"),
+        ({"precision": "fp32", "word_table": "int2"}, "float32, int8, int4, not 'int2'"),
+        ({"precision": "int8-static"}, "int8-static needs calibration texts"),
+        ({"precision": "fp32", "calibration": []}, "at least one text"),
+        ({"precision": "fp32", "vocabulary_size": 200}, "set vocabulary"),
+    ],
+)
+def test_impossible_forms_are_refused_before_any_work(encoder, tmp_path, monkeypatch, options, message):
     monkeypatch.setattr(pipeline, "build_graph", None)
 
-    with pytest.raises(ExportError, match="must be one of"):
-        export(encoder, tmp_path / "toy.onnx", precision=precision, target=target)
+    with pytest.raises(ExportError, match=message):
+        export(encoder, tmp_path / "toy.onnx", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cross_encoder_has_no_embeddings_to_calibrate(make_pair_encoder, tmp_path):
+    with pytest.raises(ExportError, match="calibration of a cross-encoder requires int8-static"):
+        export(make_pair_encoder(), tmp_path / "toy.onnx", precision="int8", calibration=PROBE_TEXTS)
 
 
 def test_a_broken_model_is_not_exported(encoder, tmp_path):

@@ -60,15 +60,6 @@ def test_every_row_goes_with_its_piece(make_encoder):
             np.testing.assert_array_equal(after[number], before[old[piece]])
 
 
-def test_the_model_is_not_changed(make_encoder):
-    encoder = make_encoder()
-    before = encoder.fingerprint()
-
-    prune_vocabulary(encoder, CORPUS)
-
-    assert encoder.fingerprint() == before
-
-
 def test_unused_pieces_are_removed_and_spelled(make_encoder):
     encoder = make_encoder()
 
@@ -175,11 +166,6 @@ def test_other_tokenizers_are_refused(make_encoder):
 def test_an_empty_corpus_is_refused(make_encoder):
     with pytest.raises(ExportError, match="without texts"):
         prune_vocabulary(make_encoder(), [])
-
-
-def test_a_size_needs_texts(make_encoder, tmp_path):
-    with pytest.raises(ExportError, match="set vocabulary"):
-        export(make_encoder(), tmp_path / "toy.onnx", precision="fp32", vocabulary_size=200)
 
 
 def test_a_cross_encoder_scores_pairs_of_the_corpus_as_before(make_pair_encoder, tmp_path):

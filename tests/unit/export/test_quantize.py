@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.errors import ExportError
 from embedkit.export.gates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.quantize import TARGETS, Int8Arithmetic, largest_weight, quantize
-from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_encoder import TorchEncoder
 
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
@@ -81,11 +79,6 @@ def test_the_weights_of_a_target_keep_its_range(make_encoder, target):
     assert np.abs(weights["embeddings.word_embeddings.weight_int8"].astype(int)).max() == 127
 
 
-def test_an_unknown_target_is_refused():
-    with pytest.raises(ExportError, match="cpu-avx2, cpu-vnni, arm64"):
-        largest_weight("abacus")
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("head", [None, 6])
 def test_quantized_embeddings_are_close(make_encoder, target, head):
@@ -96,17 +89,3 @@ def test_quantized_embeddings_are_close(make_encoder, target, head):
 
     assert (rows * TorchEncoder(encoder).encode(TEXTS)).sum(axis=1).min() > 0.97
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, atol=1e-5)
-
-
-def test_large_weights_are_stored_in_a_byte_each(make_encoder):
-    floats = build_graph(make_encoder(head=6), FloatArithmetic())
-    bytes_ = build_graph(make_encoder(head=6), Int8Arithmetic(64))
-
-    def size_of_matrices(graph):
-        return sum(
-            len(tensor.raw_data)
-            for tensor in graph.graph.initializer
-            if len(tensor.dims) == 2 and "position" not in tensor.name and "scale" not in tensor.name
-        )
-
-    assert size_of_matrices(floats) == 4 * size_of_matrices(bytes_)

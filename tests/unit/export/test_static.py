@@ -211,16 +211,6 @@ def test_ranges_much_too_small_are_found(encoder, tmp_path, monkeypatch):
         export(encoder, tmp_path / "toy.onnx", precision="int8-static", calibration=PROBE_TEXTS)
 
 
-def test_static_scales_need_texts(encoder, tmp_path):
-    with pytest.raises(ExportError, match="int8-static needs calibration texts"):
-        export(encoder, tmp_path / "toy.onnx", precision="int8-static")
-
-
-def test_a_cross_encoder_has_nothing_else_to_calibrate(make_pair_encoder, tmp_path):
-    with pytest.raises(ExportError, match="calibration of a cross-encoder requires int8-static"):
-        export(make_pair_encoder(), tmp_path / "toy.onnx", precision="int8", calibration=TEXTS)
-
-
 def test_no_texts_give_no_ranges(encoder):
     with pytest.raises(ExportError, match="without texts"):
         measure_inputs(encoder, [])

@@ -143,12 +143,11 @@ def test_a_word_memory_works_with_every_head(make_any, pooling, head, activation
     assert all(gate.passed for gate in gates)
 
 
-def check_quantized(model, path, precision, words="int8"):
+def check_quantized(model, path, precision):
     report = export(
         model,
         path,
         precision=precision,
-        word_table=words,
         calibration=PROBE_TEXTS,
         thresholds=loose(precision),
     )
@@ -168,10 +167,6 @@ def test_int8_works_with_every_architecture(make_any, tmp_path, architecture):
 @pytest.mark.parametrize("architecture", ["mpnet", "modernbert"])
 def test_fixed_scales_work_with_every_architecture(make_any, tmp_path, architecture):
     assert check_quantized(make_any(architecture, head=6), tmp_path / "toy.onnx", "int8-static") < 1e-3
-
-
-def test_words_of_half_a_byte_work_with_every_architecture(make_any, tmp_path):
-    check_quantized(make_any("electra"), tmp_path / "toy.onnx", "int8", "int4")
 
 
 @pytest.mark.parametrize(

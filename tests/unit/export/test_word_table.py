@@ -7,7 +7,7 @@ from embedkit.export import quantize
 from embedkit.export.gates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export
-from embedkit.export.quantize import WORD_TABLES, Int4WordTable, MixedArithmetic, choose_word_table, pack
+from embedkit.export.quantize import WORD_TABLES, Int4WordTable, MixedArithmetic, pack
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.int4 import quantize_blocks, restore_blocks
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -75,11 +75,6 @@ def test_words_packed_wrongly_are_found(make_encoder, tmp_path, monkeypatch):
 
     with pytest.raises(GateError, match="parity"):
         export(make_encoder(), tmp_path / "toy.onnx", precision="fp32", word_table="int4")
-
-
-def test_an_unknown_word_table_is_refused():
-    with pytest.raises(ExportError, match="float32, int8, int4, not 'int2'"):
-        choose_word_table("int2")
 
 
 def test_a_row_of_odd_width_is_refused(make_encoder):

@@ -8,7 +8,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from embedkit.errors import ModelError, ModelNotFoundError
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
-from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import PairScorer
@@ -141,14 +140,6 @@ def test_the_way_back_is_an_encoder_on_the_same_body(pair_encoder):
     )
 
 
-def test_token_types_distinguish_the_texts(pair_encoder):
-    tokens = pair_encoder.tokenizer.tokenize(PAIRS)
-    without = tokens._replace(type_ids=[[0] * len(row) for row in tokens.type_ids])
-
-    scorer = TorchCrossEncoder(pair_encoder)
-    assert np.abs(scorer.predict_tokens(tokens) - scorer.predict_tokens(without)).max() > 1e-3
-
-
 @pytest.mark.parametrize("kind", ["template", "bert", "sequence", "none", "roberta"])
 def test_token_types_are_those_that_transformers_gives(pair_encoder, tmp_path, kind):
     pair_encoder.save(tmp_path)
@@ -247,10 +238,3 @@ def test_a_missing_source_is_an_error(tmp_path):
 def test_the_cross_model_of_a_run_is_named_after_the_run(pair_encoder, tmp_path):
     pair_encoder.save(tmp_path / "tiny" / "cross-model")
     assert PairEncoder.load(tmp_path / "tiny" / "cross-model").name == "tiny-cross"
-
-
-def test_what_reads_only_texts_still_loads_as_an_encoder(make_encoder, tmp_path):
-    make_encoder().save(tmp_path / "encoder")
-    settings = json.loads((tmp_path / "encoder" / "tokenizer_config.json").read_text())
-    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
-    assert SentenceEncoder.load(tmp_path / "encoder").dimension == 32

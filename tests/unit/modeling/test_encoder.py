@@ -61,14 +61,6 @@ def test_a_head_is_a_linear_layer_and_tanh(make_encoder, batch):
     assert (encoder.dimension, encoder.hidden) == (5, 32)
 
 
-def test_a_head_can_be_taken_away(make_encoder, batch):
-    encoder = make_encoder(head=5)
-    encoder.set_head(None)
-
-    assert encoder.dimension == 32
-    assert run(encoder, batch).shape == (len(batch[0]), 32)
-
-
 def test_pooling_is_float32_under_autocast(make_encoder, batch):
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
         assert make_encoder().pooled(*batch).dtype == torch.float32
@@ -88,14 +80,6 @@ def test_what_is_saved_is_loaded(make_encoder, batch, tmp_path, pooling, head):
     assert loaded.fingerprint() == encoder.fingerprint()
     assert (loaded.pooling, loaded.dimension, loaded.max_length) == (pooling, encoder.dimension, 16)
     assert loaded.prompts == {"query": "find: "}
-
-
-def test_saving_replaces_the_older_model_whole(make_encoder, tmp_path):
-    make_encoder(head=5).save(tmp_path / "model")
-    make_encoder().save(tmp_path / "model")
-
-    assert SentenceEncoder.load(tmp_path / "model").head is None
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_the_folder_has_the_files_of_sentence_transformers(make_encoder, tmp_path):
@@ -192,9 +176,6 @@ def test_half_precision_weights_are_widened(make_encoder, tmp_path):
 
 
 class TestFingerprint:
-    def test_is_the_same_for_the_same_model(self, make_encoder):
-        assert make_encoder().fingerprint() == make_encoder().fingerprint()
-
     def test_depends_on_everything_that_decides_embeddings(self, make_encoder, tokenizer):
         variants = [
             make_encoder(),
@@ -215,9 +196,6 @@ class TestFingerprint:
         fingerprints = {model.fingerprint() for model in [*variants, other_heads, cased, nudged]}
 
         assert len(fingerprints) == 8
-
-    def test_does_not_depend_on_the_mode(self, make_encoder):
-        assert make_encoder().train().fingerprint() == make_encoder().fingerprint()
 
 
 class TestRefusals:

@@ -70,12 +70,6 @@ def test_logits_begin_near_their_mean_and_depend_on_the_seed_alone(make_encoder)
     assert (one != other).all()
 
 
-def test_it_loads_as_it_was_saved(make_encoder, tmp_path):
-    model = matching_encoder(make_encoder(), max_length=16, seed=1)
-    model.save(tmp_path / "model")
-    assert type(model).load(tmp_path / "model").fingerprint() == model.fingerprint()
-
-
 def test_other_architectures_are_refused(make_encoder):
     encoder = make_encoder()
     encoder.backbone.config.position_embedding_type = "relative_key"

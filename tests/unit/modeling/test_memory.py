@@ -4,7 +4,7 @@ import torch
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import remember_words
-from embedkit.modeling.pooling import WordMemory, masked_mean
+from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 
@@ -15,12 +15,6 @@ def student(make_encoder):
     remember_words(encoder, make_encoder(seed=1), 8, seed=0)
     encoder.set_head(12, "linear")
     return encoder
-
-
-def test_the_mean_leaves_padding_out():
-    states, mask = torch.arange(12.0).view(2, 3, 2), torch.tensor([[1, 1, 0], [0, 0, 0]])
-
-    assert masked_mean(states, mask).tolist() == [[1.0, 2.0], [0.0, 0.0]]
 
 
 def test_the_memory_follows_the_pooled_states(student):

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from embedkit.errors import ConfigError, InputError
+from embedkit.errors import ConfigError
 from embedkit.modeling.torch_encoder import TorchEncoder
-from embedkit.protocols import TextEncoder
 
 
 def test_rows_are_unit_float32_in_the_order_of_the_texts(make_encoder, texts):
@@ -31,15 +30,6 @@ def test_the_token_budget_changes_nothing(make_encoder, texts, budget):
     np.testing.assert_allclose(rows, TorchEncoder(model).encode(texts), atol=1e-6)
 
 
-def test_no_texts_return_no_rows(make_encoder):
-    assert TorchEncoder(make_encoder(head=5)).encode([]).shape == (0, 5)
-
-
-def test_something_that_is_no_text_is_refused(make_encoder):
-    with pytest.raises(InputError, match=r"texts\[1\]"):
-        TorchEncoder(make_encoder()).encode(["fine", None])
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_the_mode_of_the_model_is_unchanged(make_encoder, texts, training):
     model = make_encoder().train(training)
@@ -58,16 +48,6 @@ def test_the_mode_is_restored_after_a_failure(make_encoder):
     with pytest.raises(IndexError):
         TorchEncoder(model).encode_ids([[10_000]])
     assert model.training
-
-
-def test_it_is_a_text_encoder(make_encoder):
-    model = make_encoder(head=5)
-    model.name = "toy"
-    encoder = TorchEncoder(model)
-
-    assert isinstance(encoder, TextEncoder)
-    assert (encoder.name, encoder.dimension, encoder.max_length) == ("toy", 5, 16)
-    assert encoder.fingerprint == model.fingerprint()
 
 
 def test_bfloat16_is_close_and_has_its_own_fingerprint(make_encoder, texts):

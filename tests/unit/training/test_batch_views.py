@@ -6,7 +6,7 @@ import pytest
 
 from embedkit.errors import ConfigError
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.batches import AUGMENTATIONS, BatchSource, ViewsConfig
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.method import BatchSpec
 
@@ -83,7 +83,3 @@ def test_an_unused_list_is_refused(make):
 def test_a_batch_too_small_for_the_method_is_refused(make, size):
     with pytest.raises(ConfigError, match=rf"batches of at least 3 rows, not optim\.batch_size = {size}"):
         make(BatchSpec(rows=3), batch_size=size)
-
-
-def test_every_name_of_a_spec_can_be_created(make):
-    assert len(make(BatchSpec(positives=tuple(AUGMENTATIONS))).batch(0).views) == 1 + len(AUGMENTATIONS)

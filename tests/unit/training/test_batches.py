@@ -80,10 +80,6 @@ def test_every_epoch_is_a_new_permutation(make):
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_a_short_last_batch_is_left_out(make):
-    assert make(23).steps_per_epoch == 4
-
-
 def test_rows_of_text_and_teacher_belong_together(make, sentences, tokenizer):
     source = make(pairs=True, teacher=True)
     texts = sentences(23)
@@ -104,17 +100,6 @@ def test_one_column_serves_both_views_and_is_read_once(make, monkeypatch):
     assert batch.teacher[0] is batch.teacher[1]
     assert (len(tokenized), source._teachers[0].asked) == (1, 1)
     assert rows_of(batch.views[0]) == rows_of(batch.views[1])
-
-
-def test_augmentations_are_those_of_their_view(make):
-    batch = make(first="none", second="deletion", rate=0.5).batch(0)
-    plain, cut = (rows_of(view) for view in batch.views)
-    assert all(len(short) <= len(long) for short, long in zip(cut, plain, strict=True))
-    assert sum(map(len, cut)) < sum(map(len, plain))
-
-
-def test_a_method_of_one_view_gets_one(make):
-    assert len(make(views=1, pairs=True).batch(0).views) == 1
 
 
 def test_embeddings_come_back_in_batch_order(make, make_encoder, tokenizer, monkeypatch):
@@ -138,11 +123,6 @@ def test_chunks_have_little_padding_or_few_tokens(tokenizer):
     assert tokens.sum() == lengths.sum()
     assert ((padded <= 1.1 * tokens) | (tokens < 128 + 16)).all()
     assert len(tokens) < 20
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_batches_smaller_than_the_number_of_chunks(make, batch_size):
-    assert len(rows_of(make(batch_size=batch_size).batch(0).views[0])) == batch_size
 
 
 class TestStream:
@@ -169,10 +149,6 @@ class TestStream:
 
         monkeypatch.setattr(threading.Condition, "__enter__", enter)
         assert len(list(stream)) == 5
-
-    def test_nothing_happens_before_the_first_batch_is_requested(self, make):
-        make().stream(0, 6)
-        assert not self.alive()
 
     @pytest.mark.parametrize("error", [InputError("bad text"), KeyboardInterrupt()])
     def test_errors_reach_the_consumer_in_order(self, make, monkeypatch, error):
@@ -206,17 +182,6 @@ class TestRefusals:
     def test_a_corpus_smaller_than_a_batch(self, make):
         with pytest.raises(ConfigError, match=r"3 rows, fewer than optim.batch_size = 5"):
             make(3)
-
-    def test_a_missing_teacher_is_an_error(self, make_corpus, tokenizer):
-        with pytest.raises(ConfigError, match="needs a teacher"):
-            BatchSource(
-                make_corpus(["one"]),
-                tokenizer,
-                spec=BatchSpec(teacher=True),
-                batch_size=1,
-                seed=0,
-                views=ViewsConfig(),
-            )
 
     def test_three_views(self, make):
         with pytest.raises(ConfigError, match="3 views; at most two"):

@@ -12,7 +12,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import networks
 from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.loop import LoopConfig, train
-from embedkit.training.methods.bsl import BSL, BSLConfig
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.networks import compile_encoders
 from embedkit.training.optim import OptimConfig
@@ -63,13 +62,3 @@ def test_a_missing_compiler_is_reported_before_training(make_encoder, monkeypatc
         ConfigError, match=r"optim\.compile cannot be used here \(no compiler found\); leave it out"
     ):
         compile_encoders(make_encoder(), torch.device("cpu"))
-
-
-def test_only_encoders_are_compiled(make_encoder, monkeypatch):
-    monkeypatch.setattr("embedkit.training.networks._try", lambda device: None)
-    compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **options: compiled.append((module, options)))
-    method = BSL(make_encoder(), BSLConfig(), seed=0)
-    compile_encoders(method, torch.device("cpu"))
-    expected = [method.encoder.backbone, method.target.network.backbone]
-    assert compiled == [(network, {"dynamic": True}) for network in expected]

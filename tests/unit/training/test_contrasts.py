@@ -2,11 +2,9 @@
 
 import pytest
 
-from embedkit.errors import ConfigError, DataError
 from embedkit.training.contrasts import contrasts
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.recipes.stage import Split
-from embedkit.training.teachers import AlignedVectors, TeacherConfig
 
 
 @pytest.mark.parametrize(
@@ -66,14 +64,3 @@ def test_held_out_texts_have_no_contrasts_in_training(sources, tmp_path):
     (held_out,) = split.held_out.values()
     assert len(held_out) == 5
     assert not set(corpus.source_rows[held_out]) & set(corpus.source_rows[split.train])
-
-
-def test_vectors_by_row_have_none_for_them(sources, tmp_path):
-    corpus = Corpus.prepare(sources, tmp_path, show_progress=False)
-    with pytest.raises(DataError, match="has no vectors for contrasts"):
-        AlignedVectors(TeacherConfig(source="vectors.npy", name="api"), corpus)
-
-
-def test_rows_of_two_views_have_none():
-    with pytest.raises(ConfigError, match="contrasts need one text per row"):
-        SourceConfig(path="a.csv", view_columns=("a", "b"), contrasts=True)

@@ -16,26 +16,12 @@ def corpus(tmp_path):
     return Corpus.prepare(sources, tmp_path, show_progress=False)
 
 
-def test_nothing_is_held_out_by_default(corpus):
-    split = Split.of(corpus, None)
-
-    assert split.train.tolist() == list(range(135))
-    assert split.held_out == {}
-
-
 def test_each_source_holds_out_a_number_but_at_most_a_tenth(corpus):
     split = Split.of(corpus, 4)
 
     assert {name: len(rows) for name, rows in split.held_out.items()} == {"a": 4, "b": 3}
     for name, rows in split.held_out.items():
         assert all(text.startswith(name) for text in corpus.texts(rows))
-
-
-def test_no_text_is_on_both_sides(corpus):
-    split = Split.of(corpus, 4)
-
-    everything = np.concatenate([split.train, *split.held_out.values()])
-    assert sorted(everything.tolist()) == list(range(135))
 
 
 def test_sources_of_one_name_count_as_one(tmp_path):

@@ -104,10 +104,6 @@ def test_the_fingerprint_follows_teachers_and_settings(teachers):
     assert fingerprint(teachers) in known
 
 
-def test_the_name_lists_the_teachers(teachers):
-    assert JoinedVectors(teachers, JoinConfig(), ROWS).name == "one + two"
-
-
 def test_more_components_than_dimensions_are_an_error(teachers):
     with pytest.raises(ConfigError, match=r"join\.dimension = 12 exceeds the 11 dimensions"):
         JoinedVectors(teachers, JoinConfig(dimension=12), ROWS)

@@ -140,15 +140,6 @@ class TestSelection:
         assert "dev" not in {name for record in records(place) for name in record}
         assert sum("the development score is undefined" in each.getMessage() for each in caplog.records) == 1
 
-    def test_the_loop_does_not_change_the_mode_for_evaluation(self, setup):
-        method, go, _ = setup()
-
-        def evaluate():
-            assert method.training
-            return 0.5
-
-        go(evaluate=evaluate)
-
 
 class TestCostOfEvaluation:
     def told(self, caplog):
@@ -205,10 +196,6 @@ class TestEarlyStop:
         state = go(evaluate=lambda: next(scores), patience=1, dev_every=2)
         assert state.step == 16
 
-    def test_no_patience_goes_to_the_end(self, setup):
-        _, go, _ = setup(steps=16)
-        assert go(evaluate=lambda: 0.1).step == 16
-
     def test_a_run_interrupted_without_patience_left_ends(self, setup):
         _, go, _ = setup(steps=100)
         stops = iter([*[False] * 7, True])
@@ -232,10 +219,6 @@ class TestSteps:
         assert small.seen == [3, 3]
         assert large.seen == [1, 1]
         assert (weights(small.encoder) - weights(large.encoder)).abs().max() < 1e-5
-
-    def test_epochs_count_optimizer_steps(self, setup):
-        _, go, _ = setup(steps=None, epochs=3, accumulate=2)  # 24 rows, four batches, two steps
-        assert go().step == 6
 
     @pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
     def test_precision_is_that_of_the_networks(self, setup, amp):

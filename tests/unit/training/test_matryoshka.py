@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedkit.config import from_mapping, load_toml
+from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, prepare
@@ -41,11 +41,6 @@ def test_the_table_rotates_the_teachers_vectors(mapping):
     del mapping["matryoshka"]
     (teacher,) = prepare(resolve(mapping), QUIET, teacher=True).teachers
     assert not isinstance(teacher, RotatedVectors)
-
-
-def test_a_run_records_the_dimensions(mapping, tmp_path):
-    assert run(resolve(mapping), tmp_path / "run", QUIET).finished
-    assert load_toml(tmp_path / "run" / "config.toml")["matryoshka"] == {"dimensions": [8, 4]}
 
 
 def test_the_second_of_two_stages_imitates_rotated_vectors(mapping, tmp_path):

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from embedkit.config import from_mapping
-from embedkit.errors import ConfigError
 from embedkit.training.optim import AdamW, Muon, OptimConfig, build_optimizer, schedule
 
 
@@ -48,17 +46,6 @@ def test_without_correction_it_follows_the_plain_formula():
             second[i] = 0.999 * second[i] + 0.001 * gradient[i] ** 2
             value[i] = value[i] * (1 - 1e-2 * 0.1) - 1e-2 * first[i] / (math.sqrt(second[i]) + 1e-6)
         assert weight.tolist()[0] == pytest.approx(value, rel=1e-5)
-
-
-def test_the_first_step_is_about_three_times_as_large_without_correction():
-    moved = []
-    for correct in (True, False):
-        weight = nn.Parameter(torch.zeros(1, 1))
-        weight.grad = torch.ones(1, 1)
-        AdamW([weight], OptimConfig(lr=1.0, correct_bias=correct)).step()
-        moved.append(-weight.item())
-    assert moved[0] == pytest.approx(1, rel=1e-4)
-    assert moved[1] / moved[0] == pytest.approx(0.1 / math.sqrt(0.001), rel=1e-3)
 
 
 def test_parameters_without_gradient_do_not_change():
@@ -105,17 +92,6 @@ def test_schedule_ends_at_zero(kind):
     assert schedule(OptimConfig(schedule=kind), 12, 10) == pytest.approx(0)
 
 
-@pytest.mark.parametrize(
-    "mapping",
-    [{"lr": 0}, {"lr": float("nan")}, {"beta1": 1}, {"beta2": 1.0}, {"warmup": 1.5}, {"amp": "fp8"}, {"clip": 0},
-     {"batch_size": 0}, {"accumulate": 0}, {"epochs": 0}, {"steps": 0}, {"schedule": "step"}, {"epsilon": 0}],
-    ids=str,
-)  # fmt: skip
-def test_the_table_is_checked(mapping):
-    with pytest.raises(ConfigError):
-        from_mapping(OptimConfig, mapping)
-
-
 class TestMuon:
     def test_matrices_move_by_it_tables_and_vectors_by_adamw(self):
         module = nn.ModuleDict({"words": nn.Embedding(5, 4), "layer": nn.Linear(4, 3), "norm": nn.LayerNorm(3)})
@@ -146,9 +122,3 @@ class TestMuon:
         weight.grad = torch.zeros(2, 2)
         Muon([{"params": [weight], "orthogonal": True}], OptimConfig(lr=0.5, weight_decay=0.1)).step()
         assert torch.allclose(weight, torch.full((2, 2), 0.95))
-
-    def test_it_decreases_the_loss(self):
-        module = network()
-        before = run(module, build_optimizer(module, OptimConfig(lr=0.0, algorithm="muon")), steps=1)
-        after = run(module, build_optimizer(module, OptimConfig(lr=1e-2, algorithm="muon")), steps=50)
-        assert after.square().sum() < before.square().sum()

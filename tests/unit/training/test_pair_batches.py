@@ -50,17 +50,6 @@ def test_an_epoch_holds_every_pair_in_its_orders_with_its_label(corpus, pair_tok
     assert sorted(found) == wanted
 
 
-def test_a_batch_is_a_function_of_the_step(corpus, pair_tokenizer):
-    def make():
-        labels = np.zeros(len(corpus), dtype=np.float32)
-        return PairBatchSource(corpus, pair_tokenizer, scores=labels, batch_size=4, seed=3)
-
-    forward = list(make().stream(0, 5))
-    again = make().batch(4)
-    assert rows_of(forward[4].views[0]) == rows_of(again.views[0])
-    assert rows_of(forward[0].views[0]) != rows_of(forward[3].views[0])
-
-
 def test_moving_a_batch_moves_types_and_labels(corpus, pair_tokenizer):
     labels = np.zeros(len(corpus), dtype=np.float32)
     batch = PairBatchSource(corpus, pair_tokenizer, scores=labels, batch_size=4, seed=3).batch(0)
@@ -73,13 +62,6 @@ def test_one_view_is_no_pair(make_corpus, sentences, pair_tokenizer):
     corpus = make_corpus(sentences(6))
     with pytest.raises(ConfigError, match="only one view"):
         PairBatchSource(corpus, pair_tokenizer, scores=np.zeros(6, np.float32), batch_size=2, seed=0)
-
-
-def test_too_few_pairs_are_refused(corpus, pair_tokenizer):
-    with pytest.raises(ConfigError, match=r"7 rows, fewer than optim\.batch_size = 8"):
-        PairBatchSource(
-            corpus, pair_tokenizer, scores=np.zeros(7, np.float32), batch_size=8, seed=0, both_orders=False
-        )
 
 
 def test_labels_of_texts_go_with_their_rows(corpus, tokenizer):

@@ -35,12 +35,6 @@ def test_starts_with_unit_rows_of_its_seed():
     assert not torch.equal(queue.rows, VectorQueue(50, 8, seed=4).rows)
 
 
-def test_making_one_leaves_torchs_generator_alone():
-    before = torch.get_rng_state()
-    VectorQueue(5, 2, seed=1)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_is_part_of_the_state_and_takes_no_gradient():
     queue = VectorQueue(4, 2, seed=0)
     queue.enqueue(torch.ones(3, 2, requires_grad=True))

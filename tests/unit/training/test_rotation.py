@@ -64,11 +64,6 @@ def test_both_views_are_rotated_alike(teacher):
     assert turned.read(ALL, 0) @ turned.read(ALL, 1).T == pytest.approx(first @ second.T, abs=1e-5)
 
 
-def test_name_and_fingerprint_do_not_change(teacher):
-    turned = RotatedVectors(teacher, ROWS)
-    assert (turned.name, turned.fingerprint, turned.dimension) == ("slanted", teacher.fingerprint, 12)
-
-
 def test_a_long_corpus_is_sampled(teacher, monkeypatch):
     monkeypatch.setattr("embedkit.training.teacher_spaces._SAMPLE", 50)
     monkeypatch.setattr("embedkit.training.teacher_spaces._CHUNK", 20)

@@ -65,11 +65,6 @@ def test_an_evaluation_after_the_last_record_counts(write):
     assert (found.steps, found.seconds, found.dev_seconds) == (30, 13.0, 9.0)
 
 
-def test_an_evaluation_may_be_the_last_of_an_interrupted_run(write):
-    found = read_curves(write(RECORDS[:2]))
-    assert (found.steps, found.seconds, found.best) == (15, 4.0, (15, 50.0))
-
-
 def test_without_development_pairs_nothing_is_best(write):
     found = read_curves(write([record for record in RECORDS if "loss" in record]))
     assert (found.best, found.evaluations, found.dev_seconds, found.seconds) == (None, 0, 0, 10.0)

@@ -78,11 +78,6 @@ def test_only_one_process_trains_in_a_folder(folder):
         pass
 
 
-def test_resuming_an_empty_folder_starts(folder):
-    folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=True)
-    assert load_toml(folder.config) == CONFIG
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -134,12 +129,6 @@ class TestMetrics:
         folder.metrics.mkdir()
         with pytest.raises(StorageError, match=r"cannot write .*metrics\.jsonl"):
             folder.log({"step": 1})
-
-
-def test_the_card_is_what_export_reads(folder):
-    folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
-    folder.finish({"name": "one"})
-    assert json.loads(folder.card.read_text()) == {"name": "one"}
 
 
 def test_a_resumed_run_refuses_inputs_of_other_content(trained):

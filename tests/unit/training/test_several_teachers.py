@@ -9,15 +9,13 @@ import pytest
 import torch
 from toys import TableTeacher
 
-from embedkit.config import from_mapping, to_mapping
+from embedkit.config import to_mapping
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, ViewsConfig
-from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.method import Batch, BatchSpec
-from embedkit.training.methods import METHODS
+from embedkit.training.method import BatchSpec
 from embedkit.training.recipes.run import resolve, run
 
 TEXTS = ["the cat", "a good dog", "my sister reads", "the sea", "an old king", "a bird in the garden"]
@@ -53,11 +51,6 @@ class TestBatches:
         for found, expected in zip(both.teachers, alone, strict=True):
             assert all(torch.equal(*pair) for pair in zip(found, expected.teacher, strict=True))
 
-    def test_the_only_teacher_has_a_short_name(self, source):
-        batch = source(BatchSpec(teacher=True), invented(4)).batch(0)
-        assert batch.teacher is batch.teachers[0]
-        assert Batch(()).teacher == ()
-
     def test_vectors_that_are_not_requested_are_not_read(self, source):
         assert source(BatchSpec(), invented(4)).batch(0).teachers == ()
 
@@ -80,20 +73,6 @@ class TestBatches:
             source(spec, *[invented(4)] * count)
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("congen", {"teacher_dimensions": [4, 7]}),
-        ("distillcse", {"teacher_dimensions": [4, 7]}),
-        ("mse", {"teacher_dimension": 4}),
-        ("dclr", {}),  # its teacher's values have no width
-        ("simcse", {}),
-    ],
-)
-def test_which_methods_receive_widths(name, told):
-    assert METHODS[name].teacher_arguments([4, 7]) == told
-
-
 class TestConfig:
     def test_several_are_a_list(self):
         config = resolve({**RUN, "teachers": [{"source": "a"}, {"source": "b"}]})
@@ -106,21 +85,10 @@ class TestConfig:
                 config = resolve({**RUN, "method": method, **table})
                 assert [teacher.source for teacher in config.every_teacher] == ["a"]
 
-    def test_without_any(self):
-        config = from_mapping(RunConfig, RUN)
-        assert config.every_teacher == ()
-        assert "teachers" not in to_mapping(config)
-
     def test_not_in_both_tables(self):
         both = {"teacher": {"source": "a"}, "teachers": [{"source": "b"}]}
         with pytest.raises(ConfigError, match="not both"):
             resolve({**RUN, **both})
-
-    @pytest.mark.parametrize("method", ["ckd", "mse", "simcse"])
-    def test_methods_of_one_teacher_refuse_several(self, method):
-        several = {"teachers": [{"source": "a"}, {"source": "b"}, {"source": "c"}]}
-        with pytest.raises(ConfigError, match=r"supports one teacher, not 3: name it in \[teacher\]"):
-            resolve({**RUN, "method": method, **several})
 
     def test_an_empty_list_is_no_teacher(self):
         with pytest.raises(ConfigError, match="needs a teacher"):

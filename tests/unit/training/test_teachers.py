@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.config import from_mapping
-from embedkit.errors import BundleError, CacheError, ConfigError, DataError, ModelNotFoundError, TrainingError
+from embedkit.errors import BundleError, DataError, ModelNotFoundError, TrainingError
 from embedkit.runtime.encoder import Encoder
 from embedkit.training import teachers as module
 from embedkit.training.corpus import Corpus, SourceConfig
@@ -51,14 +50,6 @@ class TestCachedVectors:
         assert teacher.asked == ["three", "four"]
         assert np.array_equal(read_all(vectors, corpus)[1], teacher.vector("two"))
 
-    @pytest.mark.parametrize("other", ["fingerprint", "dtype"])
-    def test_another_teacher_or_precision_starts_over(self, make_corpus, counting_teacher, cache, other):
-        corpus = make_corpus(["one", "two"])
-        CachedVectors(counting_teacher(), corpus, cache)
-        teacher = counting_teacher("b" * 64 if other == "fingerprint" else "a" * 64)
-        CachedVectors(teacher, corpus, cache, "float16" if other == "dtype" else "float32")
-        assert sorted(teacher.asked) == ["one", "two"]
-
     @pytest.mark.parametrize("calls", [0, 1, 3])
     def test_a_kill_loses_only_the_current_chunk(self, make_corpus, counting_teacher, cache, monkeypatch, calls):
         monkeypatch.setattr(module, "_CHUNK", 4)
@@ -78,29 +69,6 @@ class TestCachedVectors:
         vectors = CachedVectors(second, corpus, cache)
         assert killed.asked + second.asked == texts
         assert np.array_equal(read_all(vectors, corpus), np.stack([second.vector(text) for text in texts]))
-
-    @pytest.mark.parametrize("name", ["vectors.bin", "records.bin"])
-    def test_intact_rows_of_a_torn_file_are_not_computed_again(self, make_corpus, counting_teacher, cache, name):
-        texts = [f"text {i}" for i in range(20)]
-        corpus = make_corpus(texts)
-        CachedVectors(counting_teacher(), corpus, cache)
-        (file,) = cache.rglob(name)
-        content = file.read_bytes()
-        row = len(content) // 20
-        for cut in (0, 1, row - 1, row, 7 * row + 3, len(content) - 1):
-            file.write_bytes(content[:cut])
-            teacher = counting_teacher()
-            vectors = CachedVectors(teacher, corpus, cache)
-            assert teacher.asked == texts[cut // row :]
-            assert np.array_equal(read_all(vectors, corpus), np.stack([teacher.vector(text) for text in texts]))
-
-    def test_no_second_process_may_write(self, make_corpus, counting_teacher, cache):
-        corpus = make_corpus(["one"])
-        vectors = CachedVectors(counting_teacher(), corpus, cache)
-        with vectors._cache.writing():
-            CachedVectors(counting_teacher(), corpus, cache)  # has nothing to write
-            with pytest.raises(CacheError, match="another process is writing"):
-                CachedVectors(counting_teacher(), make_corpus(["two"]), cache)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     def test_nan_never_reaches_the_cache(self, make_corpus, counting_teacher, cache, value):
@@ -256,15 +224,3 @@ class TestLoadEncoder:
         (tmp_path / "a.onnx").write_bytes(b"no")
         with pytest.raises(BundleError):
             load_encoder(TeacherConfig(source=str(tmp_path / "a.onnx")))
-
-    def test_a_device_that_is_not_there(self, make_encoder, tmp_path):
-        make_encoder().save(tmp_path / "teacher")
-        with pytest.raises(ConfigError, match="device"):
-            load_encoder(TeacherConfig(source=str(tmp_path / "teacher"), device="nonsense"))
-
-    @pytest.mark.parametrize(
-        "mapping", [{}, {"source": "a", "precision": "fp8"}, {"source": "a", "dtype": "int8"}, {"source": 5}]
-    )
-    def test_the_table_is_checked(self, mapping):
-        with pytest.raises(ConfigError):
-            from_mapping(TeacherConfig, mapping)

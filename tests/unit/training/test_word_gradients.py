@@ -140,9 +140,3 @@ def test_a_run_equals_one_with_full_gradients(trained, monkeypatch):
     assert not table(by.encoder).sparse
     for name, value in by.state_dict().items():
         torch.testing.assert_close(value, whole.state_dict()[name], rtol=1e-4, atol=1e-6)
-
-
-def test_compiled_networks_have_full_gradients(trained, monkeypatch):
-    monkeypatch.setattr(loop, "compile_encoders", lambda method, device: None)
-
-    assert trained("compiled", compile=True).seen == [False] * 3

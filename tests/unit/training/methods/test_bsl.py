@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embedkit.errors import ConfigError
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
@@ -65,15 +64,6 @@ def test_the_target_follows_by_its_momentum(make, make_batches, momentum):
     assert torch.allclose(weights(method.target.network), start + 1 - momentum, atol=1e-6)
 
 
-def test_momentum_1_freezes_and_0_copies(make, make_batches):
-    for momentum in (1.0, 0.0):
-        method = make(momentum=momentum)
-        start = weights(method.encoder).clone()
-        move(method)
-        method.after_step([method(make_batches().batch(0))])
-        assert torch.equal(weights(method.target.network), start if momentum else weights(method.encoder))
-
-
 def test_the_target_moves_once_for_accumulated_batches(make, make_batches):
     method = make(momentum=0.5)
     start = weights(method.target.network).clone()
@@ -81,13 +71,6 @@ def test_the_target_moves_once_for_accumulated_batches(make, make_batches):
     move(method)
     method.after_step(outputs)
     assert torch.allclose(weights(method.target.network), start + 0.5)
-
-
-def test_the_target_gets_no_gradient(make, make_batches):
-    method = make()
-    method(make_batches().batch(0)).loss.backward()
-    assert all(parameter.grad is None for parameter in method.target.parameters())
-    assert not any(parameter.requires_grad for parameter in method.target.parameters())
 
 
 def test_the_target_has_its_own_dropout(make, make_batches):
@@ -111,23 +94,12 @@ def test_views_are_normalised_separately(make, make_batches):
         assert not torch.allclose(method.predictor(both)[: len(alone)], alone)
 
 
-def test_a_batch_of_one_is_refused_before_the_first_step(make_batches):
-    with pytest.raises(ConfigError, match=r"batches of at least 2 rows, not optim\.batch_size = 1"):
-        make_batches(batch_size=1)
-
-
 def test_the_scales_differ_by_four(make, make_batches):
     losses = []
     for scale in ("paper", "code"):
         method = make(scale=scale).eval()
         losses.append(method(make_batches().batch(0)).loss.item())
     assert losses[1] == pytest.approx(4 + 4 * losses[0], abs=1e-5)
-
-
-def test_no_head_is_trained(make_encoder):
-    encoder = make_encoder()
-    encoder.set_head(7)
-    assert BSL(encoder, BSLConfig(), seed=1).encoder.head is None
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,3 @@ def test_noise_is_drawn_and_moved_and_not_stored(make, make_view, heads):
     expected = debiased_info_nce(rows, rows, noise, negatives, temperature=0.05)
     assert torch.allclose(loss, expected, atol=1e-4)
     assert {name.partition(".")[0] for name in method.state_dict()} == {"encoder", "head"}
-
-
-def test_the_head_is_not_part_of_the_trained_encoder(make):
-    assert make().encoder.head is None

@@ -33,14 +33,6 @@ def test_the_passes_differ_by_dropout(method, make_view):
         assert method.train()(batch).loss > alike + 0.01
 
 
-def test_the_head_is_not_part_of_the_trained_encoder(method, make_encoder):
-    assert method.encoder.head is None
-    assert {name.partition(".")[0] for name in method.state_dict()} == {"encoder", "head"}
-    before = make_encoder()
-    before.set_head(5)
-    assert SimCSE(before, SimCSEConfig(), seed=1).encoder.head is None
-
-
 def test_the_head_starts_as_bert_does(make_encoder):
     torch.manual_seed(0)
     state = torch.get_rng_state()

@@ -114,18 +114,6 @@ class TestSeveralTeachers:
         expected = [f"{queue}.{part}" for queue in queues for part in ("rows", "pointer")]
         assert [key for key in state if key.startswith("queues.")] == expected
 
-    @pytest.mark.parametrize("name", ["congen", "sct-distillation"])
-    def test_the_same_teacher_twice_is_one(self, make, make_view, name):
-        """From the first step on: queues of one width start with the same random rows."""
-        views = make_view(), make_view(" today")
-        twice, once = make(name, WIDTH, WIDTH, queue_size=8), make(name, queue_size=8)
-        for _ in range(3):
-            first = twice(Batch(views, ((FIRST, SECOND),) * 2))
-            second = once(Batch(views, ((FIRST, SECOND),)))
-            assert torch.allclose(first.loss, second.loss)
-            twice.after_step([first])
-            once.after_step([second])
-
     def test_a_loss_without_distributions_has_nothing_to_average(self, make):
         assert make("sct-distillation", WIDTH, queue_size=8, objective="contrastive")
         with pytest.raises(ConfigError, match="contrastive supports one teacher"):

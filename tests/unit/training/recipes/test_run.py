@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedkit.config import load_toml, merge, to_mapping
+from embedkit.config import load_toml, to_mapping
 from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.methods import METHODS
@@ -253,9 +253,6 @@ def test_a_seed_has_at_most_63_bits():
 
 
 class TestRun:
-    def test_paths_start_from_the_data_folder(self, mapping, tmp_path):
-        assert run(resolve(mapping), tmp_path / "run", QUIET).finished
-
     def test_the_folder_holds_the_resolved_configuration(self, mapping, tmp_path):
         config = resolve(mapping)
         run(config, tmp_path / "run", QUIET)
@@ -386,10 +383,6 @@ class TestRun:
         run(resolve(mapping), tmp_path / "run", QUIET)
         (found,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert found.startswith("no settings are published for a student of 1 x 16; using those of tiny, 2 x 128")
-
-    def test_a_rate_of_its_own_logs_no_such_warning(self, mapping, tmp_path, caplog):
-        run(resolve(merge(mapping, {"optim": {"lr": 3e-3}})), tmp_path / "run", QUIET)
-        assert not [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
 
     def test_two_stages_leave_both_runs(self, taught, tmp_path):
         state = run(resolve(taught), tmp_path / "run", QUIET)

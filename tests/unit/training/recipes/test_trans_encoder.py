@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from embedkit.errors import CheckpointError, ConfigError, TrainingError
+from embedkit.errors import CheckpointError, ConfigError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig
-from embedkit.training.method import BatchSpec, PairLearner
+from embedkit.training.batches import PairBatchSource
+from embedkit.training.method import PairLearner
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, Stage
 from embedkit.training.recipes.trans_encoder import CrossToEncoder
@@ -253,20 +253,6 @@ def test_texts_alone_are_refused(mapping, sentences, tmp_path):
         go(mapping() | {"corpus": [{"path": str(tmp_path / "texts.txt")}]}, tmp_path / "run")
 
 
-def test_user_settings_override_those_of_the_paper(mapping):
-    plain = mapping()
-    config = resolve({key: value for key, value in plain.items() if key not in ("optim", "settings")})
-    assert (config.optim.lr, config.optim.batch_size, config.optim.epochs, config.optim.warmup) == (
-        5e-5,
-        128,
-        10,
-        0,
-    )
-    cross = config.settings["cross_optim"]
-    assert (cross["lr"], cross["batch_size"], cross["epochs"], cross["warmup"]) == (2e-5, 32, 1, 0.1)
-    assert (config.settings["cycles"], config.settings["cross_length"], config.student.pooling) == (3, 64, "cls")
-
-
 # The two steps
 
 
@@ -291,11 +277,3 @@ def test_every_weight_of_the_cross_encoder_learns(make_encoder, make_corpus, sen
     wanted = [labels[row % 6] for row in order]
     loss = -np.mean([y * math.log(p) + (1 - y) * math.log(1 - p) for p, y in zip(scores, wanted, strict=True)])
     assert output.loss.item() == pytest.approx(loss, abs=1e-5)
-
-
-def test_a_batch_without_labels_is_refused(make_encoder, make_corpus, sentences, tokenizer):
-    texts = sentences(4)
-    corpus = make_corpus(list(zip(texts[:2], texts[2:], strict=True)))
-    batches = BatchSource(corpus, tokenizer, spec=BatchSpec(views=2), batch_size=2, seed=0, views=ViewsConfig())
-    with pytest.raises(TrainingError, match="needs labels"):
-        CrossToEncoder(make_encoder())(batches.batch(0))
