@@ -121,27 +121,6 @@ def test_layers_are_half_and_later_steps_are_not(make_encoder):
     assert len(halved.SerializeToString()) < 0.62 * len(graph.SerializeToString())
 
 
-def test_layers_of_a_cross_encoder_are_half_and_later_steps_are_not(make_pair_encoder):
-    halved = halve(build_graph(make_pair_encoder(), FloatArithmetic()), None)
-
-    types = kinds(halved)
-    assert types["embeddings.token_type_embeddings.weight"] == TensorProto.FLOAT16
-    assert types["encoder.layer.1.output.dense.weight"] == TensorProto.FLOAT16
-    assert types["pooler.dense.weight"] == TensorProto.FLOAT
-    assert types["classifier.weight"] == TensorProto.FLOAT
-
-
-def test_padding_does_not_matter_in_half(make_encoder, tmp_path):
-    encoder = make_encoder(initializer_range=0.1)
-    export(encoder, tmp_path / "toy.onnx", precision="fp16")
-    loaded = Encoder.load(tmp_path / "toy.onnx")
-
-    together = loaded.encode(TEXTS, batch_size=len(TEXTS))
-
-    np.testing.assert_allclose(together, np.array([loaded.encode(text) for text in TEXTS]), atol=5e-3)
-    assert np.isfinite(together).all()
-
-
 @pytest.mark.parametrize("kind", ["encoder", "cross-encoder"])
 def test_a_folder_may_hold_half(make_encoder, make_pair_encoder, tmp_path, kind):
     model = make_encoder(head=6) if kind == "encoder" else make_pair_encoder(initializer_range=0.1)

@@ -195,12 +195,6 @@ def test_adapters_beside_the_weights_are_refused(folder):
         read_layout(folder)
 
 
-def test_pooling_without_prompts_is_recorded(folder):
-    edit(folder / "1_Pooling" / "config.json", include_prompt=False)
-
-    assert not read_layout(folder).includes_prompts
-
-
 def test_a_linear_head_behind_a_memory_is_read_back(tmp_path):
     written = write(tmp_path, memory=6, head=(4, "linear"))
 

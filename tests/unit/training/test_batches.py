@@ -30,13 +30,13 @@ class RowNumbers:
 
 @pytest.fixture
 def make(make_corpus, sentences, tokenizer):
-    def make(rows=23, *, pairs=False, views=2, teacher=False, batch_size=5, seed=0, **about):
+    def make(rows=23, *, spec=None, pairs=False, views=2, teacher=False, batch_size=5, seed=0, **about):
         texts = sentences(rows)
         corpus = make_corpus([(text, f"now {text}") for text in texts] if pairs else texts)
         return BatchSource(
             corpus,
             tokenizer,
-            spec=BatchSpec(views=views, teacher=teacher),
+            spec=spec or BatchSpec(views=views, teacher=teacher),
             batch_size=batch_size,
             seed=seed,
             views=ViewsConfig(**about),
@@ -186,3 +186,47 @@ class TestRefusals:
     def test_three_views(self, make):
         with pytest.raises(ConfigError, match="3 views; at most two"):
             make(views=3)
+
+    @pytest.mark.parametrize("size", [1, 2])
+    def test_a_batch_too_small_for_the_method(self, make, size):
+        with pytest.raises(ConfigError, match=rf"batches of at least 3 rows, not optim\.batch_size = {size}"):
+            make(spec=BatchSpec(rows=3), batch_size=size)
+
+    def test_positives_without_a_use(self, make):
+        with pytest.raises(ConfigError, match=r"uses no positives; remove views\.positives"):
+            make(positives=("none",))
+
+
+class TestPositives:
+    ALL = ("none", "shuffle", "inversion", "deletion", "repetition")
+
+    def rows(self, batch):
+        return [rows_of(view) for view in batch.views]
+
+    def test_they_follow_the_anchor_and_are_made_from_it(self, make):
+        batch = make(spec=BatchSpec(positives=self.ALL), rate=0.5).batch(0)
+        anchors, copies, shuffled, inverted, shorter, longer = self.rows(batch)
+        assert copies == anchors
+        assert shuffled != anchors
+        assert [sorted(row) for row in shuffled] == [sorted(row) for row in anchors]
+        assert inverted == [[row[0], *row[-2:0:-1], row[-1]] for row in anchors]
+        assert all(len(row) < len(anchor) for row, anchor in zip(shorter, anchors, strict=True))
+        assert all(len(row) > len(anchor) for row, anchor in zip(longer, anchors, strict=True) if len(anchor) < 16)
+
+    def test_the_users_list_replaces_the_methods(self, make):
+        batch = make(spec=BatchSpec(positives=self.ALL), positives=("inversion", "none")).batch(0)
+        anchors, inverted, copies = self.rows(batch)
+        assert copies == anchors
+        assert inverted == [[row[0], *row[-2:0:-1], row[-1]] for row in anchors]
+
+    def test_they_change_no_other_view(self, make):
+        views = {"pairs": True, "first": "repetition", "second": "span"}
+        plain, more = make(**views), make(spec=BatchSpec(views=2, positives=self.ALL), **views)
+        for step in range(4):
+            first, second, *positives = self.rows(more.batch(step))
+            assert [first, second] == self.rows(plain.batch(step))
+            assert len(positives) == len(self.ALL)
+
+    def test_a_repeated_name_is_drawn_again(self, make):
+        _, one, two = self.rows(make(spec=BatchSpec(positives=("shuffle", "shuffle"))).batch(0))
+        assert one != two

@@ -141,13 +141,6 @@ class TestAlone:
         assert not processes.agree(False)
         assert processes.from_first(lambda: 3.5) == 3.5
 
-    def test_random_numbers_are_not_forked(self):
-        torch.manual_seed(0)
-        expected = torch.rand(3)
-        torch.manual_seed(0)
-        with processes.own_randomness(torch.device("cpu")):
-            assert torch.equal(torch.rand(3), expected)
-
     def test_torchrun_with_one_process_is_no_group(self, monkeypatch):
         monkeypatch.setenv("WORLD_SIZE", "1")
         with processes.group("cpu"):

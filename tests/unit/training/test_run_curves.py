@@ -91,8 +91,3 @@ def test_before_the_first_record_there_is_nothing(write):
 def test_a_line_that_is_not_a_record_is_an_error(write, torn):
     with pytest.raises(DataError, match="is not a valid metrics file"):
         read_curves(write(RECORDS, torn))
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(DataError, match=r"metrics\.jsonl is not a valid metrics file"):
-        read_curves(tmp_path / "metrics.jsonl")

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from embedkit.errors import ConfigError, ModelError, ModelNotFoundError
+from embedkit.errors import ConfigError, ModelError
 from embedkit.export.pipeline import export
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
@@ -110,19 +110,10 @@ def test_the_tokenizer_can_come_from_another_model(teacher, make_encoder, tmp_pa
     assert student.tokenizer.json == make_encoder().tokenizer.json
 
 
-def test_paths_start_from_the_data_folder(teacher, tmp_path):
-    assert build_student(config(source="teacher", data=tmp_path)).hidden == 16
-
-
 @pytest.mark.parametrize("teacher", [None, "vectors.npy"])
 def test_a_student_needs_a_vocabulary(teacher):
     with pytest.raises(ConfigError, match="no vocabulary"):
         build_student(config(teacher, name="api"))
-
-
-def test_a_missing_model_is_named(tmp_path):
-    with pytest.raises(ModelNotFoundError, match="gone"):
-        build_student(config(source=str(tmp_path / "gone")))
 
 
 def cut(teacher, text, **student):

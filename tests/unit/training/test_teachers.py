@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.errors import BundleError, DataError, ModelNotFoundError, TrainingError
+from embedkit.errors import DataError, TrainingError
 from embedkit.runtime.encoder import Encoder
 from embedkit.training import teachers as module
 from embedkit.training.corpus import Corpus, SourceConfig
@@ -214,13 +214,3 @@ class TestLoadEncoder:
         )
         assert (other.name, other.max_length) == ("mine", 8)
         assert other.fingerprint != plain.fingerprint
-
-    @pytest.mark.parametrize(("name", "error"), [("gone", ModelNotFoundError), ("gone.onnx", ModelNotFoundError)])
-    def test_a_missing_teacher(self, tmp_path, name, error):
-        with pytest.raises(error):
-            load_encoder(TeacherConfig(source=str(tmp_path / name)))
-
-    def test_a_file_that_is_no_bundle(self, tmp_path):
-        (tmp_path / "a.onnx").write_bytes(b"no")
-        with pytest.raises(BundleError):
-            load_encoder(TeacherConfig(source=str(tmp_path / "a.onnx")))

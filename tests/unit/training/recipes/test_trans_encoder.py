@@ -18,7 +18,6 @@ from embedkit.training.batches import PairBatchSource
 from embedkit.training.method import PairLearner
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, Stage
-from embedkit.training.recipes.trans_encoder import CrossToEncoder
 
 recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package exports the function
 
@@ -204,25 +203,6 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(mapping, tmp_path, stop
     for loader, name in ((SentenceEncoder, "model"), (PairEncoder, "cross-model")):
         whole, parts = (loader.load(tmp_path / run_name / name) for run_name in ("whole", "parts"))
         assert whole.fingerprint() == parts.fingerprint()
-
-
-def test_killed_between_stages_it_resumes_from_existing_labels(mapping, tmp_path, monkeypatch):
-    go(mapping(), tmp_path / "whole")
-
-    fit = Stage.fit
-
-    def kill(stage, method, *arguments):
-        if isinstance(method, CrossToEncoder):
-            raise KeyboardInterrupt
-        return fit(stage, method, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Stage, "fit", kill)
-        with pytest.raises(KeyboardInterrupt):
-            go(mapping(), tmp_path / "parts")
-    assert go(mapping(), tmp_path / "parts", resume=True).finished
-    whole, parts = (SentenceEncoder.load(tmp_path / name / "model") for name in ("whole", "parts"))
-    assert whole.fingerprint() == parts.fingerprint()
 
 
 def test_damaged_labels_are_reported(mapping, tmp_path):

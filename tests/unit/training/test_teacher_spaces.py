@@ -1,0 +1,305 @@
+"""Spaces of teachers: rotated vectors keep their cosines, and joined ones have the neighbours of all teachers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import TableTeacher, unit_rows
+
+from embedkit.config import from_mapping
+from embedkit.errors import ConfigError
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.training.batches import BatchSource, ViewsConfig
+from embedkit.training.methods.mse import MSE, MSEConfig
+from embedkit.training.recipes.run import resolve, run
+from embedkit.training.recipes.stage import Control, prepare
+from embedkit.training.teacher_spaces import (
+    JoinConfig,
+    JoinedVectors,
+    MatryoshkaConfig,
+    RotatedVectors,
+    principal_axes,
+)
+
+ROWS = 500
+
+
+class SlantedTeacher(TableTeacher):
+    """Its vectors vary most along a few directions, none of which is an axis."""
+
+    def __init__(self):
+        generator = np.random.default_rng(0)
+        slant = np.linalg.qr(generator.standard_normal((12, 12)))[0]
+        rows = (0.3 + generator.standard_normal((2, ROWS, 12)) * 0.6 ** np.arange(12)).reshape(-1, 12) @ slant
+        super().__init__(unit_rows(rows).reshape(2, ROWS, 12), "slanted")
+        self.largest = 0
+
+    def read(self, rows, view):
+        self.largest = max(self.largest, len(rows))
+        return super().read(rows, view)
+
+
+@pytest.fixture
+def teacher():
+    return SlantedTeacher()
+
+
+ALL = np.arange(ROWS)
+
+
+def cut_error(vectors, width):
+    """Return the average difference between cosines of the first dimensions and of all."""
+    cut = unit_rows(vectors[:, :width])
+    return np.abs(cut @ cut.T - vectors @ vectors.T).mean()
+
+
+@pytest.mark.parametrize("view", [0, 1])
+def test_cosines_do_not_change(teacher, view):
+    found, plain = RotatedVectors(teacher, ROWS).read(ALL, view), teacher.read(ALL, view)
+    assert found.dtype == np.float32
+    assert found @ found.T == pytest.approx(plain @ plain.T, abs=1e-5)
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_first_dimensions_come_closer_to_all(teacher, width):
+    found = RotatedVectors(teacher, ROWS).read(ALL, 0)
+    assert cut_error(found, width) < 0.6 * cut_error(teacher.read(ALL, 0), width)
+
+
+def test_both_views_are_rotated_alike(teacher):
+    turned, first, second = RotatedVectors(teacher, ROWS), teacher.read(ALL, 0), teacher.read(ALL, 1)
+    assert turned.read(ALL, 0) @ turned.read(ALL, 1).T == pytest.approx(first @ second.T, abs=1e-5)
+
+
+def test_a_long_corpus_is_sampled(teacher, monkeypatch):
+    monkeypatch.setattr("embedkit.training.teacher_spaces._SAMPLE", 50)
+    monkeypatch.setattr("embedkit.training.teacher_spaces._CHUNK", 20)
+    found = RotatedVectors(teacher, ROWS)
+    assert teacher.largest == 20
+    vectors = teacher.read(np.linspace(0, ROWS - 1, 50).astype(int), 0)
+    energy = (found.read(np.linspace(0, ROWS - 1, 50).astype(int), 0) ** 2).sum(axis=0)
+    assert energy == pytest.approx(np.linalg.eigvalsh(vectors.T @ vectors)[::-1], abs=1e-3)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(1, 20))
+@settings(max_examples=30, deadline=None)
+def test_axes_are_orthogonal_and_fall_in_weight(seed, width, rows):
+    vectors = np.random.default_rng(seed).standard_normal((rows, width))
+    axes = principal_axes(vectors.T @ vectors)
+    assert axes.T @ axes == pytest.approx(np.eye(width), abs=1e-8)
+    energy = ((vectors @ axes) ** 2).sum(axis=0)
+    assert np.all(np.diff(energy) <= 1e-8)
+    assert np.all(axes[np.abs(axes).argmax(axis=0), np.arange(width)] > 0)
+
+
+def word_teacher(texts):
+    """A teacher that gives the mean of a sentence's word vectors, which vary as above."""
+    generator = np.random.default_rng(0)
+    slant = np.linalg.qr(generator.standard_normal((24, 24)))[0]
+    words = sorted({word for text in texts for word in text.split()})
+    vectors = dict(zip(words, generator.standard_normal((len(words), 24)) * 0.8 ** np.arange(24), strict=True))
+    return TableTeacher(
+        unit_rows(np.stack([sum(vectors[word] for word in text.split()) for text in texts]) @ slant)
+    )
+
+
+def test_a_student_of_rotated_vectors_can_be_truncated(make_encoder, tokenizer, make_corpus, sentences):
+    corpus = make_corpus(sentences(60))
+    plain = word_teacher(corpus.texts(np.arange(60), 0))
+    errors = []
+    for teacher in (plain, RotatedVectors(plain, 60)):
+        method = MSE(make_encoder(), MSEConfig(), seed=0, teacher_dimension=24)
+        batches = BatchSource(
+            corpus, tokenizer, spec=MSE.batch_spec, batch_size=20, seed=0, views=ViewsConfig(), teachers=[teacher]
+        )
+        torch.manual_seed(0)
+        optimizer = torch.optim.Adam(method.parameters(), lr=3e-3)
+        for step in range(60):
+            optimizer.zero_grad()
+            method.train()(batches.batch(step)).loss.backward()
+            optimizer.step()
+        cut = unit_rows(TorchEncoder(method.encoder).encode(sentences(60))[:, :6])
+        errors.append(np.abs(cut @ cut.T - plain.table @ plain.table.T).mean())
+    assert errors[1] < 0.8 * errors[0], errors
+
+
+QUIET = Control(show_progress=False)
+
+
+@pytest.mark.parametrize("dimensions", [[], [0], [-3, 4], [4, 4]])
+def test_dimensions_are_different_widths(dimensions):
+    with pytest.raises(ConfigError, match="dimensions must be distinct positive widths"):
+        from_mapping(MatryoshkaConfig, {"dimensions": dimensions})
+
+
+@pytest.fixture
+def mapping(make_encoder, tmp_path, sentences):
+    make_encoder().save(tmp_path / "start")
+    (tmp_path / "texts.txt").write_text("\n".join(sentences(20)))
+    return {
+        "method": "mse",
+        "data": str(tmp_path),
+        "cache": str(tmp_path / "cache"),
+        "student": {"source": "start", "max_length": 16},
+        "teacher": {"source": "start"},
+        "corpus": [{"path": "texts.txt"}],
+        "optim": {"batch_size": 5, "steps": 2},
+        "matryoshka": {"dimensions": [8, 4]},
+    }
+
+
+def test_the_table_rotates_the_teachers_vectors(mapping):
+    (teacher,) = prepare(resolve(mapping), QUIET, teacher=True).teachers
+    assert isinstance(teacher, RotatedVectors)
+    del mapping["matryoshka"]
+    (teacher,) = prepare(resolve(mapping), QUIET, teacher=True).teachers
+    assert not isinstance(teacher, RotatedVectors)
+
+
+def test_the_second_of_two_stages_imitates_rotated_vectors(mapping, tmp_path):
+    settings = {
+        "self_supervised": {"queue_size": 8, "projector_expansion": 2},
+        "self_supervised_optim": mapping["optim"],
+        "distillation": {"queue_size": 8},
+    }
+    config = resolve({**mapping, "method": "sct-two-stage", "settings": settings})
+    assert run(config, tmp_path / "run", QUIET).finished
+
+
+@pytest.mark.parametrize("dimensions", [[16], [20], [8, 16]])
+def test_dimensions_are_below_the_width(mapping, tmp_path, dimensions):
+    mapping["matryoshka"] = {"dimensions": dimensions}
+    with pytest.raises(ConfigError, match="smaller than the embedding's width of 16"):
+        run(resolve(mapping), tmp_path / "run", QUIET)
+
+
+@pytest.mark.parametrize("method", ["simcse", "distillcse", "dclr"])
+def test_a_method_that_imitates_no_vectors_is_refused(mapping, tmp_path, method):
+    with pytest.raises(ConfigError, match=r"a method that imitates one \(sct-distillation, congen, ckd, mse\)"):
+        run(resolve(mapping | {"method": method}), tmp_path / "run", QUIET)
+
+
+@pytest.fixture(scope="module")
+def teachers():
+    """Two teachers, of which the first adds a long constant vector to every text."""
+    generator = np.random.default_rng(0)
+    first = generator.standard_normal((ROWS, 6)) * (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
+    second = generator.standard_normal((ROWS, 5))
+    return TableTeacher(unit_rows(first + 3), "one"), TableTeacher(unit_rows(second), "two")
+
+
+def centred(teacher):
+    return unit_rows(teacher.table - teacher.table.mean(axis=0))
+
+
+def test_all_components_keep_the_weighted_mean_of_the_centred_cosines(teachers):
+    joined = JoinedVectors(teachers, JoinConfig(weights=(1.4, 1.0), dimension=11), ROWS)
+    one, two = (centred(teacher) @ centred(teacher).T for teacher in teachers)
+    expected = (1.4**2 * one + two) / (1.4**2 + 1)
+    found = joined.read(ALL, 0)
+    assert np.allclose(found @ found.T, expected, atol=1e-5)
+
+
+def test_the_first_rows_of_another_run_give_its_space(teachers):
+    """A longer corpus that begins with the same rows: the vectors of these, and the fingerprint, are equal."""
+    earlier = JoinedVectors(teachers, JoinConfig(), 300)
+    later = JoinedVectors(teachers, JoinConfig(rows=300), ROWS)
+    assert later.fingerprint == earlier.fingerprint != JoinedVectors(teachers, JoinConfig(), ROWS).fingerprint
+    assert np.array_equal(later.read(ALL[:300], 0), earlier.read(ALL[:300], 0))
+    with pytest.raises(ConfigError, match=r"join.rows = 501 exceeds the 500 rows"):
+        JoinedVectors(teachers, JoinConfig(rows=501), ROWS)
+
+
+def test_fewer_components_are_those_of_most_variance(teachers):
+    def error(axes):
+        kept = side_by_side @ axes
+        return np.square(side_by_side - kept @ axes.T).sum()
+
+    joined = JoinedVectors(teachers, JoinConfig(dimension=4), ROWS)
+    side_by_side = np.hstack([centred(teacher) for teacher in teachers])
+    found = joined.read(ALL, 0)
+    projection = np.linalg.lstsq(side_by_side, found * np.linalg.norm(side_by_side, axis=1, keepdims=True))[0]
+    span = np.linalg.qr(projection)[0]
+    others = [np.linalg.qr(np.random.default_rng(seed).standard_normal((11, 4)))[0] for seed in range(50)]
+    assert found.shape == (ROWS, 4)
+    assert error(span) < min(error(other) for other in others)
+
+
+def test_rows_are_unit_vectors_around_zero(teachers):
+    found = JoinedVectors(teachers, JoinConfig(), ROWS).read(ALL, 0)
+    assert found.dtype == np.float32
+    assert found.shape == (ROWS, 6)
+    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    assert np.linalg.norm(teachers[0].table.mean(axis=0)) > 0.8
+    assert np.linalg.norm(found.mean(axis=0)) < 0.1
+
+
+def test_spread_evens_out_the_variances():
+    table = np.random.default_rng(0).standard_normal((ROWS, 4)) * (4.0, 2.0, 1.0, 0.5)
+    teacher = TableTeacher(unit_rows(table), "one")
+
+    def ratio(spread):
+        found = JoinedVectors([teacher], JoinConfig(spread=spread), ROWS).read(ALL, 0)
+        deviations = np.sort(found.std(axis=0))
+        return deviations[-1] / deviations[0]
+
+    assert ratio(0.0) > ratio(0.3) > ratio(1.0)
+
+
+@pytest.mark.parametrize("rows", [3, 8])
+def test_fewer_rows_than_dimensions_give_finite_vectors(rows):
+    generator = np.random.default_rng(2)
+    several = [TableTeacher(unit_rows(generator.standard_normal((rows, 48))), name) for name in ("one", "two")]
+    joined = JoinedVectors(several, JoinConfig(dimension=96, spread=0.2), rows)
+    assert np.allclose(np.linalg.norm(joined.read(np.arange(rows), 0), axis=1), 1, atol=1e-5)
+
+
+def test_the_fingerprint_follows_teachers_and_settings(teachers):
+    def fingerprint(parts, **settings):
+        return JoinedVectors(parts, JoinConfig(**settings), ROWS).fingerprint
+
+    known = {
+        fingerprint(teachers),
+        fingerprint(teachers, weights=(2.0, 1.0)),
+        fingerprint(teachers, dimension=3),
+        fingerprint(teachers, spread=0.5),
+        fingerprint(teachers[::-1]),
+    }
+    assert len(known) == 5
+    assert fingerprint(teachers) in known
+
+
+def test_more_components_than_dimensions_are_an_error(teachers):
+    with pytest.raises(ConfigError, match=r"join\.dimension = 12 exceeds the 11 dimensions"):
+        JoinedVectors(teachers, JoinConfig(dimension=12), ROWS)
+
+
+RUN = {"method": "mse", "corpus": [{"path": "texts.txt"}], "teachers": [{"source": "a"}, {"source": "b"}]}
+
+
+def test_a_method_for_one_teacher_learns_from_joined_ones():
+    with pytest.raises(ConfigError, match="teacher"):
+        resolve(RUN)
+    assert resolve({**RUN, "join": {"weights": [1.4, 1.0]}}).join == JoinConfig(weights=(1.4, 1.0))
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, 1.0, 1.0]])
+def test_weights_must_fit_the_teachers(weights):
+    with pytest.raises(ConfigError, match=r"join\.weights needs a positive number for each of the 2 teachers"):
+        resolve({**RUN, "join": {"weights": weights}})
+
+
+def test_joining_requires_teachers():
+    with pytest.raises(ConfigError, match=r"name them in \[\[teachers\]\]"):
+        resolve({"method": "simcse", "corpus": RUN["corpus"], "join": {}})
+
+
+@pytest.mark.parametrize("method", ["simcse", "score-distillation"])
+def test_methods_that_use_no_vectors_refuse_to_join_them(method):
+    with pytest.raises(
+        ConfigError, match=rf"\[join\] joins the vectors of teachers, which the method {method} does"
+    ):
+        resolve({**RUN, "method": method, "join": {}})
