@@ -199,17 +199,14 @@ def normalise(text: str) -> str:
 
 
 def _folder(sources: Sequence[SourceConfig], cache: Path) -> Path:
-    return cache / "corpus" / _key(sources)
-
-
-def _key(sources: Sequence[SourceConfig]) -> str:
+    """Return the folder of a corpus, named after settings and content of its sources."""
     digest = hashlib.sha256(f"corpus {_FORMAT}".encode())
     for source in sources:
         digest.update(repr(dataclasses.replace(source, name=source.label)).encode())
         if not source.path.startswith(_HUB):
             with contextlib.suppress(OSError), Path(source.path).open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:32]
+    return cache / "corpus" / digest.hexdigest()[:32]
 
 
 class _Table:

@@ -54,6 +54,16 @@ TRAINER_OPTIM: Mapping[str, Any] = MappingProxyType(
 """Differences of the harness of SimCSE and its descendants (transformers' Trainer) from those defaults."""
 
 
+def trainer_presets(*, batch_size: int, epochs: int) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """Return presets of SimCSE and its descendants, those for BERT-base: their papers have no smaller one."""
+    preset = {
+        "student": {"pooling": "cls", "max_length": 32},
+        "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": batch_size, "epochs": epochs},
+        "dev": {"every": 125},
+    }
+    return dict.fromkeys(("tiny", "mini", "small"), preset)
+
+
 class AdamW(torch.optim.Optimizer):
     """AdamW with optional bias correction, which torch's AdamW always applies.
 

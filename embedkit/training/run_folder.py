@@ -41,15 +41,8 @@ _FORMAT = "1"
 class TrainState:
     """The progress of a run; tensors are stored separately.
 
-    Attributes:
-        step: number of optimizer steps so far.
-        best_score: best development score so far.
-        best_step: step at which ``best_score`` was measured.
-        scores_differ: whether two development scores differ.
-        stale_epochs: number of consecutive epochs without an improvement.
-        epoch_best: best score when the current epoch began.
-        seconds: training time.
-        finished: whether the run has completed.
+    ``best_score`` was measured at ``best_step``, and ``epoch_best`` was the best when the current epoch began. The
+    last ``stale_epochs`` epochs brought no better score; ``scores_differ`` once two development scores do.
     """
 
     step: int = 0
@@ -119,9 +112,7 @@ def load_checkpoint(path: Path, method: nn.Module, optimizer: AdamW, scaler: tor
 
 
 def _check(metadata: dict[str, str], tensors: dict[str, Tensor]) -> None:
-    """Verify the checksum; checkpoints of early versions have none."""
-    recorded = metadata.pop("crc32", None)
-    if recorded not in (None, str(_checksum(metadata, tensors))):
+    if metadata.pop("crc32") != str(_checksum(metadata, tensors)):
         raise ValueError("its checksum is wrong")
 
 

@@ -147,15 +147,7 @@ _LOG_SCALE_FROM = 20
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A value by step.
-
-    Attributes:
-        title: name and unit.
-        steps: ascending; at least one.
-        values: one per step.
-        best: index of the best value, if one was selected.
-        logarithmic: whether the values span orders of magnitude.
-    """
+    """Values by ascending step, at least one; ``best`` is the index of the best one, if one was selected."""
 
     title: str
     steps: tuple[int, ...]
@@ -166,16 +158,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class RunCurves:
-    """All curves of one run, and its totals.
-
-    Attributes:
-        curves: loss, the method's metrics, development score, learning rate, seconds per step.
-        steps: number of steps at the last record.
-        seconds: time of these steps, including evaluations.
-        dev_seconds: time of the evaluations.
-        evaluations: number of evaluations on the development set.
-        best: step and score (times 100) of the best evaluation.
-    """
+    """All curves of a run and its totals; ``seconds`` include evaluations, ``best`` is a step and 100 x score."""
 
     curves: tuple[Curve, ...]
     steps: int
@@ -198,7 +181,8 @@ def read_curves(metrics: Path) -> RunCurves | None:
     if not trained:
         return None
     metrics_of_method = [name for name in trained[0] if name not in _LAID_OUT]
-    curves = [_loss_curve(name, trained) for name in ("loss", *metrics_of_method)]
+    curves = [_curve(name, name, trained) for name in ("loss", *metrics_of_method)]
+    curves = [dataclasses.replace(curve, logarithmic=_spans_magnitudes(curve.values)) for curve in curves]
     dev = _dev_curve(scored)
     curves += [] if dev is None else [dev]
     curves += [_curve("learning rate", "lr", trained), _pace(records)]
@@ -224,11 +208,6 @@ def _records(path: Path) -> list[Record]:
 def _curve(title: str, key: str, records: Sequence[Record]) -> Curve:
     rows = [record for record in records if key in record]
     return Curve(title, tuple(int(row["step"]) for row in rows), tuple(row[key] for row in rows))
-
-
-def _loss_curve(name: str, records: Sequence[Record]) -> Curve:
-    curve = _curve(name, name, records)
-    return dataclasses.replace(curve, logarithmic=_spans_magnitudes(curve.values))
 
 
 def _dev_curve(scored: Sequence[Record]) -> Curve | None:

@@ -26,7 +26,7 @@ from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components import training_head
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
-from embedkit.training.optim import TRAINER_OPTIM
+from embedkit.training.optim import trainer_presets
 
 
 def true_negatives(complementary: Tensor, *, threshold: float) -> Tensor:
@@ -101,14 +101,7 @@ class DCLR(Method):
     settings_class: ClassVar[type[Any]] = DCLRConfig
     paper: ClassVar[str] = "Zhou et al., ACL 2022"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
-    presets: ClassVar[Presets] = {
-        size: {
-            "student": {"pooling": "cls", "max_length": 32},
-            "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": 128, "epochs": 3},
-            "dev": {"every": 125},
-        }
-        for size in ("tiny", "mini", "small")
-    }
+    presets: ClassVar[Presets] = trainer_presets(batch_size=128, epochs=3)
 
     def __init__(self, encoder: SentenceEncoder, config: DCLRConfig, *, seed: int) -> None:
         super().__init__()

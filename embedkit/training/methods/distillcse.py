@@ -44,7 +44,7 @@ from embedkit.training.losses import (
     shuffle_within_groups,
 )
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
-from embedkit.training.optim import TRAINER_OPTIM
+from embedkit.training.optim import trainer_presets
 
 
 def cosines_with_others(embeddings: Tensor) -> Tensor:
@@ -123,14 +123,7 @@ class DistillCSE(Method):
     settings_class: ClassVar[type[Any]] = DistillCSEConfig
     paper: ClassVar[str] = "Xu et al., Findings of EMNLP 2023"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True, several_teachers=True)
-    presets: ClassVar[Presets] = {
-        size: {
-            "student": {"pooling": "cls", "max_length": 32},
-            "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": 64, "epochs": 1},
-            "dev": {"every": 125},
-        }
-        for size in ("tiny", "mini", "small")
-    }
+    presets: ClassVar[Presets] = trainer_presets(batch_size=64, epochs=1)
 
     def __init__(
         self, encoder: SentenceEncoder, config: DistillCSEConfig, *, seed: int, teacher_dimensions: Sequence[int]

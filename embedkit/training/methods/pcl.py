@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -33,7 +33,7 @@ from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components import training_head
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
-from embedkit.training.optim import TRAINER_OPTIM
+from embedkit.training.optim import trainer_presets
 
 Reduction = Literal["sentence", "entry"]
 
@@ -132,12 +132,6 @@ _LOSSES = {
     "pcl_code": _Losses("entry", copy_contrast_loss),
     "pcl_paper": _Losses("sentence", every_positive_contrast_loss),
 }
-# Published for BERT-base (BERT-large: lr 1e-5, a tied peer, 4 positives), not for smaller encoders.
-_PRESET: Mapping[str, Mapping[str, Any]] = {
-    "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": 64, "epochs": 1},
-    "student": {"pooling": "cls", "max_length": 32},
-    "dev": {"every": 125},
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,7 +156,8 @@ class PCL(Method):
     batch_spec: ClassVar[BatchSpec] = BatchSpec(
         views=1, positives=("none", *("shuffle", "inversion", "deletion", "repetition") * 2), rows=2
     )
-    presets: ClassVar[Presets] = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
+    # Published for BERT-base (BERT-large: lr 1e-5, a tied peer, 4 positives), not for smaller encoders.
+    presets: ClassVar[Presets] = trainer_presets(batch_size=64, epochs=1)
 
     def __init__(self, encoder: SentenceEncoder, config: PCLConfig, *, seed: int) -> None:
         super().__init__()

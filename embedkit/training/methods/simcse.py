@@ -26,7 +26,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components import training_head
 from embedkit.training.losses import info_nce
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
-from embedkit.training.optim import TRAINER_OPTIM
+from embedkit.training.optim import trainer_presets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,19 +37,15 @@ class SimCSEConfig:
 
 
 class SimCSE(Method):
-    """Contrastive training on two dropout passes of each sentence; an existing head is removed."""
+    """Contrastive training on two dropout passes of each sentence.
+
+    An existing head is removed.
+    """
 
     settings_class: ClassVar[type[Any]] = SimCSEConfig
     paper: ClassVar[str] = "Gao et al., EMNLP 2021"
     batch_spec: ClassVar[BatchSpec] = BatchSpec()
-    presets: ClassVar[Presets] = {
-        size: {
-            "student": {"pooling": "cls", "max_length": 32},
-            "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": 64, "epochs": 1},
-            "dev": {"every": 125},
-        }
-        for size in ("tiny", "mini", "small")
-    }
+    presets: ClassVar[Presets] = trainer_presets(batch_size=64, epochs=1)
 
     def __init__(self, encoder: SentenceEncoder, config: SimCSEConfig, *, seed: int) -> None:
         super().__init__()

@@ -164,9 +164,10 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         _warn_of_size(config, entry, encoder)
         if not processes.first():
             control = dataclasses.replace(control, show_progress=False)
-        source = _source_input(config, encoder)
         materials = _prepare(config, entry, settings, place, control)
-        inputs = {**source, **materials.inputs(config)}
+        inputs = materials.inputs(config)
+        if config.student.source is not None:
+            inputs[f"the model {config.student.source}"] = encoder.fingerprint()
         with _claimed(config, place, encoder, inputs, resume=control.resume):
             state = entry.function(Stage(config, materials, place, control), settings, encoder)
             if state.finished and processes.first():
@@ -192,12 +193,6 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
             card = _card(config, config.name or place.path.name, materials, state)
             place.finish(card | {"teacher": _teacher_card(teachers)})
     return state
-
-
-def _source_input(config: RunConfig, encoder: SentenceEncoder) -> dict[str, str]:
-    """Return the digest of the model that the student starts from; other students are built anew."""
-    source = config.student.source
-    return {} if source is None else {f"the model {source}": encoder.fingerprint()}
 
 
 def _prepare(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, control: Control) -> Materials:

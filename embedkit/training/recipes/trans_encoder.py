@@ -296,8 +296,8 @@ def _start_encoder(member: _Member, settings: TransEncoderConfig) -> SentenceEnc
 
 def _deliver(encoder: _Best, cross: _Best, folder: RunFolder) -> None:
     """Write the best model of each kind to where export expects it, with the cross-encoder's scores."""
-    if encoder.folder is None or cross.folder is None:
-        raise ConfigError("trans-encoder needs at least one cycle")
+    assert encoder.folder is not None
+    assert cross.folder is not None
     SentenceEncoder.load(encoder.folder).save(folder.model)
     PairEncoder.load(cross.folder).save(folder.path / "cross-model")
     figures = {
