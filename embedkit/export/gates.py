@@ -59,11 +59,6 @@ def check_batch_invariance(alone: FloatArray, together: FloatArray, limit: float
     )
 
 
-def check_native(gates: Sequence[Gate]) -> Gate:
-    """Combine all measurements of embedkit's native kernel into one gate."""
-    return Gate("native", all(gate.passed for gate in gates), {gate.name: dict(gate.figures) for gate in gates})
-
-
 def check_size(content: bytes, limit: int | None) -> Gate:
     """Check the graph's size."""
     figures = {"graph_bytes": len(content), "graph_bytes_allowed": limit}

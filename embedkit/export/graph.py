@@ -214,9 +214,9 @@ def _rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
 def _unused(name: str, taken: set[str]) -> str:
     """Return the name, followed by a number if it is taken, and take it."""
     numbered = (f"{name}.{number}" for number in itertools.count(2))
-    found = next(each for each in itertools.chain([name], numbered) if each not in taken)
-    taken.add(found)
-    return found
+    free = next(each for each in itertools.chain([name], numbered) if each not in taken)
+    taken.add(free)
+    return free
 
 
 def _module(node_name: str) -> str:

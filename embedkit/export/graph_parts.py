@@ -70,11 +70,11 @@ def read_head(bundle: Bundle) -> Head | None:
     """
     graph = onnx.load_from_string(bundle.model).graph
     sums = {node.name: node for node in graph.node if node.op_type == "Add"}
-    found = [name for name, added in _HEADS.items() if added in sums]
-    if not found:
+    products = [name for name, added in _HEADS.items() if added in sums]
+    if not products:
         return None
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    weight, added = _read_weight(arrays, found[0]), sums[_HEADS[found[0]]]
+    weight, added = _read_weight(arrays, products[0]), sums[_HEADS[products[0]]]
     if weight is None:
         raise ExportError(
             f"{bundle.path} has a dense head that cannot be read; export the model that it was made from"

@@ -79,26 +79,26 @@ def _last_of_tokens(graph: onnx.GraphProto) -> set[str]:
     types = {value.name: value.type.tensor_type for value in graph.value_info}
     axes = {name: len(each.shape.dim) for name, each in types.items() if each.HasField("shape")}
     writers = {output: node for node in graph.node for output in node.output}
-    found, waiting = set[str](), [graph.output[0].name]
+    last, waiting = set[str](), [graph.output[0].name]
     while waiting:
         for name in writers[waiting.pop()].input:
             if name in writers and axes.get(name, 3) > 2:
-                found.add(name)
+                last.add(name)
             elif name in writers:
                 waiting.append(name)
-    return found
+    return last
 
 
 def _ancestors(graph: onnx.GraphProto, values: Iterable[str]) -> set[str]:
     """Return values and everything they depend on."""
     writers = {output: node for node in graph.node for output in node.output}
-    found, waiting = set[str](), list(values)
+    ancestors, waiting = set[str](), list(values)
     while waiting:
         name = waiting.pop()
-        if name not in found and name in writers:
-            found.update(writers[name].output)
+        if name not in ancestors and name in writers:
+            ancestors.update(writers[name].output)
             waiting.extend(writers[name].input)
-    return found
+    return ancestors
 
 
 def _halve_node(node: onnx.NodeProto) -> None:

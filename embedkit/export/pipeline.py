@@ -130,8 +130,8 @@ def load_source(
     Raises:
         ModelNotFoundError, ModelError: it cannot be loaded.
     """
-    found = find_model_folder(source)
-    layout = read_layout(find_folder(found, with_code=trust_remote_code))
+    folder = find_model_folder(source)
+    layout = read_layout(find_folder(folder, with_code=trust_remote_code))
     unit = ("cosine", "dot", "euclidean") if layout.normalize else ("cosine",)
     if layout.similarity not in unit:
         raise ModelError(
@@ -139,7 +139,7 @@ def load_source(
             "(similarity_fn_name), but bundles have unit rows, for cosine similarity"
         )
     kind = PairEncoder if layout.kind == "cross-encoder" else SentenceEncoder
-    return kind.load(found, max_length=max_length, trust_remote_code=trust_remote_code)
+    return kind.load(folder, max_length=max_length, trust_remote_code=trust_remote_code)
 
 
 def export(
@@ -365,7 +365,7 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
     candidate = Candidate(content, model.tokenizer)
     values, expected = candidate.run_batch(tokens), run_torch(model)(tokens)
     alone = np.concatenate([candidate.run_batch(model.tokenizer.tokenize([item])) for item in items])
-    tolerance = max(tolerance, *(2 * float(np.abs(found - expected).max()) for found in (values, alone)))
+    tolerance = max(tolerance, *(2 * float(np.abs(rows - expected).max()) for rows in (values, alone)))
     if isinstance(model, PairEncoder):
         digests = _digests(content, tokens, pairs=True)
         return GoldenPairs(GOLDEN_PAIRS, list(tokens.ids), list(tokens.type_ids or []), values, tolerance, digests)
@@ -388,12 +388,12 @@ def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts:
 def _require_golden(path: Path) -> None:
     """Load the finished file as a user would and verify its golden values."""
     bundle = read_bundle(path)
-    found = (Encoder(bundle) if bundle.manifest.kind == "encoder" else CrossEncoder(bundle)).verify()
-    if not found["passed"]:
-        tokens = "the same tokens" if found["same_tokens"] else "different tokens"
+    verified = (Encoder(bundle) if bundle.manifest.kind == "encoder" else CrossEncoder(bundle)).verify()
+    if not verified["passed"]:
+        tokens = "the same tokens" if verified["same_tokens"] else "different tokens"
         raise GateError(
             f"nothing was written: on its golden texts the finished file gives {tokens}, and values "
-            f"{found['difference']:.2g} apart (at most {found['tolerance']:.2g}"
-            f"{', and the bits differ' if found['same_bits'] is False else ''})",
-            dict(found),
+            f"{verified['difference']:.2g} apart (at most {verified['tolerance']:.2g}"
+            f"{', and the bits differ' if verified['same_bits'] is False else ''})",
+            dict(verified),
         )

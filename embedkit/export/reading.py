@@ -67,8 +67,8 @@ def check_reading(
     length = max_length or reader.length
     items = _items(original, reader.special_tokens, length)
     expected = reader.tokenize(items, length)
-    found = original.tokenizer.tokenize(items)
-    differing = [row for row in range(len(items)) if _differs(expected, found, row)]
+    tokens = original.tokenizer.tokenize(items)
+    differing = [row for row in range(len(items)) if _differs(expected, tokens, row)]
     figures: dict[str, object] = {
         "library": _version(reader.package),
         "texts": len(items),
@@ -108,13 +108,13 @@ def check_reading(
     return Gate("texts", passed, figures)
 
 
-def _differs(expected: Tokens, found: Tokens, row: int) -> bool:
+def _differs(expected: Tokens, tokens: Tokens, row: int) -> bool:
     """Whether a text has other ids or, if both have types, other types."""
-    if expected.ids[row] != list(found.ids[row]):
+    if expected.ids[row] != list(tokens.ids[row]):
         return True
-    if not (expected.type_ids and found.type_ids):
+    if not (expected.type_ids and tokens.type_ids):
         return False
-    return expected.type_ids[row] != list(found.type_ids[row])
+    return expected.type_ids[row] != list(tokens.type_ids[row])
 
 
 def _version(package: str) -> str:

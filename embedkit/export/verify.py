@@ -46,7 +46,6 @@ from embedkit.export.gates import (
     NativeCandidate,
     check_agreement,
     check_batch_invariance,
-    check_native,
     check_retention,
     check_size,
     largest_difference,
@@ -143,21 +142,14 @@ def verify(
     """
     measure = _Measure(model, original or model, thresholds, dev)
     parity, ranking, invariance = measure.gates(Candidate(content, model.tokenizer), thresholds.invariance)
-    return [
-        parity,
-        check_operators(model, content, quantized=quantized, for_gpu=for_gpu),
-        ranking,
-        invariance,
-        check_size(content, thresholds.graph_bytes),
-        *_check_native(measure, content),
-    ]
-
-
-def _check_native(measure: _Measure, content: bytes) -> list[Gate]:
+    operators = check_operators(model, content, quantized=quantized, for_gpu=for_gpu)
+    gates = [parity, operators, ranking, invariance, check_size(content, thresholds.graph_bytes)]
     network = NativeNetwork.find(content, pairs=measure.pairs)
-    if network is None:
-        return []
-    return [check_native(measure.gates(NativeCandidate(network, measure.model.tokenizer), invariance=0.0))]
+    if network is not None:
+        measured = measure.gates(NativeCandidate(network, model.tokenizer), invariance=0.0)
+        figures = {gate.name: dict(gate.figures) for gate in measured}
+        gates.append(Gate("native", all(gate.passed for gate in measured), figures))
+    return gates
 
 
 @dataclass(frozen=True)
@@ -206,11 +198,8 @@ class _Measure:
     def _parity(self, candidate: Candidate) -> Gate:
         compared = [(expected, candidate.run_batch(tokens)) for tokens, expected in self._grid]
         largest = max(largest_difference(expected, got) for expected, got in compared)
-        count, limit, least = (
-            sum(len(got) for _, got in compared),
-            self.thresholds.difference,
-            self.thresholds.cosine,
-        )
+        count = sum(len(got) for _, got in compared)
+        limit, least = self.thresholds.difference, self.thresholds.cosine
         figures: dict[str, Any] = {"largest_difference": rounded(largest), "largest_difference_allowed": limit}
         figures["longest"] = max(int(tokens.lengths.max()) for tokens, _ in self._grid)
         passed = limit is None or largest <= limit
@@ -320,18 +309,18 @@ def check_operators(
     exact = is_bert(model)
     expected = _expect(model, quantized=quantized) if exact else _count_calls(model, quantized=quantized)
     written = onnx.load_from_string(content)
-    found = {"written": _count(written, expected)}
+    counts_of_forms = {"written": _count(written, expected)}
     if not for_gpu:
-        found["optimized"] = _count_optimized(content, expected)
+        counts_of_forms["optimized"] = _count_optimized(content, expected)
     # ONNX Runtime computes once what depends on weights only, as DeBERTa-v3's norm of relative positions.
     folded: Mapping[str, Mapping[str, int]] = {"written": {}, "optimized": _count_of_constants(written)}
     passed = all(
         count == (least := expected[name] - folded[form].get(name, 0))
         or (count > least and not exact and name != "products_in_float")
-        for form, counts in found.items()
+        for form, counts in counts_of_forms.items()
         for name, count in counts.items()
     )
-    return Gate("operators", passed, {"expected": expected, **found})
+    return Gate("operators", passed, {"expected": expected, **counts_of_forms})
 
 
 def _count_optimized(content: bytes, groups: Iterable[str]) -> dict[str, int]:
@@ -343,9 +332,9 @@ def _count_optimized(content: bytes, groups: Iterable[str]) -> dict[str, int]:
 
 def _count(model: onnx.ModelProto, groups: Iterable[str]) -> dict[str, int]:
     counts = Counter(node.op_type for node in model.graph.node)
-    found = {name: sum(counts[operator] for operator in group) for name, group in _OPERATORS.items()}
-    found["products_in_float"] = _count_float_products(model)
-    return {name: found[name] for name in groups}
+    totals = {name: sum(counts[operator] for operator in group) for name, group in _OPERATORS.items()}
+    totals["products_in_float"] = _count_float_products(model)
+    return {name: totals[name] for name in groups}
 
 
 def _count_of_constants(model: onnx.ModelProto) -> dict[str, int]:

@@ -110,10 +110,10 @@ def _queries_keys_values(name: str, projection: Product, width: int) -> dict[str
     """Split the merged projection and undo the scaling of the queries."""
     weights, biases = np.split(projection.matrix().T, 3), np.split(projection.bias, 3)
     scales = np.float32(math.sqrt(width)), np.float32(1), np.float32(1)
-    found: dict[str, FloatArray] = {}
+    weights_of_parts: dict[str, FloatArray] = {}
     for part, scale, weight, bias in zip(("query", "key", "value"), scales, weights, biases, strict=True):
-        found |= {f"{name}.{part}.weight": scale * weight, f"{name}.{part}.bias": scale * bias}
-    return found
+        weights_of_parts |= {f"{name}.{part}.weight": scale * weight, f"{name}.{part}.bias": scale * bias}
+    return weights_of_parts
 
 
 def _product(name: str, product: Product) -> dict[str, FloatArray]:

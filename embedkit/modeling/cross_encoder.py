@@ -124,9 +124,7 @@ class PairEncoder(Network):
         return cls(network.float(), tokenizer, name=model_name(source))
 
     @classmethod
-    def start(
-        cls, source: str | os.PathLike[str], *, max_length: int | None = None, seed: int, name: str | None = None
-    ) -> PairEncoder:
+    def start(cls, source: str | os.PathLike[str], *, max_length: int | None = None, seed: int) -> PairEncoder:
         """Put a new classifier on the body of any model, for example a raw pre-trained one.
 
         The pooler is kept if the folder has one; missing weights of the classifier are initialised randomly.
@@ -144,7 +142,7 @@ class PairEncoder(Network):
         if body:
             raise ModelError(f"{folder} lacks {len(body)} of the body's weights, for example {body[0]}")
         tokenizer = _load_tokenizer(layout, network.config, max_length)
-        return cls(network.float(), tokenizer, name=name or model_name(source))
+        return cls(network.float(), tokenizer, name=model_name(source))
 
     @classmethod
     def from_encoder(cls, encoder: SentenceEncoder, *, max_length: int, seed: int) -> PairEncoder:
@@ -212,5 +210,5 @@ def _load_tokenizer(
     """Load the folder's tokenizer for pairs, limited to the length that tokenizer and network support."""
     max_length = max_length if max_length is not None else usual_length(layout, config)
     with_types = _token_types(config) > 1
-    found = load_tokenizer(layout, max_length, trust_remote_code=trust_remote_code, with_types=with_types)
-    return PairTokenizer(found.json, max_length)
+    tokenizer = load_tokenizer(layout, max_length, trust_remote_code=trust_remote_code, with_types=with_types)
+    return PairTokenizer(tokenizer.json, max_length)

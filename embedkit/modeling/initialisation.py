@@ -1,9 +1,8 @@
-"""Initial weights of a student: from a pre-trained model, from its teacher, or random."""
+"""Initial weights of a student: from its teacher, or random."""
 
 from __future__ import annotations
 
 import json
-import os
 
 import numpy as np
 import numpy.typing as npt
@@ -27,24 +26,6 @@ _WORD_SCALE = 0.05  # root mean square of the word table, as in trained BERT mod
 _POSITION_SCALE = 0.1  # scale of the random position and type rows, which blur a bag of words
 _BALLAST = np.array([1.0, -1.0]) / np.sqrt(2.0)
 _SIF_CONSTANT = 1e-4
-
-
-def from_pretrained(
-    source: str | os.PathLike[str],
-    *,
-    max_length: int | None = None,
-    pooling: str | None = None,
-    trust_remote_code: bool = False,
-) -> SentenceEncoder:
-    """Start from an existing model, for example ``"google/bert_uncased_L-2_H-128_A-2"`` (BERT-Tiny).
-
-    Raises:
-        ModelNotFoundError: the model does not exist.
-        ModelError: the model cannot be used.
-    """
-    return SentenceEncoder.load(
-        source, pooling=pooling, max_length=max_length, trust_remote_code=trust_remote_code
-    )
 
 
 def random(

@@ -30,10 +30,10 @@ def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArra
     error = _squared_error(blocks, best, scales)
     for share in _CLIPPED:
         integers, clipped = _round_blocks(blocks, np.float32(share) * largest)
-        found = _squared_error(blocks, integers, clipped)
-        better = found < error
+        squares = _squared_error(blocks, integers, clipped)
+        better = squares < error
         best, scales = np.where(better, integers, best), np.where(better, clipped, scales)
-        error = np.minimum(found, error)
+        error = np.minimum(squares, error)
     return best.reshape(rows, width), scales
 
 

@@ -87,9 +87,9 @@ def _match(body: Any, words: list[int]) -> None:
         product.bias.copy_(-weight @ middle)
     for product in (own.value, layer.attention.output.dense):
         product.weight.copy_(_GAIN * _rotation(rows.shape[1]))
-    for each in (layer.attention.output.LayerNorm, layer.output.LayerNorm):  # keep the scale of the states
-        each.weight.fill_(states.std(dim=1).mean())
-        each.bias.fill_(states.mean())
+    for norm_after in (layer.attention.output.LayerNorm, layer.output.LayerNorm):  # keep the scale of the states
+        norm_after.weight.fill_(states.std(dim=1).mean())
+        norm_after.bias.fill_(states.mean())
 
 
 def _same_words(states: Tensor, half: Tensor, heads: int) -> tuple[Tensor, Tensor]:

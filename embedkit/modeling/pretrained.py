@@ -184,12 +184,12 @@ def longest_text(config: PretrainedConfig) -> int:
 
 def decisive_settings(config: PretrainedConfig) -> list[object]:
     """Return the settings that change results without changing the shape of a weight."""
-    found = [getattr(config, name, None) for name in _DECISIVE_SETTINGS]
+    usual = [getattr(config, name, None) for name in _DECISIVE_SETTINGS]
     elsewhere = [(name, getattr(config, name, None)) for name in _DECISIVE_ELSEWHERE]
     position_type = getattr(config, "position_embedding_type", None)
     if position_type not in (None, "absolute"):
         elsewhere.append(("position_embedding_type", position_type))
-    return found + [(name, value) for name, value in elsewhere if value is not None]
+    return usual + [(name, value) for name, value in elsewhere if value is not None]
 
 
 def fingerprint(module: nn.Module, settings: Sequence[object], tokenizer_json: str) -> str:
@@ -231,12 +231,12 @@ def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
     ``load`` is transformers' ``from_pretrained`` with all other arguments. Code that comes with a model may load
     it without a report. Weights that differ when it is loaded again are random.
     """
-    found = load(output_loading_info=True)
-    if isinstance(found, tuple):
-        model, report = found
+    loaded = load(output_loading_info=True)
+    if isinstance(loaded, tuple):
+        model, report = loaded
         return model, sorted(report["missing_keys"])
     again = load().state_dict()
-    return found, [name for name, value in found.state_dict().items() if not torch.equal(value, again[name])]
+    return loaded, [name for name, value in loaded.state_dict().items() if not torch.equal(value, again[name])]
 
 
 @contextlib.contextmanager

@@ -291,11 +291,11 @@ class _Cut:
     def _write(self, own: Any, theirs: Any) -> None:
         """Fit a product that adds to the state, and the LayerNorm after it."""
         places = [(own.dense, "input"), (own, "residual")]
-        given, before = self._watch(self.student, places).values()
-        weight, bias = fit_affine(given, self.seen[theirs.LayerNorm, "input"] @ self.basis - before)
+        inputs, before = self._watch(self.student, places).values()
+        weight, bias = fit_affine(inputs, self.seen[theirs.LayerNorm, "input"] @ self.basis - before)
         own.dense.weight.copy_(weight)
         own.dense.bias.copy_(bias)
-        self._fit_norm(own.LayerNorm, own.dense(given) + before, theirs.LayerNorm)
+        self._fit_norm(own.LayerNorm, own.dense(inputs) + before, theirs.LayerNorm)
 
     def _fit_norm(self, norm: nn.LayerNorm, states: Tensor, theirs: nn.LayerNorm) -> None:
         plain = functional.layer_norm(states, states.shape[1:], eps=norm.eps)
@@ -345,8 +345,8 @@ def _keep(seen: list[Tensor], what: str) -> Callable[..., None]:
     """Return a hook that records a module's first argument (``input``), second (``residual``) or ``output``."""
 
     def hook(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        given = (*inputs, *keywords.values())
-        seen.append(output if what == "output" else given[what == "residual"])
+        arguments = (*inputs, *keywords.values())
+        seen.append(output if what == "output" else arguments[what == "residual"])
 
     return hook
 

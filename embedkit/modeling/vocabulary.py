@@ -47,14 +47,14 @@ def load_tokenizer(
         return Tokenizer(read_tokenizer(layout), max_length)
     if not (folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file():
         return Tokenizer(read_tokenizer(layout), max_length)
-    found = library_tokenizer(folder, trust_remote_code=trust_remote_code)
-    content = json.loads(found.backend_tokenizer.to_str())
+    library = library_tokenizer(folder, trust_remote_code=trust_remote_code)
+    content = json.loads(library.backend_tokenizer.to_str())
     changed = _without_lengths(content) != _without_lengths(_parse(folder / "tokenizer.json"))
     if layout.lowercase:
         changed |= set_lowercase(content)
-    if found.truncation_side == "left":
+    if library.truncation_side == "left":
         changed |= set_left_truncation(content)
-    if with_types and "token_type_ids" not in found.model_input_names:
+    if with_types and "token_type_ids" not in library.model_input_names:
         changed |= set_one_type(content)
     if not changed:  # the folder's own spelling, on which fingerprints depend
         return Tokenizer.load(folder, max_length)

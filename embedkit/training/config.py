@@ -73,8 +73,8 @@ class StudentConfig:
         """What the student starts from, as shown in model cards."""
         if self.source is not None:
             return self.source
-        given = ((name.replace("_", " "), getattr(self, name)) for name in _SHAPE)
-        shape = [f"{name} {value}" for name, value in given if value is not None]
+        values = ((name.replace("_", " "), getattr(self, name)) for name in _SHAPE)
+        shape = [f"{name} {value}" for name, value in values if value is not None]
         return f"{', '.join(shape) or self.size}, started from {_STARTS[self.start].format(self._origin)}"
 
     @property

@@ -230,9 +230,9 @@ class _Table:
             return
         first = len(self)
         rows = zip(row, strict=True) if translated else (row, *((variant,) for variant in variants))
-        for each in rows:
+        for texts in rows:
             self.target_rows.append(first if translated else len(self))
-            self._append(each)
+            self._append(texts)
 
     def _append(self, row: tuple[str, ...]) -> None:
         """Write the texts of a row consecutively; record each start and the last end."""

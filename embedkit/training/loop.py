@@ -261,16 +261,16 @@ class _Run:
         if evaluate is None:
             return
         began = time.monotonic()
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
 
         def decide() -> float:
-            found.update(evaluate())
-            return found["dev"]
+            scores.update(evaluate())
+            return scores["dev"]
 
         score = processes.from_first(decide)
         seconds = time.monotonic() - began
         defined = math.isfinite(score)  # the correlation of a collapsed encoder, or with equal labels, is not
-        measured = {name: value for name, value in found.items() if math.isfinite(value)}
+        measured = {name: value for name, value in scores.items() if math.isfinite(value)}
         self._write({"step": self.state.step, **measured, "dev_seconds": round(seconds, 3)})
         if self.state.step == min(self.dev_steps):
             self._log_evaluation_cost(seconds)

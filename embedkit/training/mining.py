@@ -105,7 +105,7 @@ def mine(
     shape = (len(queries), config.count)
     if not path.exists():
         generator = np.random.default_rng([seed, 7])
-        found = np.hstack(
+        drawn = np.hstack(
             [
                 _draw(
                     _nearest(queries, passages, encoder, config, show_progress=show_progress),
@@ -116,7 +116,7 @@ def mine(
                 generator.integers(0, len(passages), (len(queries), config.random)),
             ]
         ).astype(np.int64)
-        _save(path, found)
+        _save(path, drawn)
     return folder, _load(path, shape)
 
 
@@ -188,14 +188,14 @@ def _by_words(queries: Corpus, passages: Corpus, config: MiningConfig, *, show_p
     numbered = [[known.setdefault(word, len(known)) for word in _words(text)] for text in _texts(passages)]
     model = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
     model.index((numbered, known), create_empty_token=False, show_progress=False)
-    found = []
+    best = []
     with Progress("search words", len(queries), unit="queries", enabled=show_progress) as progress:
         for text in _texts(queries):
             terms = [known[word] for word in set(_words(text)) if word in known]
             scores = model.get_scores_from_ids(terms) if terms else np.zeros(len(passages), np.float32)
-            found.append(_top(scores[None], config.depth))
+            best.append(_top(scores[None], config.depth))
             progress.advance()
-    return np.vstack(found)
+    return np.vstack(best)
 
 
 def _top(scores: FloatArray, depth: int) -> Rows:

@@ -118,8 +118,8 @@ class ActivationPenalty:
 
     def take(self, texts: int) -> Tensor:
         """Return the penalty of what was recorded since the last call: the mean over ``texts`` texts, a scalar."""
-        found, self._found = self._found, []
-        return _WEIGHT * torch.stack(found).sum() / texts if found else torch.zeros(())
+        excesses, self._found = self._found, []
+        return _WEIGHT * torch.stack(excesses).sum() / texts if excesses else torch.zeros(())
 
     def _record(self, _product: nn.Module, inputs: tuple[Any, ...]) -> None:
         activations: Tensor = inputs[0]

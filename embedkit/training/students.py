@@ -15,7 +15,7 @@ from embedkit.errors import ConfigError, InputError
 from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import from_pretrained, from_teacher, random, remember_words
+from embedkit.modeling.initialisation import from_teacher, random, remember_words
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.matching import matching_encoder
 from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_model, prune_tokenizer
@@ -117,7 +117,7 @@ def _read_card(path: Path) -> dict[str, Any]:
 
 def _load(source: str, **changes: Any) -> SentenceEncoder:
     """Load a pre-trained model, or the encoder of a bundle, which keeps its pooling and maximum length."""
-    return from_bundle(source) if source.endswith(".onnx") else from_pretrained(source, **changes)
+    return from_bundle(source) if source.endswith(".onnx") else SentenceEncoder.load(source, **changes)
 
 
 def _new(config: RunConfig, source: str) -> SentenceEncoder:

@@ -340,10 +340,10 @@ class VectorCache:
             with atomic_file(card) as temporary:
                 temporary.write_text(json.dumps(identity, indent=1), encoding="utf-8")
         try:
-            found = json.loads(card.read_text(encoding="utf-8"))
+            stored = json.loads(card.read_text(encoding="utf-8"))
         except ValueError as error:
             raise CacheError(f"{card} is damaged; delete {self.folder}") from error
-        if found != identity:
+        if stored != identity:
             raise CacheError(f"{card} describes another cache; delete {self.folder}")
 
     def _index(self) -> None:
@@ -389,8 +389,8 @@ class VectorCache:
             return np.full(len(hashes), -1, np.int64)
         places = np.minimum(np.searchsorted(self._sorted, hashes[:, 0]), len(self._known) - 1)
         rows = self._order[places]
-        found = (self._known["high"][rows] == hashes[:, 0]) & (self._known["low"][rows] == hashes[:, 1])
-        return np.where(found, rows, -1)
+        known = (self._known["high"][rows] == hashes[:, 0]) & (self._known["low"][rows] == hashes[:, 1])
+        return np.where(known, rows, -1)
 
     def append(self, hashes: npt.NDArray[np.uint64], vectors: FloatArray) -> None:
         """Add vectors ``(N, D)`` for texts that are not cached, each once, and sync them to disk.

@@ -70,8 +70,10 @@ def one_stage(name: str) -> Recipe:
     def check(config: RunConfig, settings: Any, corpus: Corpus) -> None:
         check_stage(name, settings, config.optim, config, corpus)
 
-    each = METHODS[name]
-    return Recipe(each.settings_class, train, check, each.presets, each.batch_spec, each.paper, each.paired)
+    method = METHODS[name]
+    return Recipe(
+        method.settings_class, train, check, method.presets, method.batch_spec, method.paper, method.paired
+    )
 
 
 RECIPES: dict[str, Recipe] = {

@@ -163,10 +163,10 @@ def read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) ->
     Raises:
         DataError: the column is missing, or a label is not a number of at least 0.
     """
-    found = [
+    values = [
         (record.get(column), f"{source.path}:{line}") for source in sources for line, record in source.records()
     ]
-    kept = [found[row] for row in corpus.source_rows.tolist()]  # other rows, such as blank ones, need no label
+    kept = [values[row] for row in corpus.source_rows.tolist()]  # other rows, such as blank ones, need no label
     labels = np.array([_label(value, place, column) for value, place in kept], dtype=np.float32)
     return labels / max(1.0, float(labels.max()))
 

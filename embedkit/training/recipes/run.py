@@ -378,4 +378,9 @@ def training_text(run: str | Path) -> list[str]:
     corpora = [Corpus.prepare(config.sources, Path(config.cache))]
     if isinstance(settings, ScoreDistillationConfig):
         corpora.append(Corpus.prepare(settings.sources(config), Path(config.cache)))
-    return [text for each in corpora for view in range(each.views) for text in each.texts(range(len(each)), view)]
+    return [
+        text
+        for corpus in corpora
+        for view in range(corpus.views)
+        for text in corpus.texts(range(len(corpus)), view)
+    ]

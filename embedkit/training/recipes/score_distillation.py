@@ -171,7 +171,7 @@ def _prepare(
     folder, candidates = mine(
         queries, passages, encoder, settings.mining, cache, seed=config.seed, show_progress=control.show_progress
     )
-    found: list[FloatArray] = []
+    every: list[FloatArray] = []
     for teacher in teachers:
         scores = score(
             *(queries, passages, candidates, teacher, folder),
@@ -180,8 +180,8 @@ def _prepare(
         )
         if scores is None:
             return None
-        found.append(scores)
-    mean: FloatArray = np.mean(found, axis=0, dtype=np.float32)
+        every.append(scores)
+    mean: FloatArray = np.mean(every, axis=0, dtype=np.float32)
     logger.info("pairs: %s queries, %s candidates each, in %s", f"{len(queries):,}", candidates.shape[1], folder)
     return Pairs(queries, passages, candidates, mean)
 
@@ -197,7 +197,9 @@ def load_pair_teachers(config: RunConfig, settings: ScoreDistillationConfig) -> 
         raise ConfigError("score-distillation needs a teacher: name a cross-encoder with --teacher or [teacher]")
     if not settings.queries:
         raise ConfigError("score-distillation needs queries: name their files in [[settings.queries]]")
-    return tuple(_teacher(config.resolve_model(each.source), settings, config) for each in config.every_teacher)
+    return tuple(
+        _teacher(config.resolve_model(teacher.source), settings, config) for teacher in config.every_teacher
+    )
 
 
 def _teacher(source: str, settings: ScoreDistillationConfig, config: RunConfig) -> PairTeacher:

@@ -112,22 +112,22 @@ class Materials:
 
     def inputs(self, config: RunConfig) -> dict[str, str]:
         """Map descriptions of everything that was read to digests of its content."""
-        found = corpus_inputs(config.corpus, self.corpus)
-        found |= {f"the vectors of teacher {teacher.name}": teacher.fingerprint for teacher in self.teachers}
+        inputs = corpus_inputs(config.corpus, self.corpus)
+        inputs |= {f"the vectors of teacher {teacher.name}": teacher.fingerprint for teacher in self.teachers}
         if self.dev is not None:
             pairs = [self.dev.first, self.dev.second, self.dev.scores.tolist()]
             content = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
-            found[f"the development pairs {config.dev.pairs}"] = content
-        return found
+            inputs[f"the development pairs {config.dev.pairs}"] = content
+        return inputs
 
 
 def corpus_inputs(sources: Sequence[SourceConfig], corpus: Corpus) -> dict[str, str]:
     """Map the sources of a corpus to digests of the texts that were kept of them."""
-    found: dict[str, str] = {}
+    inputs: dict[str, str] = {}
     for source, card in zip(sources, corpus.cards, strict=True):
         name = f"the text {source.path}"
-        found[name] = found.get(name, "") + card.sha256
-    return found
+        inputs[name] = inputs.get(name, "") + card.sha256
+    return inputs
 
 
 def prepare(
@@ -149,8 +149,8 @@ def prepare(
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
         check(corpus)
         for named in config.every_teacher if teacher else ():
-            found = dataclasses.replace(named, source=config.resolve_model(named.source))
-            vectors.append(load_vectors(found, corpus, Path(config.cache), show_progress=control.show_progress))
+            resolved = dataclasses.replace(named, source=config.resolve_model(named.source))
+            vectors.append(load_vectors(resolved, corpus, Path(config.cache), show_progress=control.show_progress))
     if config.join is not None and vectors:
         vectors = [JoinedVectors(vectors, config.join, len(corpus))]
     if config.matryoshka is not None:
