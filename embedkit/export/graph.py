@@ -36,10 +36,9 @@ from embedkit.export.writer import (
     GraphWriter,
     digest,
 )
-from embedkit.modeling.attention import plain_attention
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pretrained import evaluating, first_line
+from embedkit.modeling.pretrained import evaluating, first_line, plain_attention
 
 
 def build_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, masking_utils
 from transformers.utils import logging as transformers_logging
 
 from embedkit.atomic import atomic_folder
@@ -290,3 +290,35 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def plain_attention(network: PreTrainedModel) -> Iterator[None]:
+    """Use attention by matrix products and a softmax within the block, with masks independent of their values.
+
+    A network that does not support this is left unchanged.
+    """
+    chosen = network.config._attn_implementation  # noqa: SLF001 - there is no public attribute
+    with quiet_transformers():  # suppresses a warning for networks without support
+        network.set_attn_implementation("eager")
+    try:
+        with _broadcast_masks():
+            yield
+    finally:
+        with quiet_transformers():
+            network.set_attn_implementation(chosen)
+
+
+@contextlib.contextmanager
+def _broadcast_masks() -> Iterator[None]:
+    """Compute masks by broadcasting, also those for which transformers uses ``torch.vmap``, as Gemma's."""
+    make: Any = masking_utils.sdpa_mask  # which makes the masks of plain attention, too
+
+    def broadcast(*arguments: Any, **options: Any) -> Any:
+        return make(*arguments, **options | {"use_vmap": False})
+
+    masking_utils.sdpa_mask = broadcast
+    try:
+        yield
+    finally:
+        masking_utils.sdpa_mask = make

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from embedkit.errors import ConfigError, TrainingError
-from embedkit.modeling.attention import plain_attention
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.pretrained import plain_attention
 from embedkit.progress import Progress
 from embedkit.training import processes
 from embedkit.training.batches import Batches

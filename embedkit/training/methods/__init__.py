@@ -5,10 +5,9 @@ from __future__ import annotations
 from embedkit.training.method import Method
 from embedkit.training.methods.bsl import BSL
 from embedkit.training.methods.ckd import CKD
-from embedkit.training.methods.congen import ConGen
+from embedkit.training.methods.congen import MSE, ConGen
 from embedkit.training.methods.dclr import DCLR
 from embedkit.training.methods.distillcse import DistillCSE
-from embedkit.training.methods.mse import MSE
 from embedkit.training.methods.pcl import PCL
 from embedkit.training.methods.sct import SCT, SCTDistillation
 from embedkit.training.methods.simcse import SimCSE

@@ -14,6 +14,11 @@ checkpoint.
 Several teachers are an extension: each has a queue of its own width, filled with the same sentences, and the
 target is the average of their distributions. The student is scored against the first teacher's vectors and has
 its width. ``group_mass`` shuffles the target as DistillCSE (Xu et al., Findings of EMNLP 2023) shuffles cosines.
+
+MSE is the L2 baseline of this paper and of SCT's (TACL 2023): the squared distance between the vectors of student
+and teacher is minimised, and sentences are not compared with each other. Both sides are normalised to unit length,
+as teacher vectors are throughout this package; the papers do not specify it. They give no settings for this
+baseline, so the presets are ConGen's.
 """
 
 from __future__ import annotations
@@ -27,8 +32,8 @@ from torch import Tensor
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components import TeacherQueues, VectorQueue
-from embedkit.training.distillation import Distillation, ShuffledConfig, congen_preset
-from embedkit.training.losses import Keys, Shuffle, cross_entropy, reference
+from embedkit.training.distillation import Distillation, DistillationConfig, ShuffledConfig, congen_preset
+from embedkit.training.losses import Keys, Shuffle, cross_entropy, reference, squared_distance
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
 
 
@@ -121,3 +126,26 @@ class ConGen(Distillation):
     def enqueue(self, carry: Mapping[str, Tensor]) -> None:
         """Add the batch's teacher vectors of view 1 to the queues."""
         self.queues.enqueue(carry)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MSEConfig(DistillationConfig):
+    """Settings of MSE, all of them for the optional self-supervised loss and the head."""
+
+
+class MSE(Distillation):
+    """Regression on the teacher's vectors."""
+
+    settings_class: ClassVar[type[Any]] = MSEConfig
+    paper: ClassVar[str] = "baseline of Limkonchotiwat et al., Findings of EMNLP 2022"
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
+    presets: ClassVar[Presets] = {
+        "tiny": congen_preset(lr=5e-4),
+        "mini": congen_preset(lr=3e-4),
+        "small": congen_preset(lr=3e-4),
+    }
+
+    def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
+        """Return the mean squared distance of unit rows."""
+        student = unit_embeddings(self.encoder, embeddings[0])
+        return StepOutput(squared_distance(student, batch.teacher[0]))

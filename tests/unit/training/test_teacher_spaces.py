@@ -13,7 +13,7 @@ from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.batches import BatchSource, ViewsConfig
-from embedkit.training.methods.mse import MSE, MSEConfig
+from embedkit.training.methods.congen import MSE, MSEConfig
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, prepare
 from embedkit.training.teacher_spaces import (
