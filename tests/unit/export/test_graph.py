@@ -1,12 +1,25 @@
+"""Networks of architectures other than BERT's, from a folder to a bundle."""
+
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
-from embedkit.errors import ExportError
+from embedkit.errors import ExportError, GateError
+from embedkit.export.bert import is_bert
 from embedkit.export.graph import build_graph
+from embedkit.export.pipeline import export, export_source
+from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.writer import OPSET, FloatArithmetic
+from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, verify
+from embedkit.export.writer import OPSET, FloatArithmetic, GraphWriter
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.native_network import NATIVE, native_instructions
 from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import TokenBatch
 
@@ -179,3 +192,267 @@ def test_the_last_product_of_a_cross_encoder_stays_in_float(make_pair_encoder):
 
     assert {"pooler.dense.weight_int8", "classifier.weight"} <= stored
     assert "classifier.weight_int8" not in stored
+
+
+ARCHITECTURES = ["distilbert", "mpnet", "modernbert", "electra", "albert", "deberta-v2"]
+FORMS = {"fp32": 1e-5, "int8": 0.2}  # precision -> largest difference
+TEXTS = [*PROBE_TEXTS[:9], "", "the cat", "the dog is " * 20]
+
+
+def loose(precision):
+    """Use gates for random weights, whose ranking suffers more from rounding than that of trained ones."""
+    return dataclasses.replace(THRESHOLDS[precision], agreement=0.9, cosine=0.9)
+
+
+def initializers(model):
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_folder_of_any_architecture_becomes_a_bundle(make_any, tmp_path, architecture):
+    model = make_any(architecture)
+    model.save(tmp_path / "model")
+
+    report = export_source(str(tmp_path / "model"), tmp_path / "toy.onnx", precision="fp32")
+
+    bundle = Encoder.load(tmp_path / "toy.onnx")
+    np.testing.assert_allclose(bundle.encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=1e-5)
+    assert bundle.verify()["passed"]
+    assert (bundle.dimension, bundle.max_length, report.manifest.pooling) == (32, 20, "mean")
+    assert report.manifest.gates["parity"]["largest_difference"] <= 1e-5
+    assert report.manifest.gates["operators"]["expected"]["layer_norms"] >= 4
+
+
+def test_masks_that_a_network_adds_are_traced(make_any, tmp_path):
+    model = make_any("gemma3_text")
+
+    export(model, tmp_path / "toy.onnx", precision="fp32")
+
+    bundle = Encoder.load(tmp_path / "toy.onnx")
+    np.testing.assert_allclose(bundle.encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=1e-5)
+    model.config.sliding_window = 512
+    assert np.abs(bundle.encode(TEXTS) - TorchEncoder(model).encode(TEXTS)).max() > 1e-3  # the window is in it
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_weights_that_are_stored_transposed_are_read(make_any, tmp_path, precision):
+    model = make_any("gpt2", pooling="lasttoken")
+
+    export(model, tmp_path / "toy.onnx", precision=precision, thresholds=loose(precision))
+
+    expected = TorchEncoder(model).encode(TEXTS)
+    np.testing.assert_allclose(Encoder.load(tmp_path / "toy.onnx").encode(TEXTS), expected, atol=FORMS[precision])
+
+
+def test_a_module_may_have_the_name_of_the_output(make_any, tmp_path):
+    model = make_any("qwen3", "cross-encoder")
+    assert hasattr(model.network, "score")
+
+    export(model, tmp_path / "toy.onnx", precision="fp32")
+
+    found = CrossEncoder.load(tmp_path / "toy.onnx").predict(PROBE_PAIRS)
+    np.testing.assert_allclose(found, TorchCrossEncoder(model).predict(PROBE_PAIRS), atol=1e-5)
+
+
+def test_a_graph_that_is_not_valid_is_reported_in_one_sentence():
+    writer = GraphWriter()
+    writer.add("Relu", "score", "input_ids")
+    writer.add("Relu", "score", "input_ids")
+
+    with pytest.raises(ExportError, match=r"^the graph that was written is not valid ONNX: .*score.*$"):
+        writer.finish("twice", ["input_ids"], "score")
+
+
+@pytest.mark.skipif(not native_instructions(), reason="no kernel")
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [
+        ("distilbert", {"dim": 64, "hidden_size": 64, "hidden_dim": 128}),
+        ("electra", {"embedding_size": 64, "hidden_size": 64, "intermediate_size": 128}),
+        ("mpnet", {"hidden_size": 64, "intermediate_size": 128}),
+        ("modernbert", {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}),
+    ],
+)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("int8", 0.2)])
+def test_bert_under_other_names_runs_on_the_kernel(make_any, tmp_path, architecture, sizes, precision, tolerance):
+    model = make_any(architecture, **sizes)
+
+    report = export(model, tmp_path / "toy.onnx", precision=precision, thresholds=loose(precision))
+
+    bundle = Encoder.load(tmp_path / "toy.onnx", providers=[NATIVE])
+    np.testing.assert_allclose(bundle.encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=tolerance)
+    assert "native" in report.manifest.gates
+
+
+def test_networks_that_differ_from_bert_are_traced(make_any):
+    model = make_any("distilbert")
+    assert is_bert(model)
+    model.config.activation = "relu"
+    assert not is_bert(model)
+    assert not is_bert(make_any("electra"))  # projects its words
+    assert not is_bert(make_any("distilbert", "cross-encoder"))  # ends in other layers
+    assert not is_bert(make_any("electra", "cross-encoder", embedding_size=32))
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bytes"])
+def test_the_bert_family_takes_other_tokenizers_and_padding(make_encoder, make_tokenizer, tmp_path, kind):
+    model = make_encoder(family="roberta", pad_token_id=1)
+    model.tokenizer = make_tokenizer(kind)
+
+    export(model, tmp_path / "toy.onnx", precision="fp32")
+
+    np.testing.assert_allclose(
+        Encoder.load(tmp_path / "toy.onnx").encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize(("head", "activation"), [(None, "tanh"), (6, "tanh"), (6, "linear")])
+def test_a_word_memory_is_traced_with_every_head(make_any, pooling, head, activation):
+    model = make_any("electra", pooling=pooling, head=head, activation=activation, memory=10)
+
+    content = build_graph(model, FloatArithmetic()).SerializeToString()
+
+    gates = verify(model, content, THRESHOLDS["fp32"], quantized=False)
+    assert all(gate.passed for gate in gates)
+
+
+def check_quantized(model, path, precision):
+    report = export(
+        model,
+        path,
+        precision=precision,
+        calibration=PROBE_TEXTS,
+        thresholds=loose(precision),
+    )
+
+    gates = report.manifest.gates
+    assert is_bert(model) or gates["operators"]["expected"]["products_in_float"] == 0
+    rows = Encoder.load(path).encode(TEXTS)
+    assert (rows * TorchEncoder(model).encode(TEXTS)).sum(axis=1).min() > 0.9
+    return gates["batch_invariance"]["largest_difference"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_int8_works_with_every_architecture(make_any, tmp_path, architecture):
+    assert check_quantized(make_any(architecture, head=6), tmp_path / "toy.onnx", "int8") > 0
+
+
+@pytest.mark.parametrize("architecture", ["mpnet", "modernbert"])
+def test_fixed_scales_work_with_every_architecture(make_any, tmp_path, architecture):
+    assert check_quantized(make_any(architecture, head=6), tmp_path / "toy.onnx", "int8-static") < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "precision", "tolerance"),
+    [*((each, "fp32", 1e-5) for each in ARCHITECTURES), ("distilbert", "int8", 0.2)],
+)
+def test_cross_encoders_of_any_architecture(make_any, tmp_path, architecture, precision, tolerance):
+    model = make_any(architecture, "cross-encoder")
+    model.save(tmp_path / "model")
+    limits = dataclasses.replace(PAIR_THRESHOLDS[precision], agreement=-1.0)
+
+    report = export_source(str(tmp_path / "model"), tmp_path / "toy.onnx", precision=precision, thresholds=limits)
+
+    bundle = CrossEncoder.load(tmp_path / "toy.onnx")
+    expected = TorchCrossEncoder(model).predict(PROBE_PAIRS)
+    np.testing.assert_allclose(bundle.predict(PROBE_PAIRS), expected, atol=tolerance)
+    assert np.ptp(expected) > 1e-4
+    assert report.manifest.kind == "cross-encoder"
+
+
+def test_large_weights_are_named_after_their_modules(make_any):
+    graph = build_graph(make_any("electra", head=6), Int8Arithmetic(64))
+
+    assert {
+        "embeddings.word_embeddings.weight_int8",
+        "encoder.layer.1.attention.self.query.weight_int8",
+        "head.linear.product.weight_int8",
+    } <= initializers(graph).keys()
+    assert [(item.domain, item.version) for item in graph.opset_import] == [("", OPSET)]
+
+
+def test_the_word_table_ends_with_the_tokenizer(make_any):
+    model = make_any("electra")
+
+    table = initializers(build_graph(model, FloatArithmetic()))["embeddings.word_embeddings.weight"]
+
+    assert list(table.dims) == [model.tokenizer.vocabulary_size, 16]
+
+
+@pytest.mark.parametrize("arithmetic", [FloatArithmetic(), Int8Arithmetic(64)])
+def test_shared_weights_are_stored_once(make_any, arithmetic):
+    one, three = (
+        build_graph(make_any("albert", num_hidden_layers=layers), arithmetic).graph.initializer
+        for layers in (1, 3)
+    )
+
+    assert sum(len(tensor.dims) == 2 for tensor in one) == sum(len(tensor.dims) == 2 for tensor in three)
+
+
+@pytest.mark.parametrize("architecture", ["albert", "electra"])
+def test_one_wrong_weight_is_found(make_any, architecture):
+    model = make_any(architecture)
+    graph = build_graph(model, FloatArithmetic())
+    last = [tensor for tensor in graph.graph.initializer if list(tensor.dims) == [32, 32]][-1]
+    value = numpy_helper.to_array(last).copy()
+    value[3, 5] += 0.1
+    last.CopyFrom(numpy_helper.from_array(value, last.name))
+
+    gates = verify(model, graph.SerializeToString(), THRESHOLDS["fp32"], quantized=False)
+
+    assert "parity" in {gate.name for gate in gates if not gate.passed}
+
+
+def test_a_product_left_in_float_is_found(make_any):
+    model = make_any("electra")
+    content = build_graph(model, FloatArithmetic()).SerializeToString()
+
+    gates = verify(model, content, loose("int8"), quantized=True)
+
+    assert {gate.name for gate in gates if not gate.passed} == {"operators"}
+
+
+def test_a_trace_that_holds_for_one_length_only_misses_the_gates(make_any, tmp_path, monkeypatch):
+    model = make_any("electra")
+
+    def forward(input_ids, attention_mask):
+        length = torch.tensor(float(input_ids.shape[1]))  # a constant, to the tracer
+        return type(model).forward(model, input_ids, attention_mask) + length
+
+    monkeypatch.setattr(model, "forward", forward)
+
+    with pytest.raises(GateError, match="parity"):
+        export(model, tmp_path / "toy.onnx", precision="fp32")
+
+
+def test_an_untraceable_model_is_reported_in_one_sentence(make_any, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise torch.onnx.OnnxExporterError("no such operator\nand much more")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+
+    with pytest.raises(ExportError, match=r"^torch cannot trace electra, a electra: no such operator$"):
+        export(make_any("electra"), tmp_path / "toy.onnx", precision="fp32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tracing_leaves_the_model_as_it_was(make_any):
+    model = make_any("electra").train()
+    before = model.backbone.config._attn_implementation
+
+    build_graph(model, FloatArithmetic())
+
+    assert model.training
+    assert model.backbone.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("change", [{"hidden_act": "relu"}, {"position_embedding_type": "relative_key"}])
+def test_a_bert_with_other_parts_is_traced(make_encoder, tmp_path, change):
+    model = make_encoder(**change)
+
+    export(model, tmp_path / "toy.onnx", precision="fp32")
+
+    np.testing.assert_allclose(
+        Encoder.load(tmp_path / "toy.onnx").encode(TEXTS), TorchEncoder(model).encode(TEXTS), atol=1e-5
+    )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from embedkit.config import from_mapping
 from embedkit.errors import ConfigError, InputError
-from embedkit.runtime.tokenization import Tokens
+from embedkit.runtime.tokenization import PairTokenizer, Tokens
 from embedkit.training import batches
-from embedkit.training.batches import BatchSource, ViewsConfig, chunk_view
+from embedkit.training.batches import AUGMENTATIONS, BatchSource, PairBatchSource, ViewsConfig, augment, chunk_view
 from embedkit.training.method import BatchSpec, pooled
 
 
@@ -230,3 +234,195 @@ class TestPositives:
     def test_a_repeated_name_is_drawn_again(self, make):
         _, one, two = self.rows(make(spec=BatchSpec(positives=("shuffle", "shuffle"))).batch(0))
         assert one != two
+
+
+CLS, SEP, LONGEST = 2, 3, 16
+
+texts = st.lists(st.integers(10, 99), max_size=LONGEST - 2).map(lambda inner: [CLS, *inner, SEP])
+rates = st.floats(0.001, 1.0)
+seeds = st.integers(0, 2**32)
+
+
+def view(ids, name, rate, seed):
+    return augment(ids, name, rate=rate, max_length=LONGEST, generator=np.random.default_rng(seed))
+
+
+def is_subsequence(short, long):
+    rest = iter(long)
+    return all(piece in rest for piece in short)
+
+
+@given(texts, st.sampled_from([*AUGMENTATIONS]), rates, seeds)
+def test_any_view_keeps_special_tokens_and_bounds(ids, name, rate, seed):
+    before = list(ids)
+    found = view(ids, name, rate, seed)
+    assert ids == before
+    assert (found[0], found[-1]) == (CLS, SEP)
+    assert 2 <= len(found) <= LONGEST
+    assert len(found) > 2 or len(ids) == 2
+    assert set(found[1:-1]) <= set(ids[1:-1])
+    assert found == view(ids, name, rate, seed)
+
+
+@given(texts, rates, seeds)
+def test_deletion_drops_a_share_and_keeps_the_order(ids, rate, seed):
+    found, length = view(ids, "deletion", rate, seed), len(ids) - 2
+    assert is_subsequence(found, ids)
+    assert len(ids) - len(found) == (min(round(rate * length), length - 1) if length else 0)
+
+
+@given(texts, rates, seeds)
+def test_span_drops_one_run(ids, rate, seed):
+    found, length = view(ids, "span", rate, seed), len(ids) - 2
+    gone = len(ids) - len(found)
+    assert gone == (min(round(rate * length), length - 1) if length else 0)
+    assert any(found == ids[:start] + ids[start + gone :] for start in range(1, len(ids)))
+
+
+@given(texts, rates, seeds)
+def test_repetition_adds_copies_as_far_as_there_is_room(ids, rate, seed):
+    found, length = view(ids, "repetition", rate, seed), len(ids) - 2
+    assert is_subsequence(ids, found)
+    assert len(found) - len(ids) == min(round(rate * length), LONGEST - len(ids))
+    assert not Counter(ids) - Counter(found)
+
+
+@given(texts, rates, seeds)
+def test_shuffle_is_a_permutation(ids, rate, seed):
+    assert Counter(view(ids, "shuffle", rate, seed)) == Counter(ids)
+
+
+def test_shuffle_reaches_every_order():
+    ids = [CLS, 10, 11, 12, SEP]
+    assert len({tuple(view(ids, "shuffle", 0.2, seed)) for seed in range(200)}) == 6
+
+
+@given(texts, rates, seeds)
+def test_inversion_reverses_and_twice_gives_the_text_back(ids, rate, seed):
+    found = view(ids, "inversion", rate, seed)
+    assert found == [CLS, *reversed(ids[1:-1]), SEP]
+    assert view(found, "inversion", rate, seed) == ids
+
+
+@pytest.mark.parametrize(
+    ("rate", "length", "touched"),
+    [
+        (0.2, 1, 0),
+        (0.2, 2, 0),
+        (0.2, 3, 1),
+        (0.2, 7, 1),
+        (0.2, 8, 2),
+        (0.2, 10, 2),
+        (0.5, 3, 2),
+        (0.5, 5, 2),
+        (0.5, 7, 4),
+    ],
+)
+def test_shares_are_rounded_half_to_even(rate, length, touched):
+    ids = [CLS, *range(10, 10 + length), SEP]
+    assert len(ids) - len(view(ids, "deletion", rate, 0)) == touched
+    assert len(view(ids, "repetition", rate, 0)) - len(ids) == touched
+
+
+def test_repetition_copies_any_piece_to_any_place():
+    inner = [10, 11, 12]
+    found = {tuple(view([CLS, *inner, SEP], "repetition", 0.2, seed)[1:-1]) for seed in range(300)}
+    assert found == {(*inner[:place], piece, *inner[place:]) for piece in inner for place in range(4)}
+
+
+def test_deletion_drops_any_piece():
+    ids = [CLS, 10, 11, 12, SEP]
+    found = {tuple(view(ids, "deletion", 0.2, seed)) for seed in range(100)}
+    assert found == {(CLS, 11, 12, SEP), (CLS, 10, 12, SEP), (CLS, 10, 11, SEP)}
+
+
+@pytest.mark.parametrize("ids", [[], [7]])
+def test_without_special_tokens_there_is_nothing_between(ids):
+    assert view(ids, "deletion", 1.0, 0) == ids
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_every_augmentation_can_be_configured(name):
+    config = from_mapping(ViewsConfig, {"first": name, "second": name, "positives": ["none", name]})
+    assert config.positives == ("none", name)
+
+
+PLAIN = ViewsConfig(first="none", second="none")
+
+
+@pytest.fixture
+def pair_tokenizer(toy_tokenizer_json):
+    return PairTokenizer(toy_tokenizer_json, 16)
+
+
+@pytest.fixture
+def corpus(make_corpus, sentences):
+    texts = sentences(14)
+    return make_corpus(list(zip(texts[:7], texts[7:], strict=True)))
+
+
+def pairs_of(view):
+    """Return ids and types of each row of a view, without padding, in batch order."""
+    rows = []
+    for (ids, mask), types in zip(view.chunks, view.token_types, strict=True):
+        lengths = mask.sum(dim=1).tolist()
+        rows += [(i[:n].tolist(), t[:n].tolist()) for i, t, n in zip(ids, types, lengths, strict=True)]
+    return [rows[place] for place in view.order.tolist()]
+
+
+@pytest.mark.parametrize("both_orders", [True, False])
+def test_an_epoch_holds_every_pair_in_its_orders_with_its_label(corpus, pair_tokenizer, both_orders):
+    labels = np.linspace(0, 1, len(corpus), dtype=np.float32)
+    batches = PairBatchSource(corpus, pair_tokenizer, scores=labels, batch_size=7, seed=3, both_orders=both_orders)
+    first, second = corpus.texts(range(7), 0), corpus.texts(range(7), 1)
+    expected = list(zip(zip(first, second, strict=True), labels.tolist(), strict=True))
+    if both_orders:
+        expected += list(zip(zip(second, first, strict=True), labels.tolist(), strict=True))
+    tokens = pair_tokenizer.tokenize([pair for pair, _ in expected])
+    wanted = sorted(zip(tokens.ids, tokens.type_ids, [label for _, label in expected], strict=True))
+
+    found = []
+    for step in range(batches.steps_per_epoch):
+        batch = batches.batch(step)
+        rows = pairs_of(batch.views[0])
+        found += [(*row, label) for row, label in zip(rows, batch.scores.tolist(), strict=True)]
+
+    assert batches.steps_per_epoch == (2 if both_orders else 1)
+    assert sorted(found) == wanted
+
+
+def test_moving_a_batch_moves_types_and_labels(corpus, pair_tokenizer):
+    labels = np.zeros(len(corpus), dtype=np.float32)
+    batch = PairBatchSource(corpus, pair_tokenizer, scores=labels, batch_size=4, seed=3).batch(0)
+    moved = batch.to(torch.device("meta"))
+    assert moved.scores.device.type == "meta"
+    assert {types.device.type for types in moved.views[0].token_types} == {"meta"}
+
+
+def test_one_view_is_no_pair(make_corpus, sentences, pair_tokenizer):
+    corpus = make_corpus(sentences(6))
+    with pytest.raises(ConfigError, match="only one view"):
+        PairBatchSource(corpus, pair_tokenizer, scores=np.zeros(6, np.float32), batch_size=2, seed=0)
+
+
+def test_labels_of_texts_go_with_their_rows(corpus, tokenizer):
+    labels = np.linspace(0, 1, len(corpus), dtype=np.float32)
+    spec = BatchSpec(views=2, scores=True)
+    source = BatchSource(corpus, tokenizer, spec=spec, batch_size=7, seed=1, views=PLAIN, scores=labels)
+    batch = source.batch(0)
+    by_text = dict(
+        zip(map(tuple, tokenizer.tokenize(corpus.texts(range(7), 1)).ids), labels.tolist(), strict=True)
+    )
+    rows = [
+        row[m.bool()].tolist() for ids, mask in batch.views[1].chunks for row, m in zip(ids, mask, strict=True)
+    ]
+    ordered = [tuple(rows[place]) for place in batch.views[1].order.tolist()]
+    assert [by_text[row] for row in ordered] == batch.scores.tolist()
+
+
+def test_labels_are_returned_only_if_requested(corpus, tokenizer):
+    labels = np.zeros(len(corpus), dtype=np.float32)
+    plain = BatchSource(corpus, tokenizer, spec=BatchSpec(), batch_size=3, seed=1, views=PLAIN, scores=labels)
+    assert plain.batch(0).scores is None
+    with pytest.raises(ConfigError, match="learns from labels"):
+        BatchSource(corpus, tokenizer, spec=BatchSpec(scores=True), batch_size=3, seed=1, views=PLAIN)

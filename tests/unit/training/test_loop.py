@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from typing import ClassVar
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional
 
 from embedkit.errors import TrainingError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.batches import BatchSource, ViewsConfig
-from embedkit.training.loop import LoopConfig, train
+from embedkit.training.loop import LoopConfig, evaluation_steps, total_steps, train
 from embedkit.training.method import BatchSpec, Method, StepOutput, pooled
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
@@ -142,31 +143,12 @@ class TestSelection:
 
 
 class TestCostOfEvaluation:
-    def told(self, caplog):
-        return [record.getMessage() for record in caplog.records if "an evaluation takes" in record.getMessage()]
-
-    def test_it_is_reported_once_after_the_first(self, setup, caplog):
-        caplog.set_level("INFO")
-        _, go, _ = setup(steps=24)
-        go(evaluate=lambda: 0.5)
-        (message,) = self.told(caplog)
-        assert re.match(r"an evaluation takes 0\.00 s; all 6 take about 0\.0 minutes, \d+ % of the", message)
-
-    def test_a_high_share_names_the_setting_that_bounds_it(self, setup, caplog):
+    def test_it_is_reported_once_with_the_settings_that_reduce_it(self, setup, caplog):
         caplog.set_level("INFO")
         _, go, _ = setup(steps=8)
         go(evaluate=lambda: time.sleep(0.3) or 0.5)
-        (message,) = self.told(caplog)
+        (message,) = [text for text in caplog.messages if "an evaluation takes" in text]
         assert message.endswith("% of the run; dev.every, dev.limit and dev.most reduce it")
-
-    def test_a_resumed_run_does_not_report_it_again(self, setup, caplog):
-        caplog.set_level("INFO")
-        _, go, _ = setup()
-        steps = iter(range(1, 100))
-        go(evaluate=lambda: 0.5, should_stop=lambda: next(steps) == 5)
-        _, go, _ = setup()
-        go(evaluate=lambda: 0.5, resume=True)
-        assert len(self.told(caplog)) == 1
 
     def test_the_maximum_holds_wherever_a_run_is_interrupted(self, setup):
         _, go, place = setup(steps=23)
@@ -318,3 +300,31 @@ class TestResume:
         method, go, _ = setup()
         go()
         assert len(method.seen) == 12
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (None, [4, 8, 10, 12, 16, 20, 23]),
+        (7, [4, 8, 10, 12, 16, 20, 23]),
+        (6, [4, 8, 12, 16, 20, 23]),
+        (3, [8, 16, 23]),
+        (1, [23]),
+    ],
+)
+def test_at_intervals_at_epoch_ends_and_at_the_end(most, expected):
+    assert sorted(evaluation_steps(23, steps_per_epoch=10, every=4, most=most)) == expected
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 400), st.integers(1, 50))
+def test_the_maximum_is_kept_and_the_last_step_is_evaluated(total, steps_per_epoch, every, most):
+    steps = evaluation_steps(total, steps_per_epoch=steps_per_epoch, every=every, most=most)
+    assert 1 <= len(steps) <= most
+    assert max(steps) == total
+    assert min(steps) >= 1
+
+
+def test_steps_count_accumulated_batches_or_are_given():
+    assert total_steps(10, accumulate=3, epochs=4, steps=None) == (3, 12)
+    assert total_steps(10, accumulate=3, epochs=4, steps=5) == (3, 5)
+    assert total_steps(2, accumulate=3, epochs=4, steps=None) == (1, 4)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
+import xml.etree.ElementTree as ET
 
 import pytest
 
-from embedkit.errors import DataError
+from embedkit.errors import DataError, StorageError
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.run_report import write_report
+from embedkit.training.run_report import Curve, draw_svg, read_curves, write_curves, write_report
 
 CONFIG = {
     "method": "sct",
@@ -124,3 +126,137 @@ def test_a_broken_card_is_reported(start):
     run.card.write_text(json.dumps(CARD)[:30])
     with pytest.raises(DataError, match=r"run\.json cannot be read"):
         write_report(run.path)
+
+
+# Steps take a tenth of a second up to 20 and two tenths after it; each evaluation takes three seconds.
+RECORDS = [
+    {"step": 10, "epoch": 0.1, "loss": 8.0, "contrast": 1.0, "lr": 1e-3, "seconds": 1.0},
+    {"step": 15, "dev": 0.5, "dev_seconds": 3.0},
+    {"step": 20, "epoch": 0.2, "loss": 4.0, "contrast": 2.0, "lr": 2e-3, "seconds": 5.0},
+    {"step": 20, "dev": 0.75, "dev_seconds": 3.0},
+    {"step": 30, "epoch": 0.3, "loss": 2.0, "contrast": 3.0, "lr": 1e-3, "seconds": 10.0},
+    {"step": 30, "dev": 0.75, "dev_seconds": 3.0},
+]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(records, torn=""):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records) + torn)
+        return path
+
+    return write
+
+
+def by_title(curves):
+    return {curve.title: curve for curve in curves.curves}
+
+
+def test_each_figure_is_a_curve_by_step(write):
+    curves = by_title(read_curves(write(RECORDS)))
+    assert list(curves) == [
+        "loss",
+        "contrast",
+        "development Spearman times 100",
+        "learning rate",
+        "seconds per step",
+    ]
+    assert (curves["loss"].steps, curves["loss"].values) == ((10, 20, 30), (8.0, 4.0, 2.0))
+    assert curves["contrast"].values == (1.0, 2.0, 3.0)
+    assert curves["learning rate"].values == (1e-3, 2e-3, 1e-3)
+
+
+def test_the_first_of_equal_scores_is_best(write):
+    found = read_curves(write(RECORDS))
+    dev = by_title(found)["development Spearman times 100"]
+    assert (dev.steps, dev.values, dev.best) == ((15, 20, 30), (50.0, 75.0, 75.0), 1)
+    assert (found.best, found.evaluations) == ((20, 75.0), 3)
+
+
+def test_the_pace_is_that_of_training_alone(write):
+    pace = by_title(read_curves(write(RECORDS)))["seconds per step"]
+    assert pace.values == pytest.approx([0.1, 0.1, 0.2])
+
+
+def test_an_evaluation_after_the_last_record_counts(write):
+    found = read_curves(write(RECORDS))
+    assert (found.steps, found.seconds, found.dev_seconds) == (30, 13.0, 9.0)
+
+
+def test_without_development_pairs_nothing_is_best(write):
+    found = read_curves(write([record for record in RECORDS if "loss" in record]))
+    assert (found.best, found.evaluations, found.dev_seconds, found.seconds) == (None, 0, 0, 10.0)
+
+
+def test_a_loss_that_falls_through_magnitudes_is_logarithmic(write):
+    fallen = {**RECORDS[-2], "step": 40, "loss": 0.01}
+    found = by_title(read_curves(write([*RECORDS, fallen])))
+    assert found["loss"].logarithmic
+    assert not found["contrast"].logarithmic
+    below = by_title(read_curves(write([*RECORDS, {**fallen, "loss": -0.01}])))
+    assert not below["loss"].logarithmic
+
+
+def test_a_line_torn_by_a_kill_is_skipped(write):
+    assert read_curves(write(RECORDS, torn='{"step": 4')).steps == 30
+
+
+def test_before_the_first_record_there_is_nothing(write):
+    assert read_curves(write([])) is None
+
+
+@pytest.mark.parametrize("torn", ["no json\n", '{"a":\n'])
+def test_a_line_that_is_not_a_record_is_an_error(write, torn):
+    with pytest.raises(DataError, match="is not a valid metrics file"):
+        read_curves(write(RECORDS, torn))
+
+
+DEV = Curve("dev <score> & more", (10, 2000, 3000), (50.0, 75.25, 60.0), best=1)
+LOSS = Curve("loss", (10, 20, 30), (8.0, 0.4, 0.01), logarithmic=True)
+
+
+def test_a_figure_is_well_formed_and_labelled():
+    root = ET.fromstring(draw_svg(DEV))
+    texts = ["".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert root.get("aria-label") == DEV.title
+    assert {DEV.title, "best 75.25 at step 2,000", "step"} <= set(texts)
+
+
+def test_a_figure_has_the_colours_and_the_width_of_its_page():
+    svg = draw_svg(DEV)
+    assert all(f"var(--{name})" in svg for name in ("ink", "rule", "line", "best"))
+    assert not set("0123456789abcdef") & {part[0] for part in svg.split("stroke: #")[1:]}
+    root = ET.fromstring(svg)
+    assert root.get("width") is root.get("height") is None
+    assert root.get("viewBox")
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        Curve("one", (10,), (0.5,), best=0),
+        Curve("flat", (1, 2), (0.0, 0.0)),
+        Curve("gap", (1, 2), (1.0, float("nan"))),
+    ],
+    ids=lambda curve: curve.title,
+)
+def test_unusual_curves(curve):
+    ET.fromstring(draw_svg(curve))
+
+
+def test_all_curves_in_one_image_with_two_per_row(tmp_path):
+    heights = []
+    for count in (2, 3):
+        write_curves([LOSS] * count, tmp_path / "curves.png")
+        head = (tmp_path / "curves.png").read_bytes()[:24]
+        assert head.startswith(b"\x89PNG")
+        heights.append(struct.unpack(">II", head[16:]))
+    (width, one), (same, two) = heights
+    assert (width, 2 * one) == (same, two)
+
+
+def test_a_full_disk_is_reported(tmp_path):
+    (tmp_path / "curves.png").mkdir()
+    with pytest.raises(StorageError, match=r"cannot write .*curves\.png"):
+        write_curves([LOSS], tmp_path / "curves.png")

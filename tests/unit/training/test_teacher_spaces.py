@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import TableTeacher, unit_rows
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
-from embedkit.modeling.torch_encoder import TorchEncoder
-from embedkit.training.batches import BatchSource, ViewsConfig
-from embedkit.training.methods.congen import MSE, MSEConfig
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, prepare
 from embedkit.training.teacher_spaces import (
@@ -93,37 +89,6 @@ def test_axes_are_orthogonal_and_fall_in_weight(seed, width, rows):
     energy = ((vectors @ axes) ** 2).sum(axis=0)
     assert np.all(np.diff(energy) <= 1e-8)
     assert np.all(axes[np.abs(axes).argmax(axis=0), np.arange(width)] > 0)
-
-
-def word_teacher(texts):
-    """A teacher that gives the mean of a sentence's word vectors, which vary as above."""
-    generator = np.random.default_rng(0)
-    slant = np.linalg.qr(generator.standard_normal((24, 24)))[0]
-    words = sorted({word for text in texts for word in text.split()})
-    vectors = dict(zip(words, generator.standard_normal((len(words), 24)) * 0.8 ** np.arange(24), strict=True))
-    return TableTeacher(
-        unit_rows(np.stack([sum(vectors[word] for word in text.split()) for text in texts]) @ slant)
-    )
-
-
-def test_a_student_of_rotated_vectors_can_be_truncated(make_encoder, tokenizer, make_corpus, sentences):
-    corpus = make_corpus(sentences(60))
-    plain = word_teacher(corpus.texts(np.arange(60), 0))
-    errors = []
-    for teacher in (plain, RotatedVectors(plain, 60)):
-        method = MSE(make_encoder(), MSEConfig(), seed=0, teacher_dimension=24)
-        batches = BatchSource(
-            corpus, tokenizer, spec=MSE.batch_spec, batch_size=20, seed=0, views=ViewsConfig(), teachers=[teacher]
-        )
-        torch.manual_seed(0)
-        optimizer = torch.optim.Adam(method.parameters(), lr=3e-3)
-        for step in range(60):
-            optimizer.zero_grad()
-            method.train()(batches.batch(step)).loss.backward()
-            optimizer.step()
-        cut = unit_rows(TorchEncoder(method.encoder).encode(sentences(60))[:, :6])
-        errors.append(np.abs(cut @ cut.T - plain.table @ plain.table.T).mean())
-    assert errors[1] < 0.8 * errors[0], errors
 
 
 QUIET = Control(show_progress=False)

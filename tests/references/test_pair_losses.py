@@ -1,7 +1,8 @@
-"""Trans-Encoder's losses against loops written from equations 2 and 3 of the paper, one pair at a time."""
+"""Losses of pairs of texts, Trans-Encoder's and score distillation's, against loops written from the papers."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 from toys import cosine, slope
 
 from embedkit.training.method import Batch, PairLearner, View
+from embedkit.training.recipes.score_distillation import pair_loss
 from embedkit.training.recipes.trans_encoder import CrossToEncoder
 
 
@@ -107,3 +109,27 @@ def test_losses_are_float32_under_autocast():
             squared_error(first.bfloat16(), second.bfloat16(), labels),
         ):
             assert loss.dtype == torch.float32
+
+
+LOGITS = [[1.5, -2.0, 0.3], [0.0, 4.0, -1.0]]
+SCORES = [[8.0, -11.0, 1.0], [2.0, 3.0, -5.0]]
+
+
+def measure(name, targets):
+    return pair_loss(name, torch.tensor(LOGITS), torch.tensor(targets)).item()
+
+
+def test_mse():
+    squares = [
+        (a - b) ** 2 for own, wanted in zip(LOGITS, SCORES, strict=True) for a, b in zip(own, wanted, strict=True)
+    ]
+    assert measure("mse", SCORES) == pytest.approx(sum(squares) / 6)
+
+
+def test_margin_mse():
+    squares = []
+    for own, wanted in zip(LOGITS, SCORES, strict=True):
+        for i, j in itertools.product(range(3), repeat=2):
+            squares.append(((own[i] - own[j]) - (wanted[i] - wanted[j])) ** 2)
+    assert measure("margin-mse", SCORES) == pytest.approx(sum(squares) / 18)
+    assert measure("both", SCORES) == pytest.approx(measure("mse", SCORES) + measure("margin-mse", SCORES))
