@@ -43,8 +43,6 @@ _METRIC = "IP"
 _CONSISTENCY = "Session"  # a client sees its own writes at once
 _FIELDS = ("id", "text", "metadata")
 _ABOUT = "embedkit"
-_NAME = "embedkit"
-_SCHEME = "milvus:"
 # The parameter that effort multiplies, by prefix of the index's name: name, value at effort 1, whether at least k.
 _BREADTHS: Final = {"HNSW": ("ef", 96, True), "IVF": ("nprobe", 16, False), "DISKANN": ("search_list", 100, True)}
 
@@ -53,12 +51,7 @@ _Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """A filter.
-
-    Attributes:
-        expression: Milvus's form of it.
-        recheck: conditions that documents found by the expression may still fail.
-    """
+    """A filter in Milvus's form, and conditions that documents found by it may still fail."""
 
     expression: str
     recheck: Sequence[Condition] = ()
@@ -97,8 +90,7 @@ class MilvusDocuments(RemoteStore):
     ) -> None:
         """Ask Milvus to compact, and optionally change the index, during which searches are not possible.
 
-        Raises:
-            InputError: ``lexical`` would change, which Milvus supports only when a collection is created.
+        It indexes words from the start or never: changing ``lexical`` is an InputError.
         """
         about = self.about
         if lexical not in (None, about.lexical):
@@ -205,11 +197,7 @@ class MilvusDocuments(RemoteStore):
 
     @staticmethod
     def _create(address: str, client: MilvusClient, name: str, about: RemoteAbout) -> None:
-        """Create an empty collection.
-
-        Raises:
-            CollectionError: the server has no keyword search.
-        """
+        """Create an empty collection; CollectionError if words are wanted and the server has no keyword search."""
         if about.lexical and _WITHOUT_WORDS.match(version := client.get_server_version()):
             raise CollectionError(
                 f"lexical: {address} has version {version}, which has no keyword search; 2.5 has"
@@ -344,11 +332,9 @@ def _document(row: _Row) -> Document:
 def filter_expression(conditions: Sequence[Condition]) -> str:
     """Return the expression that holds if all conditions hold for the JSON field ``metadata``.
 
-    Milvus takes a null for an absent field, compares no items of a list by their order, and does not know which
-    kinds of value a field has: comparing it with another kind finds nothing.
-
-    Raises:
-        InputError: a condition looks for null.
+    Milvus takes a null for an absent field, so a condition on null is an InputError. It does not compare items of
+    a list by their order, and does not know which kinds of value a field has: comparing it with another kind finds
+    nothing.
     """
     parts = [_EXPRESSIONS[each.operator](_place(each.field), each.value) for each in conditions]
     return " and ".join(f"({part})" for part in parts)

@@ -33,8 +33,6 @@ KEY_VARIABLE: Final = "EMBEDKIT_QDRANT_KEY"
 
 _INDEX = "hnsw"
 _USUAL_EF = 128
-_NAME = "embedkit"
-_SCHEME = "qdrant:"
 _ROWS_PER_REQUEST = 500
 _IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # namespace of point ids, which must be numbers or UUIDs
 
@@ -63,11 +61,7 @@ class QdrantDocuments(RemoteStore):
         lexical: bool | None,
         show_progress_bar: bool | None,  # noqa: ARG002 - there is nothing to wait for
     ) -> None:
-        """Do nothing: Qdrant compacts automatically.
-
-        Raises:
-            InputError: ``index`` or ``lexical`` would change.
-        """
+        """Do nothing: Qdrant compacts automatically; a change of ``index`` or ``lexical`` is an InputError."""
         if lexical not in (None, self.about.lexical) or index not in (None, AUTO, _INDEX):
             raise InputError(f"index and words are chosen when a collection is built; build {self._address} again")
 

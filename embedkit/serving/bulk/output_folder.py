@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import CollectionError, FingerprintError, InputError
 from embedkit.object_store import ObjectStore, is_url, open_store
-from embedkit.runtime.numerics import UNKNOWN, joined, warn_of_mixture
+from embedkit.runtime.numerics import joined, warn_of_mixture
 from embedkit.serving.bulk.parquet_input import Shard
 from embedkit.write_lock import LOCK, write_lock
 
@@ -28,9 +28,7 @@ _SETTINGS_NAMED = 3
 def check_output(folder: Path | str, manifest: dict[str, Any]) -> None:
     """Reject a folder that is neither new nor from the same run; without finished shards it may start over.
 
-    Args:
-        folder: of the shards.
-        manifest: ``model``, ``fingerprint``, ``numerics``, settings, inputs; values of JSON.
+    ``manifest`` has ``model``, ``fingerprint``, ``numerics``, settings and inputs, as values of JSON.
 
     Raises:
         FingerprintError: the folder contains embeddings of another model.
@@ -55,7 +53,7 @@ def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[No
     with place.claimed():
         check_output(folder, manifest)
         _sweep(place)
-        kept = _numerics(_read(folder)) if _is_begun(folder) else ()
+        kept = [str(each) for each in _read(folder).get("numerics", ())] if _is_begun(folder) else []
         warn_of_mixture(folder, kept, manifest["numerics"])
         numerics = list(joined(kept, manifest["numerics"]))
         with place.written(MANIFEST) as temporary:
@@ -75,12 +73,6 @@ def _is_begun(folder: Path | str) -> bool:
     """Return whether there are finished shards."""
     names = open_place(folder).names()
     return MANIFEST in names and any(map(_SHARD.fullmatch, names))
-
-
-def _numerics(manifest: dict[str, Any]) -> list[str]:
-    """Return the arithmetics of the finished shards; manifests of earlier versions do not contain them."""
-    found = manifest.get("numerics")
-    return [str(each) for each in found] if isinstance(found, list) else [UNKNOWN]
 
 
 def _sweep(place: Place) -> None:

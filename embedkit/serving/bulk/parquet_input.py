@@ -115,11 +115,7 @@ def cut_into_shards(inputs: Sequence[ParquetInput], rows_per_shard: int) -> list
 
 
 def read_shard(shard: Shard, schema: pa.Schema) -> pa.Table:
-    """Read some columns of a shard.
-
-    Args:
-        shard: the rows.
-        schema: the columns and their types; one that the file lacks is a value of its folder, or null.
+    """Read the columns of ``schema``; one that the file lacks is a value of its folder, or null.
 
     Raises:
         DataError: the file cannot be read, has become shorter, or has more text than fits into memory.

@@ -25,7 +25,6 @@ from embedkit.runtime.arguments import (
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_queries
-from embedkit.serving.retrieval.exact_index import check_effort
 from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.models import (
@@ -639,13 +638,11 @@ def _place(path: str | os.PathLike[str]) -> Path | str:
 
 
 def _checked_effort(effort: Any) -> float:
-    """Return an effort as a float.
-
-    Raises:
-        InputError: it is not a number above 0.
-    """
     checked = check_number(effort, "effort")
-    check_effort(checked)
+    if checked <= 0:
+        raise InputError(
+            f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
+        )
     return checked
 
 

@@ -23,7 +23,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, overload
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ Metadata = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Values(Sequence[_Key]):
+class Values:
     """The distinct values of a column in ascending order, each as ``(kind, value)``; null as ``(0, 0)``.
 
     Attributes:
@@ -65,10 +65,10 @@ class Values(Sequence[_Key]):
     nulls: Sequence[None]
     booleans: Sequence[bool]
     numbers: npt.NDArray[Any] | Sequence[int | float]
-    texts: Sequence[str]
+    texts: Sequence[str] | _Texts
 
     @property
-    def by_kind(self) -> tuple[Sequence[Any] | npt.NDArray[Any], ...]:
+    def by_kind(self) -> tuple[Sequence[Any] | npt.NDArray[Any] | _Texts, ...]:
         """The values by kind."""
         return self.nulls, self.booleans, self.numbers, self.texts
 
@@ -76,14 +76,8 @@ class Values(Sequence[_Key]):
         """Number of distinct values."""
         return sum(map(len, self.by_kind))
 
-    @overload
-    def __getitem__(self, place: int) -> _Key: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[_Key]: ...
-    def __getitem__(self, place: int | slice) -> _Key | Sequence[_Key]:
+    def __getitem__(self, place: int) -> _Key:
         """Return the value of a code."""
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
         for values in self.by_kind:
             if place < len(values):
                 value = values[place]
@@ -136,11 +130,7 @@ class Column:
         return self._mask(entries)
 
     def between(self, low: Scalar, high: Scalar, *, low_included: bool, high_included: bool) -> BoolArray:
-        """Return the rows with a value in an interval of numbers or texts; None is no bound.
-
-        Returns:
-            ``(N,) bool``.
-        """
+        """Return the rows with a value in an interval of numbers or texts, ``(N,) bool``; None is no bound."""
         kind = _key(high if low is None else low)[0]
         cut_low = bisect.bisect_left if low_included else bisect.bisect_right
         cut_high = bisect.bisect_right if high_included else bisect.bisect_left
@@ -275,7 +265,7 @@ def _key(value: Scalar) -> _Key:
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts(Sequence[str]):
+class _Texts:
     """Texts as UTF-8, concatenated, and the end of each."""
 
     content: npt.NDArray[np.uint8]
@@ -284,27 +274,13 @@ class _Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[str]: ...
-    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+    def __getitem__(self, place: int) -> str:
         start = self.ends[place - 1] if place else 0
         return str(self.content[start : self.ends[place]].tobytes(), "utf-8", "replace")
 
 
 class ColumnFiles:
-    """Reads columns written by :func:`write_columns`; thread-safe.
-
-    Args:
-        folder: folder of the files.
-        count: number of rows in the segment.
-        seals: file name -> length and checksum, if known.
-
-    Raises:
-        CollectionError: a file is missing or damaged.
+    """Reads columns written by :func:`write_columns`; thread-safe. Damage is a CollectionError.
 
     Attributes:
         fields: the fields that have a column.
@@ -329,11 +305,7 @@ class ColumnFiles:
         self.names = self.fields | others if has_all_names else None
 
     def column(self, field: str) -> Column:
-        """Return the column of one of ``fields``; its data is read on demand.
-
-        Raises:
-            CollectionError: the directory is damaged there.
-        """
+        """Return the column of one of ``fields``; its data is read on demand."""
         entry = self._entries[field]
         try:
             texts = _Texts(self._array(entry["texts"]), self._array(entry["ends"]))
@@ -373,12 +345,9 @@ class _Writer:
 
 
 def write_columns(folder: Path, metadata: Iterable[Metadata], count: int) -> None:
-    """Write the columns of a segment; holds them in memory meanwhile, about 4 to 12 bytes for each value.
+    """Write the columns of a segment from the metadata of each document, in row order.
 
-    Args:
-        folder: destination folder.
-        metadata: metadata of each document, in row order.
-        count: number of documents.
+    All columns are in memory meanwhile, about 4 to 12 bytes for each value.
     """
     builders, others, has_all_names = _gather(metadata)
     writer, entries = _Writer(), {}
@@ -425,7 +394,7 @@ def _entry(writer: _Writer, column: Column) -> dict[str, Any] | None:
     values = column.values
     if not isinstance(values.numbers, np.ndarray):
         return None
-    texts = [text.encode() for text in values.texts]
+    texts = [values.texts[place].encode() for place in range(len(values.texts))]
     return {
         "null": bool(values.nulls),
         "booleans": list(values.booleans),

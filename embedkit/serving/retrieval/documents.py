@@ -63,11 +63,6 @@ class Columns:
     skip_empty: bool = False
 
     def __post_init__(self) -> None:
-        """Check the columns.
-
-        Raises:
-            InputError: one is not a name, or ``skip_empty`` not a flag.
-        """
         check_text(self.text, "text_column")
         if self.id is not None:
             check_text(self.id, "id_column")
@@ -79,10 +74,8 @@ class Columns:
 def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
     """Convert records to documents lazily.
 
-    Args:
-        records: output of :func:`named_records`.
-        columns: the columns to use. Metadata become JSON: dates and times their ISO text, NumPy's numbers and
-            decimals numbers, arrays lists, and UUIDs text.
+    Metadata become JSON: dates and times their ISO text, NumPy's numbers and decimals numbers, arrays lists, and
+    UUIDs text.
 
     Raises:
         DataError: a column is missing, a text is empty, a value has no form in JSON, or there are no ids.
@@ -182,11 +175,7 @@ def _document(
 
 
 def plain_value(value: Any, field: str, place: str) -> Any:
-    """Return the JSON of a value of metadata.
-
-    Raises:
-        DataError: it has none; names the field.
-    """
+    """Return the JSON of a value of metadata; DataError, with the name of the field, if it has none."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind not in "mM":

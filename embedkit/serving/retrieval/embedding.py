@@ -31,12 +31,7 @@ _LENGTH_TOLERANCE = 1e-3
 
 
 class EmbeddingJournal:
-    """Chunks of embeddings, keyed by their texts.
-
-    Args:
-        collection: the collection's folder.
-        encoder: the model.
-    """
+    """Chunks of embeddings by one encoder, keyed by their texts, in a collection's folder."""
 
     def __init__(self, collection: Path, encoder: TextEncoder) -> None:
         self._folder = collection / UNFINISHED
@@ -51,11 +46,7 @@ class EmbeddingJournal:
             return None
 
     def add(self, texts: Sequence[str], embeddings: FloatArray) -> None:
-        """Save the embeddings of these texts, ``(N, D) float32``.
-
-        Raises:
-            StorageError: the disk is full or the folder cannot be written.
-        """
+        """Save the embeddings of these texts, ``(N, D) float32``; StorageError if the disk is full."""
         with atomic_file(self._path(texts)) as temporary:
             write_array(temporary, embeddings.shape, "<f4", [embeddings])
 
@@ -118,10 +109,7 @@ def embed_texts(texts: Sequence[str], encoder: TextEncoder) -> FloatArray:
     """Embed the texts of documents, with ``encode_document`` if the encoder has that method.
 
     Returns:
-        ``(N, D) float32, unit rows``.
-
-    Raises:
-        ModelError: the encoder does not return unit rows of its dimension.
+        ``(N, D) float32, unit rows``; anything else is a ModelError.
     """
     if not texts:
         return np.empty((0, encoder.dimension), dtype=np.float32)
@@ -133,10 +121,7 @@ def embed_texts(texts: Sequence[str], encoder: TextEncoder) -> FloatArray:
 
 
 def embed_queries(queries: Sequence[str], encoder: TextEncoder) -> FloatArray:
-    """Embed queries, with ``encode_query`` if the encoder has that method.
-
-    Returns:
-        ``(Q, D) float32, unit rows``.
+    """Embed queries, with ``encode_query`` if the encoder has that method: ``(Q, D) float32, unit rows``.
 
     Raises:
         InputError: a query is not a string.
@@ -169,8 +154,7 @@ def _checked(embeddings: FloatArray, shape: tuple[int, int], model: str) -> Floa
 def largest_deviation(embeddings: FloatArray) -> tuple[int | None, float]:
     """Return the row of ``(N, D)``, N >= 1, with the largest deviation from unit length, and its length.
 
-    Returns:
-        None instead of the row if its length is acceptable.
+    The row is None if that length is acceptable.
     """
     lengths = np.linalg.norm(embeddings, axis=1)
     row = int(np.abs(lengths - 1).argmax())  # NaN counts as the largest

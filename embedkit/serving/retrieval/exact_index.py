@@ -9,7 +9,6 @@ or concurrent queries.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -130,17 +129,7 @@ class ExactIndex:
 
 
 def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) -> Ranking:
-    """Score some rows exactly and return the best ``k``.
-
-    Args:
-        query: ``(D,) float32``.
-        rows: ``(N, D) float32``.
-        candidates: ``(C,) int64``, distinct row numbers.
-        k: number of results.
-
-    Returns:
-        at most ``k`` scores and row numbers, best first, with ties ordered by row.
-    """
+    """Score some rows of ``(N, D)`` for a query ``(D,)`` and return the best ``k``, with ties ordered by row."""
     candidates = np.sort(candidates)
     # Not a matrix product: a sum along the last axis adds every row in the same order.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -161,17 +150,11 @@ def rank_together(
 
 
 def score_slack(queries: FloatArray) -> FloatArray:
-    """Return how far below the k-th float32 score a row of the true best ``k`` can be.
+    """Return how far below the k-th float32 score a row of the true best ``k`` can be: ``(Q,) float32``.
 
     Twice the bound ``D u |q| |x|`` on the error of an inner product of width D with unit roundoff ``u = 2**-24``
     (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), doubled again to allow for rows that are
     not exactly of unit length and for the final rounding.
-
-    Args:
-        queries: ``(Q, D) float32``.
-
-    Returns:
-        ``(Q,) float32``.
     """
     norms = np.linalg.norm(queries, axis=1)
     return np.asarray(2 * queries.shape[1] * np.finfo(np.float32).eps * norms, dtype=np.float32)
@@ -189,17 +172,11 @@ def checked_rows(rows: FloatArray) -> FloatArray:
 def checked_queries(
     queries: FloatArray, k: int, shape: tuple[int, ...], allowed: BoolArray | None = None
 ) -> tuple[FloatArray, int]:
-    """Return queries as C-contiguous float32, and the number of results for each.
-
-    Args:
-        queries: ``(Q, D)``, numbers.
-        k: requested number of results.
-        shape: ``(N, D)`` of the index.
-        allowed: ``(N,) bool``, the rows that may be found; None for all.
+    """Return queries as C-contiguous float32 and the number of results for each; ``shape`` is (N, D).
 
     Raises:
-        InputError: the queries have another width or are not finite, ``k`` is below 1, or ``allowed`` is no such
-            array.
+        InputError: the queries have another width or are not finite, ``k`` is below 1, or ``allowed`` is not
+            ``(N,) bool``.
     """
     count, dimension = shape
     k = check_whole(k, "k")
@@ -214,18 +191,6 @@ def checked_queries(
         broken = np.flatnonzero(~np.isfinite(queries).all(axis=1))
         raise InputError(f"expected finite queries, but query {broken[0]} holds NaN or infinity")
     return queries, min(k, count if allowed is None else int(np.count_nonzero(allowed)))
-
-
-def check_effort(effort: float) -> None:
-    """Reject a search breadth that is not positive.
-
-    Raises:
-        InputError: names the default.
-    """
-    if not 0 < effort < math.inf:
-        raise InputError(
-            f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
-        )
 
 
 def _products(queries: FloatArray, rows: FloatArray) -> FloatArray:

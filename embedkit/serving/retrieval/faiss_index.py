@@ -97,15 +97,7 @@ class FlatIndex(ExactIndex):
 
 
 class _Selection:
-    """Rows that may be found.
-
-    Args:
-        allowed: ``(N,) bool``, the allowed rows.
-        share: their share of all rows, above 0.
-
-    Attributes:
-        selector: the same for FAISS.
-    """
+    """Rows that may be found: ``allowed``, ``(N,) bool``, their share of all rows, and the same for FAISS."""
 
     def __init__(self, allowed: BoolArray, share: float) -> None:
         self.allowed, self.share = allowed, share
@@ -113,12 +105,7 @@ class _Selection:
 
 
 class RescoredIndex(abc.ABC):
-    """Base class: candidates of a compact index are scored with the full rows.
-
-    Args:
-        rows: ``(N, D) float32, unit rows``; not copied.
-        small: the compact index over the same rows.
-    """
+    """Base class: candidates of a compact index are scored with the full rows ``(N, D) float32``, not copied."""
 
     FILE: ClassVar[str | None]
 
@@ -153,19 +140,9 @@ class RescoredIndex(abc.ABC):
     ) -> tuple[FloatArray, RowNumbers]:
         """Return approximately the best ``k`` rows for each query, with ties ordered by row.
 
-        Args:
-            queries: ``(Q, D) float32, unit rows``.
-            k: number of results, at least 1.
-            allowed: ``(N,) bool``, the rows that may be found; None for all.
-            effort: factor of the search breadth, above 0: of candidates and, where applicable, of clusters or of
-                the breadth of the graph search.
-
-        Returns:
-            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
-            the number of allowed rows.
-
-        Raises:
-            InputError: the queries have another width or are not finite, or ``k`` is below 1.
+        ``effort``, above 0, is a factor of the number of candidates and, where applicable, of clusters or of the
+        breadth of the graph search; everything else is as in :meth:`ExactIndex.search
+        <embedkit.serving.retrieval.exact_index.ExactIndex.search>`.
         """
         queries, k = checked_queries(queries, k, self._rows.shape, allowed)
         available = len(self) if allowed is None else int(np.count_nonzero(allowed))
@@ -181,11 +158,7 @@ class RescoredIndex(abc.ABC):
 
     @abc.abstractmethod
     def save(self, path: Path) -> None:
-        """Write the compact index atomically.
-
-        Raises:
-            StorageError: the disk is full or the folder cannot be written.
-        """
+        """Write the compact index atomically; StorageError if the disk is full or the folder cannot be written."""
 
     @classmethod
     @abc.abstractmethod
@@ -203,12 +176,6 @@ class RescoredIndex(abc.ABC):
 
         With fewer than ``k`` candidates, all allowed rows are scanned. An index that searches only near the query,
         where hardly any row is allowed, therefore proposes none.
-
-        Args:
-            queries: ``(Q, D) float32``.
-            k: number of results.
-            effort: factor of the search breadth.
-            selection: the rows to choose from; None for all.
         """
 
     def _bounded(self, k: int, wanted: float) -> int:
@@ -272,11 +239,7 @@ class _FaissFile(RescoredIndex):
     TYPE: ClassVar[str]
 
     def save(self, path: Path) -> None:
-        """Write FAISS's index atomically.
-
-        Raises:
-            StorageError: the disk is full or the folder cannot be written.
-        """
+        """Write FAISS's index atomically."""
         # FAISS's own writer of files does not detect a full disk at the last block.
         with atomic_file(path) as temporary, PacedFile(temporary) as file:
             written = _Written(file)

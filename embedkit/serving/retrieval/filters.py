@@ -52,11 +52,7 @@ class Condition:
     def check_kinds(self, samples: Mapping[str, Scalar]) -> None:
         """Reject comparisons of numbers with texts, which would silently find nothing.
 
-        Args:
-            samples: kinds of value that the field has in all segments, each with an example.
-
-        Raises:
-            InputError: the field never has a value of that kind.
+        ``samples`` are the kinds of value that the field has in all segments, each with an example.
         """
         known = {kind: sample for kind, sample in samples.items() if kind != "null"}
         for value in _values(self.value):
@@ -85,10 +81,7 @@ def unknown_field(field: str, known: Iterable[str]) -> str:
 
 
 def parse_filter(conditions: Filter) -> list[Condition]:
-    """Parse a filter.
-
-    Args:
-        conditions: field -> required value, or -> mapping from operators to values.
+    """Parse a mapping from fields to required values, or to mappings from operators to values.
 
     Raises:
         InputError: it is not such a mapping, or an operator does not exist; names field and operator.

@@ -18,9 +18,10 @@ from embedkit.runtime.child import Child
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.index_kinds import checked_kind
+from embedkit.serving.retrieval.lexical import ANALYSIS
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
 from embedkit.serving.retrieval.models import Models
-from embedkit.serving.retrieval.snapshot import Segment, Snapshot, has_columns, words_module
+from embedkit.serving.retrieval.snapshot import Segment, Snapshot, words_module
 from embedkit.serving.retrieval.sources import Maker, Source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
 from embedkit.serving.retrieval.writer import claim, merged, reservations, reserve
@@ -51,12 +52,7 @@ class FolderStore:
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Write documents into a folder; with ``plan.replace``, an existing collection is replaced at the end.
-
-        Raises:
-            CollectionError: the folder contains a collection or something else, or another process writes there.
-            MissingExtraError: the index or lexical search needs a package that is not installed.
-        """
+        """Write documents into a folder; with ``plan.replace``, an existing collection is replaced at the end."""
         _check_kinds(plan.index, lexical=plan.lexical)
         folder = Path(address)
         if not plan.replace and (folder / MANIFEST).is_file():
@@ -163,10 +159,7 @@ class FolderStore:
         )
 
     def _merge(self, choose: _Choice, *, patience_s: float, show_progress_bar: bool | None) -> bool | None:
-        """Merge the segments chosen, beside other writes.
-
-        The new files are written, flushed, verified and mapped without the lock, under which they are only
-        renamed.
+        """Merge the segments chosen, beside other writes, which wait only while the new files are renamed.
 
         Returns:
             None if there is nothing to merge; False if concurrent writes removed the segments.
@@ -263,9 +256,10 @@ def _open_ahead(files: Path, entry: SegmentEntry, snapshot: Snapshot) -> Segment
 
 
 def _is_compact(manifest: Manifest) -> bool:
-    """Whether there is at most one segment, with columns, and without deletions."""
-    stale = any(segment.deleted or not has_columns(segment) for segment in manifest.segments)
-    return len(manifest.segments) <= 1 and not stale
+    """Whether there is at most one segment, without deletions, and with words as they are cut now."""
+    return len(manifest.segments) <= 1 and not any(
+        segment.deleted or (segment.words and segment.words.analysis != ANALYSIS) for segment in manifest.segments
+    )
 
 
 def _check_kinds(index: str, *, lexical: bool) -> None:

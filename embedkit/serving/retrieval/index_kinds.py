@@ -66,11 +66,10 @@ class StoredIndex(VectorIndex, Protocol):
 
 
 def checked_kind(name: str) -> str:
-    """Return the name of a kind, or ``"auto"``, after checking that it exists and its package is installed.
+    """Return the name of a kind, or ``"auto"``, if it is available.
 
     Raises:
-        InputError: the kind does not exist.
-        MissingExtraError: it needs FAISS, which is not installed.
+        InputError, MissingExtraError: as :func:`index_class`.
     """
     if name != AUTO:
         index_class(name)

@@ -92,16 +92,7 @@ class Words:
 
 
 class LexicalIndex:
-    """Reads files written by :meth:`Words.save`; thread-safe.
-
-    Args:
-        folder: folder of the files.
-        size: numbers of words and postings.
-        count: number of rows in the segment.
-        seals: file name -> length and checksum, if known.
-
-    Raises:
-        CollectionError: a file is missing or damaged, or a newer version cut the words.
+    """Reads files written by :meth:`Words.save`; thread-safe. Damage is a CollectionError.
 
     Attributes:
         analysis: the way in which texts were cut into words.
@@ -127,14 +118,7 @@ class LexicalIndex:
         return end - start
 
     def scores(self, factors: Mapping[int, float]) -> FloatArray:
-        """Return the scores of all rows: ``(N,) float32``.
-
-        Args:
-            factors: hash of a word -> factor of its weights.
-
-        Raises:
-            CollectionError: the files are damaged.
-        """
+        """Return the scores of all rows, ``(N,) float32``, given the factors of words' weights by their hashes."""
         scores = np.zeros(self._count, dtype=np.float32)
         for term, factor in factors.items():
             start, end = self._slice(term)
@@ -155,11 +139,7 @@ class LexicalIndex:
 
 
 def check_analysis(analysis: int, place: Path | str) -> None:
-    """Refuse words that a newer version has cut.
-
-    Raises:
-        CollectionError: this version does not know the analysis.
-    """
+    """Raise a CollectionError for words that a newer version has cut."""
     if not 1 <= analysis <= ANALYSIS:
         raise CollectionError(
             f"{place} has words of analysis {analysis}, this embedkit knows {ANALYSIS}: "
@@ -168,12 +148,7 @@ def check_analysis(analysis: int, place: Path | str) -> None:
 
 
 def split_words(text: str, analysis: int = ANALYSIS) -> list[str]:
-    """Return the words of a text, in order.
-
-    Args:
-        text: any text.
-        analysis: the way to cut it, at most :data:`ANALYSIS`.
-    """
+    """Return the words of a text, in order, as cut by an analysis."""
     if analysis == 1 or text.isascii():
         return _WORD.findall(text.lower())
     word, unspaced_run, _, many_marks = _patterns()
@@ -217,12 +192,8 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str], re.P
 def term_factors(query: str, segments: Sequence[LexicalIndex]) -> list[dict[int, float]]:
     """Return the factors of weights in each segment that make a word's weight equal in all.
 
-    Args:
-        query: a text, which every segment's own analysis cuts into words.
-        segments: all segments that are searched together.
-
     Returns:
-        hash of a word -> factor, for each segment.
+        hash of a word -> factor, for each segment. Every segment's own analysis cuts the query into words.
     """
     counts = {
         analysis: Counter(map(text_hash, split_words(query, analysis)))

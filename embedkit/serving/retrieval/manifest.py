@@ -22,15 +22,14 @@ from typing import Any, Final, Self
 from embedkit.atomic import atomic_file
 from embedkit.config import from_mapping, setting
 from embedkit.errors import CollectionError, ConfigError
-from embedkit.runtime.numerics import UNKNOWN
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
 from embedkit.serving.retrieval.lexical import WordCounts
-from embedkit.serving.retrieval.models import QueryModel
+from embedkit.serving.retrieval.models import About
 from embedkit.serving.retrieval.segment_files import DocumentStore, FileSeal
 from embedkit.serving.retrieval.store import MANIFEST
 
 FORMAT: Final = 4
-_READABLE: Final = (2, 3, 4)  # segments of 2 have no columns; words of 2 and 3 are of the first analysis
+_READABLE: Final = (3, 4)  # words of 3 are of the first analysis
 VECTORS: Final = "vectors.npy"
 
 _KEY = "embedkit.collection"  # the format; identifies a collection
@@ -90,36 +89,21 @@ class SegmentEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """The description of a collection.
+class Manifest(About):
+    """The description of a collection; without a query model, the file has no field for it.
 
     Attributes:
-        model: name of the encoder that created the embeddings.
-        source: where that encoder can be loaded from; None if unknown.
-        fingerprint: the encoder's fingerprint, hex SHA-256.
-        dimension: D, the width of an embedding.
-        index: requested kind of index; ``"auto"`` chooses by size.
-        lexical: whether words are indexed, too, for hybrid search.
         generation: name of the last write.
         segments: the documents, in their order.
         prompts: the encoder's prompts by name, as far as available.
         created_by: program and version.
-        queries: the model of the queries; None, and absent in the file, if it is that of the documents.
-        numerics: the arithmetics that created the embeddings; several if it changed between writes.
     """
 
-    model: str
-    source: str | None
-    fingerprint: str
-    dimension: int = setting(minimum=1)
     index: str = setting(choices=(AUTO, *INDEX_KINDS))
-    lexical: bool
     generation: str = setting(pattern=_GENERATION)
     segments: tuple[SegmentEntry, ...]
     prompts: dict[str, str]
     created_by: str
-    queries: QueryModel | None = setting(None, optional=True)
-    numerics: tuple[str, ...] = setting((UNKNOWN,), optional=True)  # missing in collections of earlier versions
 
     @property
     def count(self) -> int:
@@ -167,11 +151,7 @@ class Manifest:
         return cls._parse(content, path)
 
     def write(self, folder: Path) -> None:
-        """Write the collection's manifest, atomically.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Write the collection's manifest, atomically; StorageError if that is impossible."""
         fields = {_KEY: FORMAT, **_fields(self)}
         if self.queries is None:
             del fields["queries"]
@@ -190,14 +170,9 @@ class Manifest:
         if not isinstance(fields, dict) or _KEY not in fields:
             raise CollectionError(f"{path} is not the manifest of a collection, or is damaged")
         version = fields.pop(_KEY)
-        if type(version) is int and version > FORMAT:
-            raise CollectionError(
-                f"{path} has format {version}, this embedkit knows {FORMAT}: pip install --upgrade embedkit-onnx"
-            )
-        if version == 1:
-            raise CollectionError(
-                f"{path} has format 1, this embedkit reads 2 and {FORMAT}: build the collection again"
-            )
+        if type(version) is int and version not in _READABLE:
+            way_out = "pip install --upgrade embedkit-onnx" if version > FORMAT else "build the collection again"
+            raise CollectionError(f"{path} has format {version}, this embedkit reads 3 and {FORMAT}: {way_out}")
         checksum = fields.pop("checksum", None)
         if version not in _READABLE or checksum != _checksum({_KEY: version, **fields}):
             raise CollectionError(f"{path} is damaged: it was changed after it was written")

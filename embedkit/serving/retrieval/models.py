@@ -12,19 +12,21 @@ be found again.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
+from embedkit.config import setting
 from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import shown
 from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.embedding import embed_texts
-from embedkit.serving.retrieval.segment_files import DocumentStore
 
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
@@ -53,56 +55,39 @@ class QueryModel:
     agreement: float
 
 
-class Recorded(Protocol):
-    """What a collection records of a model."""
+@dataclass(frozen=True, kw_only=True)
+class About(ABC):
+    """A store's metadata of a collection, and of the encoder that created its embeddings.
+
+    Attributes:
+        model: name of the encoder.
+        source: where it can be loaded from; None if unknown.
+        fingerprint: its fingerprint, hex SHA-256.
+        dimension: D, the width of an embedding.
+        index: requested kind of index.
+        lexical: whether words are indexed, too, for hybrid search.
+        queries: the model of the queries; None if it is that of the documents.
+        numerics: the arithmetics that created the embeddings; several if it changed between writes. See
+            :attr:`embedkit.Encoder.numerics`.
+    """
+
+    model: str
+    source: str | None
+    fingerprint: str
+    dimension: int = setting(minimum=1)
+    index: str
+    lexical: bool
+    queries: QueryModel | None = setting(None, optional=True)
+    numerics: tuple[str, ...]
 
     @property
-    def model(self) -> str:
-        """Name of the model."""
-
-    @property
-    def source(self) -> str | None:
-        """Where it can be loaded from; None if unknown."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Its fingerprint, hex SHA-256."""
-
-
-class About(Recorded, Protocol):
-    """A store's metadata of a collection, and of the encoder that created its embeddings."""
-
-    @property
-    def dimension(self) -> int:
-        """D, the width of an embedding."""
-
-    @property
-    def index(self) -> str:
-        """Requested kind of index."""
-
-    @property
-    def lexical(self) -> bool:
-        """Whether words are indexed, too, for hybrid search."""
-
-    @property
-    def queries(self) -> QueryModel | None:
-        """The model of the queries; None if it is that of the documents."""
-
-    @property
-    def numerics(self) -> tuple[str, ...]:
-        """The arithmetics that created the embeddings; see :attr:`embedkit.Encoder.numerics`."""
-
-    @property
+    @abstractmethod
     def count(self) -> int:
         """N, number of documents."""
 
 
 def loaded(encoder: TextEncoder | str | os.PathLike[str], name: str) -> TextEncoder:
-    """Return a model, loaded if it is given by its name or path.
-
-    Args:
-        encoder: the model.
-        name: the argument, for messages.
+    """Return a model, loaded if it is given by its name or path; ``name`` is the argument, for messages.
 
     Raises:
         InputError: it is neither.
@@ -131,7 +116,7 @@ def lasting_source(model: str | os.PathLike[str]) -> str:
     return str(path.resolve()) if path.exists() else os.fspath(model)
 
 
-def recorded_model(about: Recorded) -> Encoder:
+def recorded_model(about: About | QueryModel) -> Encoder:
     """Load the model that a collection records: by its path, else by its bundled name.
 
     A collection may come from somebody else, so nothing that it records is looked for on a network.
@@ -244,16 +229,13 @@ def _short(name: str) -> str:
 
 
 def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray, model: str) -> float:
-    """Return the similarity between the query model's and the documents' model's embeddings of some documents.
+    """Return the mean cosine between the query model's and the documents' model's embeddings of some documents.
 
     Args:
         queries: the model of the queries.
         texts: N documents, at least one.
         embeddings: embeddings of these documents by their own model, ``(N, D) float32, unit rows``.
         model: name of that model.
-
-    Returns:
-        the mean cosine between the two embeddings of a document.
 
     Raises:
         FingerprintError: it is below :data:`LEAST_AGREEMENT`, or the widths differ.
@@ -274,13 +256,6 @@ def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray
     return found
 
 
-def agreement_on(store: DocumentStore, encoder: TextEncoder, queries: TextEncoder) -> float:
-    """Return the :func:`agreement` of a collection's two models on some documents, before all are embedded."""
-    rows = np.unique(np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64))
-    texts = [store.read(int(row)).text for row in rows]
-    return agreement(queries, texts, embed_texts(texts, encoder), encoder.name)
-
-
-def query_model(queries: TextEncoder, source: str | None, found: float) -> QueryModel:
-    """Return the manifest's entry for the query model."""
-    return QueryModel(model=queries.name, source=source, fingerprint=queries.fingerprint, agreement=found)
+def evenly_spaced(count: int, most: int) -> npt.NDArray[np.int64]:
+    """Return at most ``most`` rows of ``count``, ascending."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))

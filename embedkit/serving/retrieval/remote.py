@@ -18,16 +18,16 @@ import numpy as np
 from embedkit.errors import CollectionError, DataError, EmbedkitError, InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.runtime.numerics import UNKNOWN, joined
+from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
-from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, check_effort, checked_queries
+from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
-from embedkit.serving.retrieval.models import Models, QueryModel, agreement_on, query_model
+from embedkit.serving.retrieval.models import About, Models, QueryModel
 from embedkit.serving.retrieval.segment_files import DocumentStore, write_documents
 from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
-from embedkit.serving.retrieval.store import Plan, Upserted
+from embedkit.serving.retrieval.store import Plan, Selection, Upserted
 
 Found = list[tuple[float, Document]]
 """Documents with their scores, best first."""
@@ -37,72 +37,25 @@ _SAMPLE: Final = 100  # documents to inspect where all would be too many
 _KIND = "documents"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteAbout:
-    """A collection's metadata in a database; see :class:`~embedkit.serving.retrieval.models.About`."""
+@dataclass(frozen=True, kw_only=True)
+class RemoteAbout(About):
+    """A collection's metadata in a database."""
 
-    model: str
-    source: str | None
-    fingerprint: str
-    dimension: int
-    index: str
-    lexical: bool = False
-    analysis: int = 1  # of words, where the database does not cut them itself
-    queries: QueryModel | None = None
-    numerics: tuple[str, ...] = (UNKNOWN,)
+    analysis: int = 1  # of words, where the database does not cut them itself; 0.1.0 did not record it
     count: int = 0
 
     @classmethod
-    def planned(cls, plan: Plan, documents: DocumentStore, index: str, source: Source) -> Self:
-        """Return the metadata of a collection that is to be built.
-
-        Raises:
-            FingerprintError: its two models do not share a space.
-        """
-        queries = None
-        if plan.queries is not None:
-            found = agreement_on(documents, plan.encoder, plan.queries)
-            queries = query_model(plan.queries, plan.queries_source, found)
-        return cls(
-            model=plan.encoder.name,
-            source=plan.source,
-            fingerprint=plan.encoder.fingerprint,
-            dimension=plan.encoder.dimension,
-            index=index,
-            lexical=plan.lexical,
-            analysis=ANALYSIS,
-            queries=queries,
-            numerics=joined(source.numerics(plan.encoder)),
-        )
-
-    @classmethod
     def of(cls, facts: Mapping[str, Any], count: int) -> Self:
-        """Parse the output of :meth:`facts`; earlier versions have no lexical index and one model."""
-        known = {field.name for field in dataclasses.fields(cls)} & facts.keys()
-        queries = facts.get("queries")
-        values = {name: facts[name] for name in known} | {"numerics": tuple(facts.get("numerics", (UNKNOWN,)))}
-        return cls(**values | {"queries": queries and QueryModel(**queries), "count": count})
+        """Parse the output of :meth:`facts`."""
+        known = {field.name: facts[field.name] for field in dataclasses.fields(cls) if field.name in facts}
+        queries, numerics = facts.get("queries"), tuple(facts["numerics"])
+        return cls(**known | {"queries": queries and QueryModel(**queries), "numerics": numerics, "count": count})
 
     def facts(self) -> dict[str, Any]:
         """Return everything except the number of documents, serialisable as JSON, for the database to store."""
         facts = dataclasses.asdict(self)
         del facts["count"]
         return {"kind": _KIND, **facts}
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteSelection:
-    """See :class:`~embedkit.serving.retrieval.store.Selected`.
-
-    Attributes:
-        where: the filter in the database's own form.
-        filtered: whether there are conditions.
-        warnings: sentences on conditions that are likely mistakes.
-    """
-
-    where: Any
-    filtered: bool
-    warnings: Sequence[str]
 
 
 class RemoteView:
@@ -117,21 +70,20 @@ class RemoteView:
         """Number of documents."""
         return len(self._store)
 
-    def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
+    def select(self, conditions: Sequence[Condition], /) -> Selection:
         """Convert conditions to the database's own form."""
         return self._store.select(conditions)
 
     def search(
-        self, queries: FloatArray, k: int, selection: RemoteSelection | None = None, *, effort: float = 1.0
+        self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
     ) -> tuple[list[FloatArray], list[RowNumbers]]:
         """Return for each query the scores of the nearest documents, and their rows."""
-        where = (selection or self.select([])).where
-        found = [self._ranking(hits) for hits in self._store.search(queries, k, where, effort)]
+        found = [self._ranking(hits) for hits in self._store.search(queries, k, selection.allowed, effort)]
         return [ranking.scores for ranking in found], [ranking.rows for ranking in found]
 
-    def search_words(self, query: str, k: int, selection: RemoteSelection, /) -> Ranking:
+    def search_words(self, query: str, k: int, selection: Selection, /) -> Ranking:
         """Return the best rows by lexical search."""
-        return self._ranking(self._store.search_words(query, k, selection.where))
+        return self._ranking(self._store.search_words(query, k, selection.allowed))
 
     def read(self, row: int, /) -> Document:
         """Return the document at a row."""
@@ -177,10 +129,10 @@ class RemoteStore(ABC):
             DataError: a document is malformed, empty or too long for the database, or there are none.
             InputError: the database does not support the index.
         """
-        index = cls._kind(plan.index)
+        plan = dataclasses.replace(plan, index=cls._kind(plan.index))
         with tempfile.TemporaryDirectory() as folder:
             documents = _spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
-            about = RemoteAbout.planned(plan, documents, index, source)
+            about = RemoteAbout(**plan.about(documents, source), analysis=ANALYSIS)
             with cls._connected(address) as (client, name):
                 if cls._exists(client, name):
                     raise CollectionError(
@@ -277,11 +229,7 @@ class RemoteStore(ABC):
         return before != self._count
 
     def verify(self) -> None:
-        """Check up to 100 documents; databases keep checksums of their own.
-
-        Raises:
-            CollectionError: a document has no unit embedding or no text.
-        """
+        """Check up to 100 documents; databases keep checksums of their own."""
         documents, embeddings = self.sample(_SAMPLE)
         count = self._count_documents()
         if bool(documents) != bool(count):
@@ -300,7 +248,7 @@ class RemoteStore(ABC):
         """Close the connection; a Milvus Lite file stays locked until this process exits."""
         self._client.close()
 
-    def select(self, conditions: Sequence[Condition], /) -> RemoteSelection:
+    def select(self, conditions: Sequence[Condition], /) -> Selection:
         """Convert conditions to the database's own form; fields that were found before are not checked again."""
         warnings = []
         for field in dict.fromkeys(condition.field for condition in conditions):
@@ -310,11 +258,10 @@ class RemoteStore(ABC):
                 else:
                     known = (document.metadata or {} for document in self.sample(_SAMPLE)[0])
                     warnings.append(unknown_field(field, set(itertools.chain.from_iterable(known))))
-        return RemoteSelection(self._where(conditions), bool(conditions), warnings)
+        return Selection(self._where(conditions), bool(conditions), warnings)
 
     def search(self, queries: FloatArray, k: int, where: Any, effort: float, /) -> list[Found]:
         """Return the documents nearest to each query, with their inner products."""
-        check_effort(effort)
         queries, _ = checked_queries(queries, k, (self._count, self.about.dimension))
         return self._nearest(queries, k, where, effort) if len(queries) else []
 
@@ -369,16 +316,12 @@ class RemoteStore(ABC):
     @staticmethod
     @abstractmethod
     def _connect(place: str) -> Any:
-        """Return a client of the database at a place.
-
-        Raises:
-            InputError: it is no place for this database.
-        """
+        """Return a client of the database at a place; InputError if it is no place for this database."""
 
     @staticmethod
     @abstractmethod
     def _exists(client: Any, name: str) -> bool:
-        """Whether there is a collection of this name."""
+        """Whether there is a collection of this name, or an alias."""
 
     @staticmethod
     @abstractmethod
@@ -471,11 +414,7 @@ def _spool(
 ) -> DocumentStore:
     """Read and check all documents before the first is embedded, on disk and in bounded memory.
 
-    Args:
-        folder: an empty folder that lasts as long as the documents are needed.
-        source: source of the documents.
-        check: rejects documents that the database cannot store.
-        show_progress_bar: None shows progress only on a terminal.
+    ``check`` rejects documents that the database cannot store.
 
     Raises:
         DataError: a document is malformed, empty or rejected, an id is not unique, or there are no documents.
@@ -496,11 +435,7 @@ def _spool(
 
 
 def _check_row(address: str, document: Document, embedding: Sequence[float]) -> None:
-    """Reject a row that was not written by embedkit.
-
-    Raises:
-        CollectionError: its embedding is not of unit length, or it has no text.
-    """
+    """Reject a row that was not written by embedkit: its embedding is not of unit length, or it has no text."""
     deviant, length = largest_deviation(np.array([embedding], dtype=np.float32))
     if deviant is not None or not document.text:
         raise CollectionError(

@@ -16,7 +16,7 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.store import Selected, View
+from embedkit.serving.retrieval.store import Selection, View
 
 _FUSIONS: Final = ("rrf", "weighted")
 
@@ -126,11 +126,7 @@ def fusion_of(hybrid: bool | str | Fusion | None) -> Fusion | None:  # noqa: FBT
 
 
 def checked_reranker(reranker: Reranker | None) -> Reranker | None:
-    """Return a valid re-ranker unchanged, or None.
-
-    Raises:
-        InputError: it neither scores pairs nor embeds texts.
-    """
+    """Return a re-ranker, or None; InputError if it neither scores pairs nor embeds texts."""
     if reranker is None:  # quickly: it takes long to see whether an object has the members of a protocol
         return None
     if not isinstance(reranker, (PairScorer, TextEncoder)) or isinstance(reranker, type):
@@ -323,13 +319,7 @@ class Clock:
 def search_embeddings(
     view: View, embeddings: FloatArray, k: int, conditions: Sequence[Condition], *, effort: float = 1.0
 ) -> list[Hits]:
-    """Find the documents nearest to embeddings, with the stage "dense" only.
-
-    Raises:
-        InputError: the embeddings have another width or are not finite, ``k`` is below 1, or the effort is not
-            positive.
-        CollectionError: a file is damaged.
-    """
+    """Find the documents nearest to embeddings, with the stage "dense" only."""
     clock = Clock()
     all_stages = []
     selection = view.select(conditions)
@@ -340,7 +330,7 @@ def search_embeddings(
     return _hits(all_stages, view, k, clock, selection)
 
 
-def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: Clock, selection: Selected) -> list[Hits]:
+def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: Clock, selection: Selection) -> list[Hits]:
     found = []
     for stages in all_stages:
         rows = stages.ranking.rows[:k].tolist()
@@ -349,7 +339,7 @@ def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: Clock, select
     return [Hits(hits, clock.laps_ms, _warnings(selection, view, any_hits=bool(hits))) for hits in found]
 
 
-def _warnings(selection: Selected, view: View, *, any_hits: bool) -> list[str]:
+def _warnings(selection: Selection, view: View, *, any_hits: bool) -> list[str]:
     if any_hits:
         return list(selection.warnings)
     reason = "no document meets the filter" if selection.filtered and len(view) else "the collection is empty"

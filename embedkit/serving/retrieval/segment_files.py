@@ -29,7 +29,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, NoneType, TracebackType
+from types import MappingProxyType, NoneType
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
@@ -65,11 +65,7 @@ class FileSeal:
             return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
     def check(self, path: Path) -> None:
-        """Compare length and checksum, which reads the file.
-
-        Raises:
-            CollectionError: the file is missing or was changed.
-        """
+        """Compare length and checksum, which reads the file; raise a CollectionError if it was changed."""
         with _reading(path):
             found = FileSeal.of(path)
         if found.bytes != self.bytes:
@@ -86,13 +82,9 @@ UNSEALED: Final[Seals] = MappingProxyType({})
 
 
 def write_array(path: Path, shape: tuple[int, ...], dtype: str, chunks: Iterable[npt.NDArray[Any]]) -> None:
-    """Write a ``.npy`` file (version 1.0) chunk by chunk.
+    """Write a ``.npy`` file (version 1.0) from consecutive parts along the first axis.
 
-    Args:
-        path: the file to write.
-        shape: shape of the whole array.
-        dtype: little-endian dtype in numpy's notation, e.g. ``"<f4"``.
-        chunks: consecutive parts along the first axis, with ``shape`` in total.
+    ``dtype`` is little-endian, in numpy's notation, e.g. ``"<f4"``.
     """
     with PacedFile(path) as file:
         file.write(_header(shape, dtype))
@@ -117,9 +109,7 @@ def map_array(path: Path, shape: tuple[int, ...], dtype: str, seal: FileSeal | N
 def map_bytes(path: Path, seal: FileSeal | None = None) -> npt.NDArray[np.uint8]:
     """Map any file read-only into memory, and compare its length; a small one is read and its checksum compared.
 
-    Args:
-        path: the file.
-        seal: its length and checksum; None compares neither.
+    Without a seal, neither is compared.
 
     Raises:
         CollectionError: the file is missing, empty or damaged, or cannot be read.
@@ -160,11 +150,7 @@ def _header(shape: tuple[int, ...], dtype: str) -> bytes:
 
 
 class PacedFile:
-    """A new binary file; a context manager.
-
-    Args:
-        path: the file to write; an existing one is replaced.
-    """
+    """A new binary file, or an existing one replaced; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -173,9 +159,7 @@ class PacedFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def write(self, content: bytes | memoryview) -> int:
@@ -209,13 +193,8 @@ _BLOCK, _BLOCK_BYTES = 4096, 2**18
 class DocumentStore:
     """Reads documents written by :func:`write_documents`; thread-safe.
 
-    Args:
-        folder: folder of the files.
-        count: number of documents.
-        seals: file name -> length and checksum, if known.
-
-    Raises:
-        CollectionError: a file is missing or damaged, or has another number of documents.
+    Every method raises a CollectionError if it comes across damage, and so does opening files that are missing or
+    have another number of documents.
     """
 
     FILES: ClassVar[frozenset[str]] = frozenset({_LINES, _OFFSETS, _IDS})
@@ -231,11 +210,7 @@ class DocumentStore:
         return len(self._rows)
 
     def read(self, row: int) -> Document:
-        """Return the document at a row.
-
-        Raises:
-            CollectionError: the files are damaged there.
-        """
+        """Return the document at a row."""
         try:
             start, end = self._offsets[row : row + 2]
             record = json.loads(self._lines[start:end].tobytes())
@@ -247,11 +222,7 @@ class DocumentStore:
         return Document(id_, text, metadata)
 
     def metadata(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the metadata of all documents by row, faster than reading documents one by one.
-
-        Raises:
-            CollectionError: the files are damaged.
-        """
+        """Yield the metadata of all documents by row, faster than reading documents one by one."""
         end = 0
         while end < len(self):
             start, most = end, int(self._offsets[end]) + _BLOCK_BYTES
@@ -269,21 +240,13 @@ class DocumentStore:
             yield from found
 
     def find(self, id_: str) -> int | None:
-        """Return the row of the document with this id, or None.
-
-        Raises:
-            CollectionError: the files are damaged there.
-        """
+        """Return the row of the document with this id, or None."""
         key = np.uint64(text_hash(id_))
         start, end = (int(np.searchsorted(self._hashes, key, side)) for side in ("left", "right"))
         return next((int(row) for row in self._rows[start:end] if self.read(int(row)).id == id_), None)
 
     def refuse_repeated_ids(self) -> None:
-        """Check that ids are unique.
-
-        Raises:
-            DataError: an id is not unique.
-        """
+        """Raise a DataError if an id is not unique."""
         for position in np.flatnonzero(self._hashes[1:] == self._hashes[:-1]) + 1:
             row = int(self._rows[position])
             id_ = self.read(row).id

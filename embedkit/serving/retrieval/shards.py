@@ -108,11 +108,7 @@ class Shards:
                 yield f"{self._path}: row {row}", record
 
     def embeddings(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the embeddings of all rows in chunks ``(n, D)``.
-
-        Raises:
-            DataError: a row has none, or rows have different widths or are not floats.
-        """
+        """Yield the embeddings of all rows in chunks ``(n, D)``; DataError if a row has none, or another width."""
         assert self.column is not None
         for batch in self._batches([self.column]):
             yield self._rows(batch.column(0))

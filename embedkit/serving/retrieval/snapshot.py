@@ -1,7 +1,8 @@
 """A folder collection as readers see it: segments, and the snapshot of all segments that one manifest names.
 
 A segment consists of documents that were written together, with their embeddings and an index over them. A
-snapshot is a complete state, unaffected by later writes.
+snapshot is a complete state, unaffected by later writes. Whatever reads a file raises a CollectionError if it is
+missing or damaged.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.columns import Column, ColumnBuilder, ColumnFiles, write_columns
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, check_effort, checked_queries
+from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.index_kinds import index_class, kind_for
 from embedkit.serving.retrieval.lexical import LexicalIndex, WordCounts, Words, term_factors
 from embedkit.serving.retrieval.manifest import VECTORS, Manifest, SegmentEntry, Tombstones
-from embedkit.serving.retrieval.models import Models
+from embedkit.serving.retrieval.models import Models, evenly_spaced
 from embedkit.serving.retrieval.segment_files import DocumentStore, FileSeal, map_array, write_array
+from embedkit.serving.retrieval.store import Selection
 
 _ABSENT: Final[list[Any]] = []  # no entry, unlike null
 _MOST_COLUMNS = 32
@@ -37,15 +39,6 @@ _ROW_BLOCK = 4096
 
 class Segment:
     """Reads a segment written by :func:`write_segment`; immutable and thread-safe.
-
-    Args:
-        folder: its folder.
-        entry: its entry in the manifest.
-        dimension: D, the width of an embedding.
-
-    Raises:
-        CollectionError: a file is missing or damaged.
-        MissingExtraError: its index needs FAISS, which is not installed.
 
     Attributes:
         files: its files, as named by the manifest.
@@ -59,9 +52,7 @@ class Segment:
         kind = index_class(entry.index)
         index_files = {kind.FILE} if kind.FILE else set()
         word_files = LexicalIndex.FILES if entry.words else frozenset()
-        needed = DocumentStore.FILES | {VECTORS} | index_files | word_files
-        column_files = ColumnFiles.FILES if has_columns(entry) else frozenset()
-        if entry.files.keys() != needed | column_files:
+        if entry.files.keys() != DocumentStore.FILES | ColumnFiles.FILES | {VECTORS} | index_files | word_files:
             raise CollectionError(f"{folder.parent} is damaged: its manifest names other files than its index has")
         for name in index_files:
             entry.files[name].check(folder / name)  # FAISS trusts what it reads
@@ -71,9 +62,9 @@ class Segment:
         self.embeddings: FloatArray = map_array(folder / VECTORS, shape, "<f4", entry.files[VECTORS])
         self.index = kind.load(folder / kind.FILE, self.embeddings) if kind.FILE else kind.build(self.embeddings)
         self.lexical = LexicalIndex(folder, entry.words, entry.count, entry.files) if entry.words else None
-        self._column_files = ColumnFiles(folder, entry.count, entry.files) if column_files else None
+        self._column_files = ColumnFiles(folder, entry.count, entry.files)
         self._columns: OrderedDict[str, Column] = OrderedDict()
-        self._fields = self._column_files.names if self._column_files else None
+        self._fields = self._column_files.names
         self._one_at_a_time = threading.Lock()
 
     def __len__(self) -> int:
@@ -85,9 +76,6 @@ class Segment:
 
         If the segment has no column for it, the metadata of all documents are read on first use, which takes
         seconds for a million; recently used columns are cached.
-
-        Raises:
-            CollectionError: a file is damaged.
         """
         if self._fields is not None and field not in self._fields:
             return Column.empty(len(self))
@@ -108,7 +96,7 @@ class Segment:
         return self._fields or frozenset()
 
     def _read_column(self, field: str) -> Column:
-        if self._column_files and field in self._column_files.fields:
+        if field in self._column_files.fields:
             return self._column_files.column(field)
         fields: set[str] = set()
         builder = ColumnBuilder()
@@ -117,11 +105,6 @@ class Segment:
             builder.add(row, metadata.get(field, _ABSENT))
         self._fields = frozenset(fields)
         return builder.column(len(self))
-
-
-def has_columns(entry: SegmentEntry) -> bool:
-    """Whether a segment has columns on disk; those of format 2 do not."""
-    return not entry.files.keys().isdisjoint(ColumnFiles.FILES)
 
 
 def write_segment(
@@ -134,15 +117,8 @@ def write_segment(
 ) -> SegmentEntry:
     """Add embeddings, index and columns to documents that are already in ``folder``.
 
-    Args:
-        folder: temporary folder of a generation, whose final name is unknown here.
-        store: the documents.
-        embeddings: their embeddings, in chunks.
-        manifest: determines the width of embeddings and how they are indexed.
-        show_progress_bar: None shows the progress of indexing only on a terminal.
-
-    Returns:
-        the manifest's entry, without the name of its generation.
+    ``manifest`` determines the width of embeddings and how they are indexed. The returned entry lacks the name of
+    its generation, because the folder is a temporary one.
     """
     shape = (len(store), manifest.dimension)
     index = kind_for(manifest.index, *shape)
@@ -165,36 +141,18 @@ def _write_words(folder: Path, store: DocumentStore, *, show_progress_bar: bool 
 
 
 def words_module() -> Any:
-    """Return the module that requires bm25s.
-
-    Raises:
-        MissingExtraError: bm25s is not installed.
-    """
+    """Return the module that requires bm25s, or raise a MissingExtraError."""
     return require("embedkit.serving.retrieval.words", extra="serve")
 
 
 def write_tombstones(path: Path, rows: RowNumbers, generation: str) -> Tombstones:
-    """Write the deleted rows of a segment.
-
-    Args:
-        path: the file, in the temporary folder of a generation.
-        rows: ``(K,) int64``, in ascending order, at least one.
-        generation: the final name of that folder.
-    """
+    """Write the deleted rows of a segment, ``(K,) int64`` and ascending, into the folder of a generation."""
     write_array(path, rows.shape, "<i8", [rows])
     return Tombstones(generation=generation, count=len(rows), seal=FileSeal.of(path))
 
 
 def read_alive(folder: Path, entry: SegmentEntry) -> BoolArray | None:
-    """Return the rows of a segment that are not deleted: ``(N,) bool``, or None for all.
-
-    Args:
-        folder: the collection's folder.
-        entry: the segment's entry in the manifest.
-
-    Raises:
-        CollectionError: the file is missing or damaged.
-    """
+    """Return the rows of a segment that are not deleted: ``(N,) bool``, or None for all."""
     if entry.deleted is None:
         return None
     path = entry.deleted.path(folder, entry.generation)
@@ -216,21 +174,6 @@ class _Part:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Rows of a snapshot that may be found.
-
-    Attributes:
-        masks: ``(N,) bool`` for each segment, or None for all rows.
-        filtered: whether there are conditions.
-        warnings: sentences on conditions that are likely mistakes.
-    """
-
-    masks: Sequence[BoolArray | None]
-    filtered: bool
-    warnings: tuple[str, ...] = ()
-
-
 class Snapshot:
     """Documents numbered and searched across all segments; thread-safe.
 
@@ -249,19 +192,7 @@ class Snapshot:
     def latest(
         cls, folder: Path, models: Models, previous: Snapshot | None = None, merged: Segment | None = None
     ) -> Self:
-        """Open the state named by the manifest on disk.
-
-        Args:
-            folder: the collection's folder.
-            models: models that must match it.
-            previous: a snapshot whose segments are reused where they still exist.
-            merged: a segment that was opened before it was moved into place.
-
-        Raises:
-            CollectionError: there is no collection, or a file is missing or damaged.
-            FingerprintError: another model created it.
-            MissingExtraError: an index needs FAISS, which is not installed.
-        """
+        """Open the state named by the manifest on disk; as :meth:`open`, after checking that the models match."""
         manifest = Manifest.read(folder)
         while True:
             models.check(str(folder), manifest)
@@ -282,11 +213,9 @@ class Snapshot:
         previous: Snapshot | None = None,
         merged: Segment | None = None,
     ) -> Self:
-        """Open the segments named by ``manifest``, reusing ``merged`` and those open in ``previous``.
+        """Open the segments named by ``manifest``.
 
-        Raises:
-            CollectionError: a file is missing or damaged.
-            MissingExtraError: an index needs FAISS, which is not installed.
+        Those that are open in ``previous`` are reused, and so is ``merged``, which was opened before it was moved.
         """
         parts, start = [], 0
         for entry in manifest.segments:
@@ -316,20 +245,12 @@ class Snapshot:
         return self.manifest.count
 
     def read(self, row: int) -> Document:
-        """Return the document at a row, deleted or not.
-
-        Raises:
-            CollectionError: a file is damaged there.
-        """
+        """Return the document at a row, deleted or not."""
         part = next(part for part in reversed(self._parts) if part.start <= row)
         return part.segment.documents.read(row - part.start)
 
     def find(self, id_: str) -> int | None:
-        """Return the row of the document with this id that is not deleted, or None.
-
-        Raises:
-            CollectionError: a file is damaged there.
-        """
+        """Return the row of the document with this id that is not deleted, or None."""
         for part in reversed(self._parts):
             row = part.segment.documents.find(id_)
             if row is not None and (part.alive is None or part.alive[row]):
@@ -339,9 +260,10 @@ class Snapshot:
     def select(self, conditions: Sequence[Condition]) -> Selection:
         """Return the rows for which all conditions hold, except deleted ones.
 
+        They are ``(N,) bool`` for each segment, or None for all of its rows.
+
         Raises:
             InputError: a field is compared with a kind of value that it never has.
-            CollectionError: a file is damaged.
         """
         masks = [part.alive for part in self._parts]
         warnings: dict[str, None] = {}
@@ -361,31 +283,21 @@ class Snapshot:
         return Selection(masks, filtered=bool(conditions), warnings=tuple(warnings))
 
     def search(
-        self, queries: FloatArray, k: int, selection: Selection | None = None, *, effort: float = 1.0
+        self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
     ) -> tuple[FloatArray, RowNumbers]:
         """Return the best ``k`` selected rows for each query, with ties ordered by row.
-
-        Args:
-            queries: ``(Q, D) float32, unit rows``.
-            k: number of results, at least 1.
-            selection: the result of :meth:`select`; None for all rows that are not deleted.
-            effort: factor of the search breadth of an approximate index.
 
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
             the number of selected rows.
 
         Raises:
-            InputError: the queries have another width or are not finite, ``k`` is below 1, or the effort is not
-                positive.
-            CollectionError: a file is damaged.
+            InputError: the queries have another width or are not finite, or ``k`` is below 1.
         """
-        check_effort(effort)
-        selection = selection or self.select([])
         queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
         nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         found = [nothing]
-        for part, allowed in zip(self._parts, selection.masks, strict=True):
+        for part, allowed in zip(self._parts, selection.allowed, strict=True):
             scores, rows = part.segment.index.search(queries, max(k, 1), allowed=allowed, effort=effort)
             found.append((scores, rows + part.start))
         scores, rows = found[1] if len(found) == 2 else _best(found, k)
@@ -400,7 +312,6 @@ class Snapshot:
 
         Raises:
             InputError: words are not indexed.
-            CollectionError: a file is damaged.
         """
         indexes = [part.segment.lexical for part in self._parts if part.segment.lexical]
         if not self.manifest.lexical:
@@ -410,7 +321,7 @@ class Snapshot:
             )
         factors = term_factors(query, indexes)
         found = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
-        for part, index, factor, allowed in zip(self._parts, indexes, factors, selection.masks, strict=True):
+        for part, index, factor, allowed in zip(self._parts, indexes, factors, selection.allowed, strict=True):
             scores = index.scores(factor)
             rows = np.flatnonzero(scores > 0 if allowed is None else (scores > 0) & allowed)
             if len(rows) > k:
@@ -441,7 +352,7 @@ class Snapshot:
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """Return evenly spaced documents and their embeddings: see :meth:`Collection.sample`."""
         alive = np.concatenate([np.empty(0, np.int64), *(part.start + _rows(part) for part in self._parts)])
-        chosen = alive[np.unique(np.linspace(0, len(alive) - 1, min(most, len(alive))).round().astype(np.int64))]
+        chosen = alive[evenly_spaced(len(alive), most)]
         found = [np.empty((0, self.manifest.dimension), np.float32)]
         for part in self._parts:
             here = chosen[(chosen >= part.start) & (chosen < part.start + len(part.segment))] - part.start
@@ -449,10 +360,7 @@ class Snapshot:
         return [self.read(int(row)) for row in chosen], np.concatenate(found)
 
     def without(self, rows: Iterable[int]) -> dict[int, RowNumbers]:
-        """Return the tombstones that result from deleting ``rows``.
-
-        Args:
-            rows: rows of this snapshot that are not deleted.
+        """Return the tombstones that result from deleting rows of this snapshot that are not deleted.
 
         Returns:
             number of a segment -> all its deleted rows afterwards, ``(K,) int64``, ascending; only segments that

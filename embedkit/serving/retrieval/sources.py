@@ -33,7 +33,7 @@ from embedkit.serving.retrieval.documents import (
     to_documents,
 )
 from embedkit.serving.retrieval.embedding import EmbeddingJournal, embed_documents, embed_texts, largest_deviation
-from embedkit.serving.retrieval.models import SAMPLE
+from embedkit.serving.retrieval.models import SAMPLE, evenly_spaced
 from embedkit.serving.retrieval.segment_files import DocumentStore
 
 EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
@@ -113,16 +113,11 @@ def read_source(
     embeddings: EmbeddingSource | None = None,
     columns: Columns | None = None,
 ) -> Source:
-    """Find documents, and their embeddings if there are any.
-
-    Args:
-        documents: as for :func:`read_rows`.
-        embeddings: as for :func:`read_rows`.
-        columns: the columns of texts, ids and metadata.
+    """Find documents in columns, and their embeddings if there are any, as :func:`read_rows` does.
 
     Raises:
-        InputError: as :func:`read_rows`, or some documents are to be left out of embedded ones.
-        DataError, MissingExtraError: as :func:`read_rows`.
+        InputError, DataError, MissingExtraError: as :func:`read_rows`; or some documents are to be left out of
+            embedded ones.
     """
     chosen, rows = columns or Columns(), read_rows(documents, embeddings)
     if chosen.skip_empty and rows.embeddings is not None:
@@ -172,37 +167,26 @@ def embeddings_of(
 ) -> Iterator[FloatArray]:
     """Yield the embeddings of a source's documents, chunk by chunk: the given ones after checks, or new ones.
 
-    Args:
-        store: the source's documents.
-        source: the source.
-        encoder: the model.
-        progress: counts documents.
-        journal: saves new embeddings for the next attempt.
+    The journal, if any, saves new embeddings for the next attempt. Up to 64 evenly spaced documents with given
+    embeddings are embedded again and compared, which detects misaligned rows and embeddings of another model.
 
     Raises:
-        DataError, FingerprintError: as for :func:`checked_embeddings`.
+        DataError: there are more or fewer embeddings than documents, their width or type differs, or they are
+            not of unit length.
+        FingerprintError: a given embedding differs from the model's; names the document.
         ModelError: the encoder does not return unit rows of its dimension.
         StorageError: the disk is full or the folder cannot be written.
     """
     if source.embeddings is None:
         return embed_documents(store, encoder, journal, progress)
-    return checked_embeddings(store, encoder, source.embeddings(), progress)
+    return _checked_embeddings(store, encoder, source.embeddings(), progress)
 
 
-def checked_embeddings(
+def _checked_embeddings(
     store: DocumentStore, encoder: TextEncoder, chunks: Iterable[npt.NDArray[Any]], progress: Progress
 ) -> Iterator[FloatArray]:
-    """Yield given embeddings, chunk by chunk, after checking that this model computed them from the documents.
-
-    Up to 64 evenly spaced documents are embedded again and compared, which detects misaligned rows and embeddings
-    of another model.
-
-    Raises:
-        DataError: there are more or fewer embeddings than documents, their width or type differs, or they are not
-            of unit length.
-        FingerprintError: a given embedding differs from the model's; names the document.
-    """
-    sample = np.unique(np.linspace(0, len(store) - 1, min(SAMPLE, len(store))).astype(np.int64))
+    """Yield given embeddings, chunk by chunk, after checking that this model computed them from the documents."""
+    sample = evenly_spaced(len(store), SAMPLE)
     start = 0
     for chunk in chunks:
         rows = _checked_rows(chunk, start, encoder)
@@ -287,11 +271,7 @@ def _is_parquet(documents: DocumentSource) -> bool:
 
 
 class _Spool:
-    """Removes embeddings from records that can be read only once, and saves them in a temporary file.
-
-    Args:
-        column: column of the embedding, a list of numbers.
-    """
+    """Removes embeddings from records that can be read only once, and saves them in a temporary file."""
 
     def __init__(self, column: str) -> None:
         self._column = column

@@ -13,10 +13,13 @@ from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.models import About, Models
+from embedkit.serving.retrieval.models import SAMPLE, About, Models, QueryModel, agreement, evenly_spaced
+from embedkit.serving.retrieval.segment_files import DocumentStore
 from embedkit.serving.retrieval.sources import Source
 
 MANIFEST: Final = "manifest.json"
@@ -63,17 +66,45 @@ class Plan:
     queries_source: str | None
     replace: bool = False
 
+    def about(self, documents: DocumentStore, source: Source) -> dict[str, Any]:
+        """Return the fields of :class:`~embedkit.serving.retrieval.models.About` before documents are embedded.
 
-class Selected(Protocol):
-    """The documents that may be found."""
+        Raises:
+            FingerprintError: the two models embed a sample of the documents in different spaces.
+        """
+        return {
+            "model": self.encoder.name,
+            "source": self.source,
+            "fingerprint": self.encoder.fingerprint,
+            "dimension": self.encoder.dimension,
+            "index": self.index,
+            "lexical": self.lexical,
+            "queries": self._query_model(documents),
+            "numerics": joined(source.numerics(self.encoder)),
+        }
 
-    @property
-    def filtered(self) -> bool:
-        """Whether there are conditions."""
+    def _query_model(self, documents: DocumentStore) -> QueryModel | None:
+        if self.queries is None:
+            return None
+        texts = [documents.read(int(row)).text for row in evenly_spaced(len(documents), SAMPLE)]
+        found = agreement(self.queries, texts, embed_texts(texts, self.encoder), self.encoder.name)
+        name, fingerprint = self.queries.name, self.queries.fingerprint
+        return QueryModel(model=name, source=self.queries_source, fingerprint=fingerprint, agreement=found)
 
-    @property
-    def warnings(self) -> Sequence[str]:
-        """Sentences on conditions that are likely mistakes."""
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The documents that may be found.
+
+    Attributes:
+        allowed: the store's own form of it.
+        filtered: whether there are conditions.
+        warnings: sentences on conditions that are likely mistakes.
+    """
+
+    allowed: Any
+    filtered: bool
+    warnings: Sequence[str]
 
 
 class View(Protocol):
@@ -82,15 +113,15 @@ class View(Protocol):
     def __len__(self) -> int:
         """Number of documents."""
 
-    def select(self, conditions: Sequence[Condition], /) -> Any:
-        """Return the documents for which all conditions hold: a :class:`Selected`, to be passed to searches."""
+    def select(self, conditions: Sequence[Condition], /) -> Selection:
+        """Return the documents for which all conditions hold, to be passed to searches."""
 
     def search(
-        self, queries: FloatArray, k: int, selection: Any = None, *, effort: float = 1.0
+        self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
     ) -> tuple[Iterable[FloatArray], Iterable[RowNumbers]]:
         """Return for each query at most ``k`` scores in descending order, and their rows."""
 
-    def search_words(self, query: str, k: int, selection: Any, /) -> Ranking:
+    def search_words(self, query: str, k: int, selection: Selection, /) -> Ranking:
         """Return the best rows by lexical search."""
 
     def read(self, row: int, /) -> Document:

@@ -40,7 +40,6 @@ from embedkit.serving.retrieval.embedding import UNFINISHED, EmbeddingJournal, p
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.index_kinds import describe_cost, kind_for
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
-from embedkit.serving.retrieval.models import agreement_on, query_model
 from embedkit.serving.retrieval.segment_files import DocumentStore, write_documents
 from embedkit.serving.retrieval.snapshot import Snapshot, write_segment, write_tombstones
 from embedkit.serving.retrieval.sources import Source, embeddings_of
@@ -97,15 +96,9 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
 def reserve(folder: Path, manifest: Manifest) -> Iterator[Path]:
     """Reserve segments for a merge that runs concurrently with other writes, and yield a temporary folder for it.
 
-    Until the end, no write removes files that the manifest names. Then the folder is removed, with everything that
-    was moved there. It holds a lock of its own, by which leftovers of a killed merge are recognised.
-
-    Args:
-        folder: the collection's folder; its lock is needed here and not later (see :func:`claim`).
-        manifest: one with the reserved segments alone, which is written to the temporary folder.
-
-    Raises:
-        StorageError: the folder cannot be written.
+    ``manifest`` names the reserved segments alone, and is written to that folder: until the end, no write removes
+    files that it names. Then the folder is removed, with everything that was moved there. It holds a lock of its
+    own, by which leftovers of a killed merge are recognised. The collection's lock is needed here and not later.
     """
     place = folder / f"{_MERGING}-{os.urandom(6).hex()}"
     with storage_errors(place):
@@ -177,26 +170,17 @@ def _is_leftover(entry: Path) -> bool:
 
 def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> None:
     """Write a collection of these documents, replacing an existing one."""
-    encoder, queries = plan.encoder, plan.queries
-    manifest = Manifest(
-        model=encoder.name,
-        source=plan.source,
-        fingerprint=encoder.fingerprint,
-        dimension=encoder.dimension,
-        index=plan.index,
-        lexical=plan.lexical,
-        generation=generation,
-        segments=(),
-        prompts=prompts_of(encoder),
-        created_by=f"embedkit {__version__}",
-        numerics=joined(source.numerics(encoder)),
-    )
+    encoder = plan.encoder
     with atomic_folder(folder / generation) as files:
         store = _read(files, source.documents, show_progress_bar=show_progress_bar)
+        manifest = Manifest(
+            **plan.about(store, source),
+            generation=generation,
+            segments=(),
+            prompts=prompts_of(encoder),
+            created_by=f"embedkit {__version__}",
+        )
         _log_cost(manifest, len(store))
-        if queries is not None:
-            found = query_model(queries, plan.queries_source, agreement_on(store, encoder, queries))
-            manifest = dataclasses.replace(manifest, queries=found)
         segment = _embed(folder, files, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
     _write(manifest, folder, generation, [segment])
     EmbeddingJournal(folder, encoder).clear()
@@ -244,44 +228,33 @@ def merge(
 ) -> None:
     """Merge the segments from number ``first`` on into one, without deleted documents.
 
-    Args:
-        folder: the collection's folder.
-        generation: name of this write.
-        snapshot: the current state.
-        first: number of the first segment to merge.
-        manifest: the snapshot's manifest with changed settings; None changes nothing.
-        show_progress_bar: None shows progress only on a terminal.
+    ``manifest`` is the snapshot's with changed settings; None changes nothing.
     """
     segments = list(snapshot.manifest.segments[:first])
     if manifest is None:
         manifest = snapshot.manifest
     else:
         _log_cost(manifest, snapshot.manifest.count)
-    if any(segment.remaining for segment in snapshot.manifest.segments[first:]):
+    if _remaining(snapshot, first):
         with atomic_folder(folder / generation) as files:
             segments.append(write_merged(files, snapshot, first, manifest, show_progress_bar=show_progress_bar))
     _write(manifest, folder, generation, segments)
 
 
 def write_merged(
-    files: Path,
-    snapshot: Snapshot,
-    first: int,
-    manifest: Manifest | None = None,
-    *,
-    show_progress_bar: bool | None,
+    files: Path, snapshot: Snapshot, first: int, manifest: Manifest, *, show_progress_bar: bool | None
 ) -> SegmentEntry:
     """Write the merged segment of :func:`merge` into a folder, not named by any manifest; needs no lock."""
-    count = sum(segment.remaining for segment in snapshot.manifest.segments[first:])
+    count = _remaining(snapshot, first)
     with Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress:
         store = write_documents(files, _counted(snapshot.documents(first), progress))
-    return write_segment(
-        files,
-        store,
-        snapshot.embeddings(first),
-        manifest or snapshot.manifest,
-        show_progress_bar=show_progress_bar,
-    )
+    embeddings = snapshot.embeddings(first)
+    return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
+
+
+def _remaining(snapshot: Snapshot, first: int) -> int:
+    """Return the number of documents in the segments from number ``first`` on."""
+    return sum(segment.remaining for segment in snapshot.manifest.segments[first:])
 
 
 def adopt(
@@ -295,8 +268,8 @@ def adopt(
         files: a temporary folder: the segment is moved from its folder ``segment``, and what it replaces is moved
             into it, to be removed without the lock.
         entry: the result of :func:`write_merged`.
-        before: the snapshot that was merged.
-        first: number of the first merged segment.
+        before: the snapshot that was merged, from segment number ``first`` on.
+        first: see ``before``.
         now: the state named by the manifest on disk. Documents deleted meanwhile are deleted in the segment, too.
 
     Returns:
@@ -419,14 +392,13 @@ def merged(
     *,
     show_progress_bar: bool | None,
 ) -> SegmentEntry:
-    """Write the documents of some segments as one segment, and flush it.
+    """Write the documents of the segments from number ``first`` on as one segment, and flush it.
 
     Args:
         folder: the collection's folder.
-        files: the folder to write; it must not exist. The folder above it holds a manifest of the merged segments
-            alone (see :func:`~embedkit.serving.retrieval.writer.reserve`).
+        files: the folder to write; it must not exist. The folder above it is one of :func:`reserve`.
         snapshot: a state that contains the segments.
-        first: number of the first of them; all later ones are merged, too.
+        first: number of the first segment.
         children: contains the process while it runs, so that others can kill it.
         show_progress_bar: None shows progress only on a terminal.
 
@@ -437,7 +409,7 @@ def merged(
         CollectionError: a file is damaged, or the process was killed.
         StorageError: the disk is full or the folder cannot be written.
     """
-    if sum(segment.remaining for segment in snapshot.manifest.segments[first:]) <= _SMALL:
+    if _remaining(snapshot, first) <= _SMALL:
         return _write_flushed(files, snapshot, first, show_progress_bar=show_progress_bar)
     try:
         child = Child("embedkit.serving.retrieval.writer", _ended)
@@ -460,7 +432,7 @@ def merged(
 
 def _write_flushed(files: Path, snapshot: Snapshot, first: int, *, show_progress_bar: bool | None) -> SegmentEntry:
     files.mkdir()
-    entry = write_merged(files, snapshot, first, show_progress_bar=show_progress_bar)
+    entry = write_merged(files, snapshot, first, snapshot.manifest, show_progress_bar=show_progress_bar)
     flush_folder(files)
     return entry
 

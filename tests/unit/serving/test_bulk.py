@@ -107,21 +107,6 @@ def test_a_worker_with_another_arithmetic_reports_it(
     assert "computed by another, and" in caplog.text
 
 
-def test_a_folder_begun_by_an_earlier_version_is_continued(
-    toy_bundle: Path, pages: Path, tmp_path: Path, caplog
-) -> None:
-    out = tmp_path / "out"
-    BulkEncoding.prepare(pages, out, model=toy_bundle).run()
-    manifest = json.loads((out / "_manifest.json").read_text())
-    del manifest["numerics"]
-    (out / "_manifest.json").write_text(json.dumps(manifest))
-    caplog.clear()
-    assert BulkEncoding.prepare(pages, out, model=toy_bundle).run() == 0
-    assert not [line for line in caplog.messages if "computed by" in line]
-    manifest = json.loads((out / "_manifest.json").read_text())
-    assert manifest["numerics"] == sorted(["unknown", Encoder.load(toy_bundle).numerics])
-
-
 def test_shards_cross_row_groups_but_no_files(pages: Path) -> None:
     inputs = find_inputs(pages)
     assert [each.name for each in inputs] == ["a.parquet", "c.parquet", "deep/b.parquet"]

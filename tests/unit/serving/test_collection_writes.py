@@ -557,31 +557,3 @@ def test_under_the_lock_a_merge_reads_no_file(in_pieces, monkeypatch):
     assert in_pieces.merge()
     assert waiting
     assert not read
-
-
-def test_a_collection_of_format_2_stays_readable(collection, encoder):
-    """One without columns: filters read the documents, writes add columns, compacting adds missing ones."""
-    manifest = collection.manifest
-    (segment,) = manifest.segments
-    files = {name: seal for name, seal in segment.files.items() if not name.startswith("columns")}
-    old = dataclasses.replace(manifest, segments=(dataclasses.replace(segment, files=files),))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manifest_module, "FORMAT", 2)
-        old.write(collection.path)
-    for name in ("columns.npy", "columns.json"):
-        (collection.path / segment.generation / name).unlink()
-    opened = Collection.open(collection.path, encoder=encoder)
-    found = [item for hit in opened.search("a", k=99) for item in (hit.metadata or {}).items()]
-    field, value = next((name, value) for name, value in found if isinstance(value, int))
-    wanted = {hit.id for hit in opened.search("a", k=99) if (hit.metadata or {}).get(field) == value}
-    assert {hit.id for hit in opened.search("a", k=99, filter={field: value})} == wanted
-    opened.upsert([{"id": "new", "text": "a b", field: value}], merge=False)
-    assert {hit.id for hit in opened.search("a", k=99, filter={field: value})} == wanted | {"new"}
-    opened.compact()
-    (segment,) = opened.manifest.segments
-    assert "columns.json" in segment.files
-    assert {hit.id for hit in opened.search("a", k=99, filter={field: value})} == wanted | {"new"}
-    opened.verify()
-    files = set(segment.files)
-    opened.compact()
-    assert set(opened.manifest.segments[0].files) == files

@@ -14,6 +14,7 @@ import pytest
 
 from embedkit.errors import CollectionError
 from embedkit.progress import Progress
+from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.lexical import ANALYSIS, LexicalIndex, WordCounts, split_words, term_factors
 
 
@@ -115,3 +116,15 @@ def test_equal_words_of_two_analyses_weigh_the_same(tmp_path):
 def test_words_of_a_newer_version_are_refused(tmp_path, analysis):
     with pytest.raises(CollectionError, match=f"has words of analysis {analysis}, this embedkit knows {ANALYSIS}"):
         LexicalIndex(tmp_path, WordCounts(0, 0, analysis), 1)
+
+
+def test_compacting_cuts_the_words_of_the_first_release_again(tmp_path, encoder):
+    pytest.importorskip("bm25s")
+    manifest = Collection.build(["bees"], encoder=encoder, path=tmp_path, lexical=True).manifest
+    (segment,) = manifest.segments
+    old = dataclasses.replace(segment, words=dataclasses.replace(segment.words, analysis=1))
+    dataclasses.replace(manifest, segments=(old,)).write(tmp_path)
+    opened = Collection.open(tmp_path, encoder=encoder)
+    opened.compact()
+    assert opened.manifest.segments[0].words == segment.words
+    assert opened.search("bees", hybrid=True)[0].scores["lexical"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -231,22 +232,15 @@ def test_a_missing_pymilvus_is_reported_in_one_sentence(monkeypatch) -> None:
         require("embedkit.serving.milvus", extra="milvus")
 
 
-def test_collections_of_earlier_versions_are_read(
-    collection: Collection, uri: str, encoder: Encoder, monkeypatch
-) -> None:
-    """They have neither words nor a second model, and state neither."""
-    facts = {
-        name: collection.manifest.facts()[name] for name in ("kind", "model", "fingerprint", "dimension", "index")
-    }
-    told = json.dumps({**facts, "source": None})
-    monkeypatch.setattr(MilvusClient, "describe_collection", lambda *_: {"properties": {"embedkit": told}})
-    collection.close()
-    again = Collection.open(f"milvus:{uri}#docs", encoder=encoder)
-    assert not again.manifest.lexical
-    assert again.search("red apple", 1)[0].id == "d"
+def test_collections_of_the_first_release_are_read(collection: Collection, uri: str, monkeypatch) -> None:
+    """They do not record how words were cut."""
+    facts = {name: value for name, value in collection.manifest.facts().items() if name != "analysis"}
+    properties = {"embedkit": json.dumps(facts)}
+    monkeypatch.setattr(MilvusClient, "describe_collection", lambda *_: {"properties": properties})
+    again = Collection.open(f"milvus:{uri}#docs")
+    assert again.manifest == dataclasses.replace(collection.manifest, analysis=1)
     with pytest.raises(InputError, match="hybrid: the collection was built without words"):
-        again.search("red apple", hybrid=True)
-    again.close()
+        again.store.search_words("red apple", 1, None)
 
 
 def test_the_lexical_index_exists_from_the_start_or_never(unchanged: Collection) -> None:
