@@ -26,13 +26,7 @@ _TOKENS_TO_LEARN_FROM = 256  # in smaller batches, tokens do not dominate the ti
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """Loaded models and collection.
-
-    Attributes:
-        encoders: encoders; the first is the default.
-        reranker: the cross-encoder, if any.
-        collection: the collection, opened with encoders among these, if any.
-    """
+    """Loaded models, the first of which is the default, and the collection, opened with encoders among these."""
 
     encoders: Sequence[Encoder]
     reranker: CrossEncoder | None = None
@@ -42,10 +36,7 @@ class Assets:
     def load(cls, models: Sequence[str], settings: ServerSettings, weights_folder: Path | None = None) -> Self:
         """Load everything, and verify each model against the golden texts of its bundle.
 
-        Args:
-            models: paths, bundled names or hub ids of encoders; the first is the default.
-            settings: name the re-ranker and the collection.
-            weights_folder: folder through which workers share weights, if there are several.
+        Several workers share weights through ``weights_folder``.
 
         Raises:
             ModelError: a model computes different results on this machine.
@@ -65,15 +56,10 @@ class Assets:
 class Registry:
     """The models and the collection that answer requests. It is immutable: a reload creates another one.
 
-    Args:
-        assets: models and collection.
-        settings: limits and permissions.
-        metrics: counts events.
-        admission: admits work.
-
     Attributes:
-        settings: as given.
+        settings: limits and permissions.
         limits: checks applied to all texts.
+        cross: the cross-encoder, if any.
         collection: the collection, if any.
         users: number of requests in progress that use the registry.
 
@@ -104,11 +90,7 @@ class Registry:
         )
 
     def embedder(self, name: str | None = None) -> Embedder:
-        """Return the model with this name or alias, or the default one.
-
-        Raises:
-            ModelNotFoundError: no encoder has this name; lists the existing names.
-        """
+        """Return the model with this name or alias, or the default one; ModelNotFoundError if there is none."""
         real = self._real_name(name)
         if real is None:
             return next(iter(self._embedders.values()))
@@ -122,7 +104,7 @@ class Registry:
         Without a name, return the cross-encoder if there is one, else the default encoder.
 
         Raises:
-            ModelNotFoundError: no model has this name; lists the existing names.
+            ModelNotFoundError: no model has this name.
         """
         real = self._real_name(name)
         if self.cross is not None and real in {None, self.cross.manifest.name}:
@@ -132,21 +114,13 @@ class Registry:
         return CosineRanker(self.embedder(real), self.limits, self._admission)
 
     def needed_cross(self) -> CrossRanker:
-        """Return the cross-encoder.
-
-        Raises:
-            InputError: the server has none.
-        """
+        """Return the cross-encoder; InputError if the server has none."""
         if self.cross is None:
             raise InputError("this server has no cross-encoder; an operator can add one with --reranker")
         return self.cross
 
     def needed_collection(self) -> SharedCollection:
-        """Return the collection.
-
-        Raises:
-            InputError: the server has none.
-        """
+        """Return the collection; InputError if the server has none."""
         if self.collection is None:
             raise InputError("this server has no collection; an operator can add one with --collection")
         return self.collection
@@ -156,11 +130,7 @@ class Registry:
         return list(self._cards.values())
 
     def card(self, name: str) -> dict[str, Any]:
-        """Return the content of ``/v1/models/NAME``.
-
-        Raises:
-            ModelNotFoundError: there is no such model.
-        """
+        """Return the content of ``/v1/models/NAME``; ModelNotFoundError if there is no such model."""
         real = self._real_name(name)
         if real is None:
             return self._cards[self.embedder().encoder.name]

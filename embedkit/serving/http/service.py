@@ -28,18 +28,13 @@ class Service:
 
     Args:
         settings: limits and permissions.
-        load: loads models and collection, now and at each reload.
+        load: loads models and collection, now and at each reload; its errors are raised.
         siblings: other processes that serve the same socket, if any.
 
     Attributes:
-        settings: as given.
         metrics: counts events.
         admission: admits work.
         draining: whether the server is shutting down.
-        siblings: as given.
-
-    Raises:
-        EmbedkitError: raised by ``load``.
     """
 
     def __init__(
@@ -58,11 +53,7 @@ class Service:
 
     @classmethod
     def load(cls, models: Sequence[str], settings: ServerSettings, *, siblings: Siblings | None = None) -> Self:
-        """Load and verify everything, and measure the speed of the models.
-
-        Raises:
-            EmbedkitError: as :meth:`Assets.load`.
-        """
+        """Load and verify everything, as :meth:`Assets.load`, and measure the speed of the models."""
         weights_folder = None if siblings is None else siblings.folder
         service = cls(settings, lambda: Assets.load(models, settings, weights_folder), siblings=siblings)
         service.registry.warm_up()

@@ -40,18 +40,10 @@ class SharedCollection:
     """A collection shared by many requests; writes of other processes become visible within ``refresh_s`` seconds.
 
     Only work that needs no model runs in its threads. Queries and candidates go through the batchers of
-    the server's models, interleaved with all other texts.
+    the server's models, interleaved with all other texts: ``embedder`` embeds queries, ``ranker`` re-ranks.
 
-    Args:
-        collection: the collection.
-        embedder: the model that embeds its queries.
-        ranker: the re-ranker, if any.
-        limits: checks the size of requests.
-        admission: admits work.
-        refresh_s: maximum delay until writes of other processes are visible.
-
-    Attributes:
-        collection: as given.
+    Every method may raise a CollectionError, if a file is damaged, and those that search or write an
+    OverloadedError, if too much work is waiting.
     """
 
     def __init__(
@@ -90,21 +82,12 @@ class SharedCollection:
     ) -> Hits:
         """Return the best hits, with the scores and the milliseconds of each stage.
 
-        Args:
-            query: a text.
-            k: number of hits.
-            conditions: filter on metadata.
-            hybrid: how lexical results are fused, True for by ranks; None or False for no lexical search.
-            rerank: whether the re-ranker determines the final order.
-            rerank_weight: weight of its scores, 0 to 1; the stage before has the rest.
-            candidates: number of documents that a stage passes to the next.
-            effort: search breadth of an approximate index.
+        The arguments are those of :meth:`Collection.search`; ``conditions`` is its filter, and ``rerank`` asks the
+        server's re-ranker.
 
         Raises:
             InputError: an argument is invalid, the collection has no lexical index, or there is no re-ranker.
             TooLargeError: the query or the filter is too large.
-            CollectionError: a file is damaged.
-            OverloadedError: too much work is waiting.
         """
         if rerank and self._ranker is None:
             raise InputError("rerank: this server has no re-ranker; an operator can add one with --reranker")
@@ -168,11 +151,7 @@ class SharedCollection:
         }
 
     async def map(self) -> dict[str, Any]:
-        """Return the documents in two dimensions, computed once for each state of the collection.
-
-        Raises:
-            CollectionError: a file is damaged.
-        """
+        """Return the documents in two dimensions, computed once for each state of the collection."""
         return await _beside(self._cartographer, self._map)
 
     def _map(self) -> dict[str, Any]:
@@ -204,7 +183,6 @@ class SharedCollection:
             DataError: a document is malformed or empty, or an id is not unique.
             TooLargeError: there are too many documents or characters.
             CollectionBusyError: another process has been writing for some seconds.
-            OverloadedError: too much work is waiting.
         """
         texts = [text for record in records if isinstance(text := record.get("text"), str)]
         self._limits.check(texts)
@@ -237,7 +215,6 @@ class SharedCollection:
         Raises:
             TooLargeError: there are too many ids or characters.
             CollectionBusyError: another process has been writing for some seconds.
-            OverloadedError: too much work is waiting.
         """
         self._limits.check(ids)
         with self._admission.reserve(self._rates["delete"].seconds(len(ids))):
@@ -287,10 +264,7 @@ async def _beside(threads: ThreadPoolExecutor, work: Callable[..., Result], *arg
 
 
 def to_plane(embeddings: FloatArray) -> tuple[FloatArray, float]:
-    """Project embeddings to their two principal axes, each from -1 to 1.
-
-    Args:
-        embeddings: ``(N, D) float32``.
+    """Project embeddings ``(N, D)`` to their two principal axes, each from -1 to 1.
 
     Returns:
         ``(N, 2) float32``, and the share of the variance along the two axes. The sign of an axis is chosen so that

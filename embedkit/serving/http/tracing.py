@@ -62,12 +62,7 @@ class Tracing:
     def request(
         self, method: str, headers: Iterable[tuple[bytes, bytes]]
     ) -> contextlib.AbstractContextManager[Any]:
-        """Return the span of a request, or None.
-
-        Args:
-            method: HTTP method.
-            headers: headers, which may name the trace of the request.
-        """
+        """Return the span of a request, in the trace that its headers may name, or None."""
         return self._request(method, headers) if self.is_on else _NOTHING
 
     @contextlib.contextmanager

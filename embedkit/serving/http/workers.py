@@ -1,4 +1,10 @@
-"""Several processes that serve the same socket and share a folder, supervised by a parent process."""
+"""Several processes that serve the same socket and share a folder, supervised by a parent process.
+
+The parent runs ``python -m embedkit.serving.http.workers`` for each worker, which reads an :class:`Order` from its
+standard input, loads the models and writes ``ready``; after reading ``go`` it starts serving, which it confirms by
+``serving``. Until then it ignores SIGHUP. When its input ends, its parent has exited, and it drains as on SIGTERM;
+if the parent was killed, it removes the folder of all workers.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +21,46 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from embedkit.config import to_mapping
-from embedkit.errors import ConfigError, WorkerError
+import orjson
+
+from embedkit.config import from_mapping, to_mapping
+from embedkit.errors import ConfigError, EmbedkitError, WorkerError
 from embedkit.runtime.threads import available_threads
-from embedkit.serving.http.server import BACKLOG, bind, explain_refusal, url_of
+from embedkit.serving.http.guard import KeyRing
+from embedkit.serving.http.log_lines import log_in_lines
+from embedkit.serving.http.server import BACKLOG, Parent, Server, bind, explain_refusal, url_of
+from embedkit.serving.http.service import Service, Siblings
 from embedkit.serving.http.settings import ServerSettings
-from embedkit.serving.http.worker import GO, READY, SERVING, STOPPING, Order
+from embedkit.serving.http.tracing import TRACING
 from embedkit.write_lock import write_lock
 
 logger = logging.getLogger(__name__)
 
 _RESTART_S = 1.0
+_PREFIX = "embedkit-workers-"
+READY, GO, SERVING = b"ready\n", b"go\n", b"serving\n"
+STOPPING = "stopping"
+"""Name of a file that the parent creates in the folder of all workers before it stops them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The configuration of a worker; ``listening`` is the descriptor of the socket to serve."""
+
+    number: int
+    folder: str
+    listening: int
+    models: list[str]
+    settings: dict[str, Any]
+    log_level: int
+
+    def line(self) -> bytes:
+        """Return the order as one line."""
+        return orjson.dumps(dataclasses.asdict(self)) + b"\n"
 
 
 class Workers:
@@ -36,11 +69,6 @@ class Workers:
     The socket starts listening once all workers are ready. A worker that exits unexpectedly is replaced while the
     others serve. SIGTERM and SIGINT are forwarded, so that each worker drains like a single server, and so is
     SIGHUP, so that each reloads.
-
-    Args:
-        models: paths, names or ids of models.
-        settings: settings of the server.
-        log_level: level of Python's logging.
 
     Attributes:
         settings: as given, with the number of threads of each worker.
@@ -63,11 +91,7 @@ class Workers:
         self._stopping, self._hung_up = False, 0.0
 
     def run(self) -> int:
-        """Serve until stopped; return the exit code.
-
-        Raises:
-            WorkerError: a worker could not start; see its log.
-        """
+        """Serve until stopped; return the exit code. WorkerError if a worker could not start; see its log."""
         return asyncio.run(self._run())
 
     async def _run(self) -> int:
@@ -102,13 +126,9 @@ class Workers:
         logger.info("listening", extra={"fields": {**fields, "workers": len(self._running)}})
 
     async def _start(self, number: int, folder: str, listening: socket.socket) -> None:
-        """Start a worker, and wait until it is ready.
-
-        Raises:
-            WorkerError: it exited instead.
-        """
+        """Start a worker, and wait until it is ready; WorkerError if it exits instead."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "embedkit.serving.http.worker"),
+            *(sys.executable, "-m", "embedkit.serving.http.workers"),
             stdin=PIPE,
             stdout=PIPE,
             pass_fds=[listening.fileno()],
@@ -178,9 +198,6 @@ def _tell(process: Process, line: bytes) -> None:
         process.stdin.write(line)
 
 
-_PREFIX = "embedkit-workers-"
-
-
 @contextlib.contextmanager
 def workers_folder() -> Iterator[Path]:
     """Yield a new folder, locked until its end; remove those of servers that were killed with all their workers.
@@ -215,3 +232,49 @@ def _create(held: contextlib.ExitStack) -> Path:
     folder = new.rename(new.with_name(_PREFIX + new.name.removeprefix("embedkit-")))
     held.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def main() -> int:
+    """Serve until stopped; return the exit code."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    parent_id, order = os.getppid(), Order(**orjson.loads(sys.stdin.buffer.readline()))
+    try:
+        return _serve(order, parent_id)
+    finally:
+        if os.getppid() != parent_id:  # it was killed, and nothing else removes its folder
+            shutil.rmtree(order.folder, ignore_errors=True)
+
+
+def _serve(order: Order, parent_id: int) -> int:
+    logger = logging.getLogger("embedkit")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(order.log_level)
+    log_in_lines(logger)
+    settings = from_mapping(ServerSettings, order.settings)
+    siblings = Siblings(Path(order.folder), order.number)
+    try:
+        TRACING.start()
+        service, keys = Service.load(order.models, settings, siblings=siblings), KeyRing.load(settings)
+    except EmbedkitError as error:
+        logger.error("worker %d: %s", order.number, error)  # noqa: TRY400 - it is for operators
+        return 1
+    _report(READY)
+    if sys.stdin.buffer.readline() == GO:
+        listening = socket.socket(fileno=order.listening)
+        parent = Parent(
+            listening,
+            lifeline=sys.stdin.fileno(),
+            confirm=lambda: _report(SERVING),
+            is_stopping=lambda: os.getppid() != parent_id or Path(order.folder, STOPPING).exists(),
+        )
+        Server(service, keys, parent).run_until_signal()
+    return 0
+
+
+def _report(word: bytes) -> None:
+    sys.stdout.buffer.write(word)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -19,8 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
-from embedkit import Encoder
-from embedkit.serving.http.guard import KeyRing
+from embedkit import Collection, Encoder
+from embedkit.serving.http.guard import Key, KeyRing
 from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.server import Server
 from embedkit.serving.http.service import Service
@@ -51,6 +52,41 @@ def serving(service: Service, keys: Any = (), **more: Any) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def toy_encoder(toy_bundle: Path) -> Encoder:
     return Encoder.load(toy_bundle, threads=1)
+
+
+@pytest.fixture
+def build(toy_encoder: Encoder, tmp_path: Path) -> Callable[..., Collection]:
+    """``build(documents)``: a collection in ``idx``, made by the toy encoder unless another one is given."""
+
+    def build(documents: Any, **options: Any) -> Collection:
+        usual = {"encoder": toy_encoder, "path": tmp_path / "idx", "show_progress_bar": False}
+        return Collection.build(documents, **{**usual, **options})
+
+    return build
+
+
+def ring(**scopes: set[str]) -> KeyRing:
+    """Return a key ``the-key-of-NAME`` with scopes for each name."""
+    return KeyRing(
+        Key(hashlib.sha256(f"the-key-of-{name}".encode()).digest(), name, frozenset(some))
+        for name, some in scopes.items()
+    )
+
+
+def bearer(name: str) -> dict[str, str]:
+    """Return the headers of a client with this key."""
+    return {"authorization": f"Bearer the-key-of-{name}"}
+
+
+def gated(kind: type, method: str) -> Any:
+    """Return a kind of model of which a method waits at ``gate``, and notes the number of its texts."""
+
+    def wait(self: Any, tokens: Any, *more: Any) -> Any:
+        self.begun.append(len(tokens.ids))
+        assert self.gate.wait(20)
+        return getattr(kind, method)(self, tokens, *more)
+
+    return type(kind.__name__, (kind,), {method: wait, "gate": threading.Event(), "begun": []})
 
 
 @pytest.fixture(scope="session")

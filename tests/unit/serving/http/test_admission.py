@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from embedkit import Collection, CrossEncoder, Encoder
+from embedkit import CrossEncoder, Encoder
 from embedkit.errors import OverloadedError
 from embedkit.serving.http.admission import CALLER, Admission, Caller, Rate
 from embedkit.serving.http.protocols.openai import EmbeddingsRequest
+
+from .conftest import gated, wait_for
 
 
 def test_excess_work_is_refused_with_a_time_to_retry():
@@ -107,25 +108,9 @@ def test_a_rate_is_learned():
     assert rate.seconds(100) == pytest.approx(2, rel=0.01)
 
 
-class SlowCross(CrossEncoder):
-    """Waits at a gate."""
-
-    gate = threading.Event()
-
-    def predict_tokens(self, tokens, *activation):
-        assert self.gate.wait(20)
-        return super().predict_tokens(tokens, *activation)
-
-
-@pytest.fixture
-def collection(toy_encoder, tmp_path):
-    documents = [(str(n), f"a dog and {n} cats") for n in range(200)]
-    return Collection.build(documents, encoder=toy_encoder, path=tmp_path / "idx", show_progress_bar=False)
-
-
-def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, collection, toy_cross_bundle):
-    reranker = SlowCross.load(toy_cross_bundle, threads=1)
-    reranker.gate.clear()
+def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, build, toy_cross_bundle):
+    collection = build((str(n), f"a dog and {n} cats") for n in range(200))
+    reranker = gated(CrossEncoder, "predict_tokens").load(toy_cross_bundle, threads=1)
     with serve(collection=collection, reranker=reranker, queue_s=0.05) as url, ThreadPoolExecutor(30) as pool:
 
         def ask(_):
@@ -133,9 +118,7 @@ def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, collecti
             return httpx.post(f"{url}/v1/search", json=costly, timeout=30)
 
         pending = [pool.submit(ask, number) for number in range(30)]
-        deadline = time.monotonic() + 10
-        while sum(one.done() for one in pending) < 20 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: sum(one.done() for one in pending) >= 20)
         plain = httpx.post(f"{url}/v1/search", json={"query": "a dog"}, timeout=5)
         reranker.gate.set()
         answers = [one.result() for one in pending]
@@ -146,32 +129,18 @@ def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, collecti
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
 
-class SlowEncoder(Encoder):
-    """Waits at a gate, and counts."""
-
-    gate = threading.Event()
-    ran = 0
-
-    def encode_tokens(self, tokens):
-        assert self.gate.wait(20)
-        type(self).ran += len(tokens.ids)
-        return super().encode_tokens(tokens)
-
-
 def test_work_past_its_deadline_is_dropped(serve, toy_bundle):
-    encoder = SlowEncoder.load(toy_bundle)
-    encoder.gate.clear()
-    SlowEncoder.ran = 0
+    encoder = gated(Encoder, "encode_tokens").load(toy_bundle)
     with serve(encoder=encoder) as url, ThreadPoolExecutor(2) as pool:
         first = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "one"}, timeout=20)
-        time.sleep(0.2)
+        wait_for(lambda: encoder.begun)
         late = httpx.post(f"{url}/embed", json={"inputs": ["two"] * 50}, headers={"x-request-timeout": "0.3"})
         encoder.gate.set()
         assert first.result().status_code == 200
         httpx.post(f"{url}/embed", json={"inputs": "three"})
     assert late.status_code == 504
     assert "X-Request-Timeout" in late.json()["error"]
-    assert SlowEncoder.ran == 2  # the fifty texts were never encoded
+    assert sum(encoder.begun) == 2  # the fifty texts were never encoded
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf"])
@@ -182,8 +151,7 @@ def test_an_invalid_timeout_is_refused_by_name(client, value):
 
 
 def test_the_time_limit_of_the_server_applies_too(serve, toy_bundle):
-    encoder = SlowEncoder.load(toy_bundle)
-    encoder.gate.clear()
+    encoder = gated(Encoder, "encode_tokens").load(toy_bundle)
     with serve(encoder=encoder, timeout_s=0.2) as url:
         headers = {"x-request-timeout": "60"}
         assert httpx.post(f"{url}/embed", json={"inputs": "one"}, headers=headers, timeout=30).status_code == 504

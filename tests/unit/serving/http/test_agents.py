@@ -12,14 +12,13 @@ import pytest
 
 from embedkit import Collection
 from embedkit.errors import MissingExtraError
-from embedkit.serving.http.guard import Key, KeyRing
-from embedkit.serving.http.guard import _digest as digest
+
+from .conftest import bearer, ring
 
 DOCUMENTS = [
     {"id": "dog", "text": "a dog in the garden", "lang": "en"},
     {"id": "sea", "text": "the sea and a boat", "lang": "fr"},
 ]
-READER, WRITER = "the-key-of-a-reader", "the-key-of-a-writer"
 
 
 @pytest.fixture
@@ -88,25 +87,19 @@ def agents_url(place, toy_encoder, served):
     service = Service(
         ServerSettings(port=0, allow_writes=True, refresh_s=0), lambda: Assets([toy_encoder], None, collection)
     )
-    keys = KeyRing(
-        [
-            Key(digest(READER.encode()), "reader", frozenset({"read"})),
-            Key(digest(WRITER.encode()), "writer", frozenset({"read", "write"})),
-        ]
-    )
-    with served(service, keys, agents=Agents(service)) as url:
+    with served(service, ring(reader={"read"}, writer={"read", "write"}), agents=Agents(service)) as url:
         yield url
 
 
-def ask(url, key, work):
-    """Run ``work(client)`` with a client that sends the key."""
+def ask(url, name, work):
+    """Run ``work(client)`` with a client that sends the key of this name."""
     mcp = pytest.importorskip("mcp")
     http = pytest.importorskip("httpx2")
     from mcp.client.streamable_http import streamable_http_client
 
     async def run():
         async with (
-            http.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=30) as connection,
+            http.AsyncClient(headers=bearer(name), timeout=30) as connection,
             mcp.Client(streamable_http_client(f"{url}/mcp", http_client=connection)) as client,
         ):
             return await work(client)
@@ -115,12 +108,12 @@ def ask(url, key, work):
 
 
 def test_agents_search_add_and_embed_over_http(agents_url, toy_encoder):
-    ask(agents_url, WRITER, lambda client: use_all_tools(client, toy_encoder.encode(["the sea", "a dog"])))
+    ask(agents_url, "writer", lambda client: use_all_tools(client, toy_encoder.encode(["the sea", "a dog"])))
 
 
 def test_adding_needs_the_scope_write(agents_url):
     new = {"documents": [{"id": "snow", "text": "snow"}]}
-    refused = ask(agents_url, READER, lambda client: client.call_tool("add", new))
+    refused = ask(agents_url, "reader", lambda client: client.call_tool("add", new))
     assert refused.is_error
     assert "'write'" in refused.content[0].text
 
@@ -129,7 +122,7 @@ def test_agents_need_a_key_and_share_the_server_with_others(agents_url):
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     assert httpx.post(f"{agents_url}/mcp", json=body).status_code == 401
     assert httpx.get(f"{agents_url}/health/ready").status_code == 200
-    headers = {"authorization": f"Bearer {READER}"}
+    headers = bearer("reader")
     assert httpx.get(f"{agents_url}/mcp", headers=headers).status_code == 405
     done = httpx.post(f"{agents_url}/v1/search", json={"query": "a dog"}, headers=headers)
     assert done.json()["hits"][0]["id"] == "dog"
@@ -138,7 +131,7 @@ def test_agents_need_a_key_and_share_the_server_with_others(agents_url):
 @pytest.mark.parametrize("content", [b"", b"null", b"[]", b"3", b"{", b'{"method": 3}', b"\xff", b"[" * 5000])
 def test_a_body_that_is_no_message_is_refused(agents_url, content):
     headers = {
-        "authorization": f"Bearer {READER}",
+        **bearer("reader"),
         "content-type": "application/json",
         "accept": "application/json, text/event-stream",
     }

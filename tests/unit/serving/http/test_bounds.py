@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -14,6 +13,8 @@ from embedkit import Collection
 from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
+
+from .conftest import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,7 @@ def test_tokens_are_admitted_like_other_work(serve, toy_encoder, monkeypatch):
     with serve(queue_s=0.05) as url, ThreadPoolExecutor(12) as pool:
         content = {"inputs": "word " * 5000}
         pending = [pool.submit(httpx.post, f"{url}/tokenize", json=content, timeout=60) for _ in range(12)]
-        deadline = time.monotonic() + 20
-        while not any(one.done() for one in pending) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: any(one.done() for one in pending))
         gate.set()
         statuses = [one.result().status_code for one in pending]
     assert set(statuses) == {200, 429}

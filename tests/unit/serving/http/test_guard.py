@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import socket
+import http.client
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from embedkit import Encoder
+
+from .conftest import gated, wait_for
 
 KEY, OTHER = "a-key-of-some-length", "another-key-beside-it"
 
@@ -77,44 +78,16 @@ def test_a_large_body_is_refused(narrow, chunked):
     assert done.json()["error_type"] == "Validation"
 
 
-def test_a_slow_body_times_out(narrow):
-    host, port = narrow.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
-        connection.sendall(f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n{{".encode())
-        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
-
-
-def test_a_disconnecting_client_is_no_bug(narrow, caplog):
-    host, port = narrow.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
-        connection.sendall(f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n{{".encode())
-    assert httpx.get(f"{narrow}/health").status_code == 200
-    assert not caplog.records
-
-
-class SlowEncoder(Encoder):
-    """Waits at a gate."""
-
-    gate = threading.Event()
-
-    def encode_tokens(self, tokens):
-        assert self.gate.wait(20)
-        return super().encode_tokens(tokens)
-
-
 @pytest.mark.parametrize("settings", [{"concurrent_requests": 4}, {"queue_s": 0.0003, "batch_tokens": 8}])
 def test_overload_is_a_429_with_a_time_to_retry(serve, toy_bundle, settings):
-    encoder = SlowEncoder.load(toy_bundle)
-    encoder.gate.clear()
+    encoder = gated(Encoder, "encode_tokens").load(toy_bundle)
     with serve(encoder=encoder, **settings) as url, ThreadPoolExecutor(24) as pool:
 
         def ask(_):
             return httpx.post(f"{url}/v1/embeddings", json={"input": "one two three four"}, timeout=30)
 
         pending = [pool.submit(ask, n) for n in range(24)]
-        deadline = time.monotonic() + 10
-        while sum(future.done() for future in pending) < 12 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: sum(future.done() for future in pending) >= 12)
         assert httpx.get(f"{url}/health/live").status_code == 200  # an overloaded server is alive
         encoder.gate.set()
         answers = [future.result() for future in pending]
@@ -124,3 +97,19 @@ def test_overload_is_a_429_with_a_time_to_retry(serve, toy_bundle, settings):
     for answer in refused:
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_beyond_concurrent_requests_no_body_is_read(serve, toy_bundle):
+    encoder = gated(Encoder, "encode_tokens").load(toy_bundle)
+    with serve(encoder=encoder, concurrent_requests=1) as url:
+        working = threading.Thread(target=httpx.post, args=(f"{url}/embed",), kwargs={"json": {"inputs": "a"}})
+        working.start()
+        wait_for(lambda: encoder.begun)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+        connection.putrequest("POST", "/embed")
+        connection.putheader("content-length", "20")  # and never sent
+        connection.endheaders()
+        assert connection.getresponse().status == 429
+        connection.close()
+        encoder.gate.set()
+        working.join()

@@ -8,19 +8,21 @@ import time
 import httpx
 import pytest
 
-from embedkit import Collection
 from embedkit.errors import ConfigError, OverloadedError
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.guard import Guesses, Key, KeyRing
+from embedkit.serving.http.protocols import operations
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
+
+from .conftest import bearer, wait_for
 
 FILE = f"""
 [keys.site]
-key = "the-key-of-the-site"
+key = "the-key-of-site"
 share = 0.5
 
 [keys.loader]
-sha256 = "{hashlib.sha256(b"the-key-of-the-loader").hexdigest()}"
+sha256 = "{hashlib.sha256(b"the-key-of-loader").hexdigest()}"
 scopes = ["read", "write"]
 
 [keys.prometheus]
@@ -31,10 +33,6 @@ scopes = ["metrics"]
 
 def load(path):
     return KeyRing.load(ServerSettings(api_key_file=str(path)))
-
-
-def bearer(key):
-    return {"authorization": f"Bearer {key}"}
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def test_keys_are_read_one_per_line(tmp_path):
 
 def test_keys_come_from_a_table_with_scopes_and_shares(file):
     ring = load(file)
-    site, loader = ring.find(b"the-key-of-the-site"), ring.find(b"the-key-of-the-loader")
+    site, loader = ring.find(b"the-key-of-site"), ring.find(b"the-key-of-loader")
     assert (site.name, site.scopes, site.share) == ("site", {"read"}, 0.5)
     assert (loader.name, loader.scopes, loader.share) == ("loader", {"read", "write"}, 1.0)
 
@@ -107,28 +105,28 @@ def test_errors_in_the_table_are_named(tmp_path, content, words):
         load(tmp_path / "keys.toml")
 
 
-def test_scopes_are_enforced(serve, file, toy_encoder, tmp_path):
-    collection = Collection.build([("a", "a")], encoder=toy_encoder, path=tmp_path / "i", show_progress_bar=False)
+def test_scopes_are_enforced(serve, file, build):
+    collection = build([("a", "a")])
     document = {"documents": [{"id": "b", "text": "b"}]}
     with serve(keys=load(file), collection=collection, allow_writes=True) as url:
 
         def status(method, path, key, **content):
             return httpx.request(method, f"{url}{path}", headers=bearer(key), **content).status_code
 
-        assert status("POST", "/embed", "the-key-of-the-site", json={"inputs": "a"}) == 200
-        assert status("POST", "/v1/documents", "the-key-of-the-site", json=document) == 403
-        assert status("POST", "/v1/documents/delete", "the-key-of-the-site", json={"ids": []}) == 403
-        assert status("POST", "/v1/documents", "the-key-of-the-loader", json=document) == 200
-        assert status("GET", "/metrics", "the-key-of-the-loader") == 403
-        assert status("GET", "/metrics", "the-key-of-prometheus") == 200
-        assert status("POST", "/embed", "the-key-of-prometheus", json={"inputs": "a"}) == 403
-        refused = httpx.get(f"{url}/metrics", headers=bearer("the-key-of-the-site"))
+        assert status("POST", "/embed", "site", json={"inputs": "a"}) == 200
+        assert status("POST", "/v1/documents", "site", json=document) == 403
+        assert status("POST", "/v1/documents/delete", "site", json={"ids": []}) == 403
+        assert status("POST", "/v1/documents", "loader", json=document) == 200
+        assert status("GET", "/metrics", "loader") == 403
+        assert status("GET", "/metrics", "prometheus") == 200
+        assert status("POST", "/embed", "prometheus", json={"inputs": "a"}) == 403
+        refused = httpx.get(f"{url}/metrics", headers=bearer("site"))
         assert "scope 'metrics'" in refused.json()["error"]
 
 
 def test_a_key_has_a_rate(serve):
-    key = Key(hashlib.sha256(b"a-key-with-a-rate").digest(), requests_per_s=2)
-    with serve(keys=KeyRing([key])) as url, httpx.Client(headers=bearer("a-key-with-a-rate")) as client:
+    key = Key(hashlib.sha256(b"the-key-of-rate").digest(), requests_per_s=2)
+    with serve(keys=KeyRing([key])) as url, httpx.Client(headers=bearer("rate")) as client:
         done = [client.get(f"{url}/info") for _ in range(6)]
         assert [one.status_code for one in done].count(200) in {2, 3}
         assert int(done[-1].headers["retry-after"]) == 1
@@ -138,26 +136,19 @@ def test_a_key_has_a_rate(serve):
 
 def test_keys_change_without_a_restart(serve, file, caplog):
     with serve(keys=load(file)) as url:
-        assert httpx.get(f"{url}/info", headers=bearer("the-key-of-the-site")).status_code == 200
-        file.write_text('[keys.site]\nkey = "another-key-of-the-site"\n')
-        wait_for(lambda: httpx.get(f"{url}/info", headers=bearer("another-key-of-the-site")).status_code == 200)
-        assert httpx.get(f"{url}/info", headers=bearer("the-key-of-the-site")).status_code == 401
+        assert httpx.get(f"{url}/info", headers=bearer("site")).status_code == 200
+        file.write_text('[keys.site]\nkey = "the-key-of-another"\n')
+        wait_for(lambda: httpx.get(f"{url}/info", headers=bearer("another")).status_code == 200)
+        assert httpx.get(f"{url}/info", headers=bearer("site")).status_code == 401
         file.write_text("[keys.site]")
         wait_for(lambda: any("keys stay as they were" in record.getMessage() for record in caplog.records))
-        assert httpx.get(f"{url}/info", headers=bearer("another-key-of-the-site")).status_code == 200
+        assert httpx.get(f"{url}/info", headers=bearer("another")).status_code == 200
         file.write_text("a = " + "[" * 5000)  # too deep for the parser
         wait_for(lambda: sum("keys stay as they were" in record.getMessage() for record in caplog.records) == 2)
         file.unlink()
         time.sleep(1.3)
-        assert httpx.get(f"{url}/info", headers=bearer("another-key-of-the-site")).status_code == 200
-    assert "another-key" not in caplog.text
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        assert httpx.get(f"{url}/info", headers=bearer("another")).status_code == 200
+    assert "the-key-of" not in caplog.text
 
 
 def test_every_key_is_compared(monkeypatch):
@@ -206,10 +197,10 @@ def test_few_addresses_are_remembered():
 
 
 def test_wrong_keys_are_slowed_and_valid_ones_are_not(serve):
-    with serve(keys=("the-right-key",)) as url, httpx.Client() as client:
-        statuses = [client.get(f"{url}/info", headers=bearer("the-right-key")).status_code]
+    with serve(keys=("the-key-of-right",)) as url, httpx.Client() as client:
+        statuses = [client.get(f"{url}/info", headers=bearer("right")).status_code]
         answers = [client.get(f"{url}/info", headers=bearer(f"guess-{number}")) for number in range(60)]
-        statuses += [client.get(f"{url}/info", headers=bearer("the-right-key")).status_code for _ in range(30)]
+        statuses += [client.get(f"{url}/info", headers=bearer("right")).status_code for _ in range(30)]
     assert statuses == [200] * 31
     assert [one.status_code for one in answers][:20] == [401] * 20
     refused = [one for one in answers if one.status_code == 429]
@@ -223,7 +214,16 @@ def test_keys_change_although_connections_cannot_be_swept(serve, file, caplog, m
 
     with serve(keys=load(file)) as url:
         monkeypatch.setattr(Connections, "sweep", fail)
-        file.write_text('[keys.site]\nkey = "another-key-of-the-site"\n')
-        wait_for(lambda: httpx.get(f"{url}/info", headers=bearer("another-key-of-the-site")).status_code == 200)
+        file.write_text('[keys.site]\nkey = "the-key-of-another"\n')
+        wait_for(lambda: httpx.get(f"{url}/info", headers=bearer("another")).status_code == 200)
         monkeypatch.undo()
     assert "a fault of ours" in caplog.text
+
+
+def test_only_the_page_and_probes_need_no_key(serve):
+    public = {route.path for route in (*operations.routes, *operations.page) if route.scope is None}
+    assert {"/", "/page/page.js", "/health"} <= public
+    with serve(keys=("a-key-of-some-length",)) as url, httpx.Client(base_url=url) as client:
+        found = {path: client.get(path).status_code for path in public - {"/page/{id}"}}
+        assert set(found.values()) == {200}, found
+        assert client.get("/openapi.json").status_code == 401

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from embedkit import Collection, CrossEncoder, Encoder
-from embedkit.errors import ConfigError, FingerprintError
+from embedkit.errors import ConfigError, FingerprintError, ModelError
 from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
@@ -132,3 +132,11 @@ def test_two_models_of_one_name_do_not_start(toy_encoder):
 def test_an_alias_of_no_model_does_not_start(toy_encoder):
     with pytest.raises(ConfigError, match="aliases: 'a=b' names an unknown model"):
         Service(ServerSettings(aliases=("a=b",)), lambda: Assets([toy_encoder]))
+
+
+def test_a_model_that_computes_something_else_here_does_not_start(toy_bundle, monkeypatch):
+    monkeypatch.setattr(
+        Encoder, "verify", lambda _: {"passed": False, "same_bits": None, "difference": 0.5, "tolerance": 1e-4}
+    )
+    with pytest.raises(ModelError, match=r"toy computes other results .*difference 0\.5, tolerance 0\.0001"):
+        Assets.load([str(toy_bundle)], ServerSettings(threads=1))

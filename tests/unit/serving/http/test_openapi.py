@@ -12,39 +12,10 @@ from schemathesis.specs.openapi.checks import response_schema_conformance, statu
 
 from embedkit import Collection
 
+from .test_routes import ROUTES
+
+OPERATIONS = [(route.method, route.path) for route in ROUTES if route.tag]
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
-OPERATIONS = [
-    ("POST", "/v1/embeddings"),
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/{id}"),
-    ("POST", "/v1/embed"),
-    ("POST", "/v2/embed"),
-    ("POST", "/"),
-    ("POST", "/embed"),
-    ("POST", "/similarity"),
-    ("POST", "/tokenize"),
-    ("POST", "/predict"),
-    ("GET", "/info"),
-    ("POST", "/v1/rerank"),
-    ("POST", "/v2/rerank"),
-    ("POST", "/rerank"),
-    ("POST", "/api/embed"),
-    ("POST", "/api/embeddings"),
-    ("GET", "/api/tags"),
-    ("POST", "/api/show"),
-    ("GET", "/api/version"),
-    ("POST", "/v1/search"),
-    ("GET", "/v1/collection"),
-    ("GET", "/v1/collection/map"),
-    ("GET", "/v1/documents/{id}"),
-    ("POST", "/v1/documents"),
-    ("POST", "/v1/documents/delete"),
-    ("GET", "/health"),
-    ("GET", "/health/live"),
-    ("GET", "/health/ready"),
-    ("POST", "/admin/reload"),
-    ("GET", "/metrics"),
-]
 
 
 @pytest.fixture(scope="module")

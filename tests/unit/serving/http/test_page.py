@@ -6,10 +6,12 @@ import base64
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from importlib import resources
 
 import httpx
 import pytest
@@ -431,3 +433,10 @@ def test_a_narrow_screen_shows_one_order_at_a_time(browser, shelf):
     browser.picture("search-narrow")
     browser.ask("Emulation.clearDeviceMetricsOverride")
     assert browser.problems() == []
+
+
+def test_the_page_keeps_its_key_in_memory_alone():
+    scripts = [file.read_text() for file in resources.files("embedkit.serving.http.page").iterdir()]
+    assert not [
+        found for text in scripts for found in re.findall("localStorage|sessionStorage|indexedDB|cookie", text)
+    ]

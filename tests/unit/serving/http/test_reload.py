@@ -13,13 +13,12 @@ import pytest
 
 from embedkit import Collection, Encoder
 from embedkit.errors import EmbedkitError
-from embedkit.serving.http.guard import Key, KeyRing
-from embedkit.serving.http.guard import _digest as digest
 from embedkit.serving.http.registry import Assets
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
-ADMIN, READER = "the-key-of-the-admin", "the-key-of-a-reader"
+from .conftest import bearer, ring
+
 TEXTS = ["a dog in the garden with a cat", "the sea and a boat under the moon"]
 
 
@@ -42,13 +41,7 @@ def replace(write_toy_bundle, bundle, tmp_path):
 
 @pytest.fixture
 def keys():
-    return KeyRing(
-        [Key(digest(ADMIN.encode()), "admin", frozenset({"admin"})), Key(digest(READER.encode()), "reader")]
-    )
-
-
-def bearer(key):
-    return {"authorization": f"Bearer {key}"}
+    return ring(admin={"admin"}, reader={"read", "write", "metrics"})
 
 
 def start(serving, bundle, keys=(), **settings):
@@ -57,11 +50,11 @@ def start(serving, bundle, keys=(), **settings):
 
 
 def test_new_requests_get_the_new_model(served, bundle, replace, keys):
-    with start(served, bundle, keys) as url, httpx.Client(base_url=url, headers=bearer(READER)) as client:
+    with start(served, bundle, keys) as url, httpx.Client(base_url=url, headers=bearer("reader")) as client:
         before = client.post("/embed", json={"inputs": TEXTS}).json()
         expected = replace(5)
         assert client.post("/embed", json={"inputs": TEXTS}).json() == before
-        done = client.post("/admin/reload", headers=bearer(ADMIN), timeout=30)
+        done = client.post("/admin/reload", headers=bearer("admin"), timeout=30)
         assert done.status_code == 200
         after = client.post("/embed", json={"inputs": TEXTS}).json()
         card = client.get("/v1/models/toy").json()
@@ -73,21 +66,20 @@ def test_new_requests_get_the_new_model(served, bundle, replace, keys):
     assert 'embedkit_reloads_total{result="done"} 1.0' in metrics
 
 
-@pytest.mark.parametrize("key", [READER, None])
-def test_a_reload_needs_the_scope_admin(serve, key):
-    ring = KeyRing([Key(digest(READER.encode()), "reader", frozenset({"read", "write", "metrics"}))])
-    with serve(keys=ring if key else ()) as url:
-        done = httpx.post(f"{url}/admin/reload", headers=bearer(key) if key else {})
+@pytest.mark.parametrize("name", ["reader", None])
+def test_a_reload_needs_the_scope_admin(serve, keys, name):
+    with serve(keys=keys if name else ()) as url:
+        done = httpx.post(f"{url}/admin/reload", headers=bearer(name) if name else {})
     assert done.status_code == 403
     assert "'admin'" in done.json()["error"]
 
 
 def test_a_reload_that_fails_changes_nothing(served, bundle, keys):
-    with start(served, bundle, keys) as url, httpx.Client(base_url=url, headers=bearer(READER)) as client:
+    with start(served, bundle, keys) as url, httpx.Client(base_url=url, headers=bearer("reader")) as client:
         before = client.post("/embed", json={"inputs": TEXTS}).json()
         content = bundle.read_bytes()
         bundle.write_bytes(content[:-100])
-        done = client.post("/admin/reload", headers=bearer(ADMIN), timeout=30)
+        done = client.post("/admin/reload", headers=bearer("admin"), timeout=30)
         assert done.status_code == 500
         assert client.post("/embed", json={"inputs": TEXTS}).json() == before
         assert client.get("/health/ready").status_code == 200
@@ -99,7 +91,7 @@ def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
     found, stop = [], threading.Event()
 
     def ask(url):
-        with httpx.Client(base_url=url, headers=bearer(READER), timeout=30) as client:
+        with httpx.Client(base_url=url, headers=bearer("reader"), timeout=30) as client:
             while not stop.is_set():
                 done = client.post("/embed", json={"inputs": TEXTS})
                 found.append((done.status_code, done.json()))
@@ -108,7 +100,7 @@ def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
         pending = [pool.submit(ask, url) for _ in range(4)]
         for length in (5, 7, 9):
             known.append(replace(length))
-            assert httpx.post(f"{url}/admin/reload", headers=bearer(ADMIN), timeout=60).status_code == 200
+            assert httpx.post(f"{url}/admin/reload", headers=bearer("admin"), timeout=60).status_code == 200
         time.sleep(0.1)
         stop.set()
         for one in pending:

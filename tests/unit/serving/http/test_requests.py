@@ -84,7 +84,7 @@ def test_work_ends_at_its_time_limit(serve, monkeypatch):
         assert "embedkit_requests_at_work 1.0" in httpx.get(f"{url}/metrics").text
 
 
-def test_a_client_that_disconnects_before_its_request_is_complete_is_counted(serve):
+def test_a_client_that_disconnects_before_its_request_is_complete_is_counted_and_no_bug(serve, caplog):
     with serve() as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=5) as connection:
@@ -92,6 +92,7 @@ def test_a_client_that_disconnects_before_its_request_is_complete_is_counted(ser
             connection.sendall("\r\n".join([*lines, "content-length: 100", "", "{"]).encode())
         time.sleep(0.2)
         metrics = httpx.get(f"{url}/metrics").text
+    assert not [record for record in caplog.records if record.levelname != "INFO"]
     assert 'embedkit_requests_total{route="/embed",status="499"} 1.0' in metrics
     assert "embedkit_requests_at_work 1.0" in metrics
 
@@ -100,11 +101,6 @@ def test_a_client_that_disconnects_before_its_request_is_complete_is_counted(ser
 def test_any_content_type_of_json_is_accepted(client, kind):
     done = client.post("/embed", content=b'{"inputs": "a"}', headers={"content-type": kind})
     assert done.status_code == 200
-
-
-def test_the_route_is_in_the_metrics(client):
-    client.post("/embed", json={"inputs": "a"})
-    assert 'embedkit_requests_total{route="/embed",status="200"}' in client.get("/metrics").text
 
 
 def exchange(url, content):
@@ -148,12 +144,6 @@ def test_trailers_are_no_headers(serve):
         assert exchange(url, head.encode() + chunked + trailer).startswith(b"HTTP/1.1 401 ")
     with serve() as url:
         assert exchange(url, head.encode() + chunked + trailer).startswith(b"HTTP/1.1 200 ")
-
-
-def test_headers_are_limited_within_one_segment(serve):
-    with serve(max_header_bytes=2000) as url:
-        answer = exchange(url, post("content-type: application/json", f"x-much: {'a' * 3000}"))
-    assert answer.startswith(b"HTTP/1.1 431 ")
 
 
 def test_expectations_are_met(url):

@@ -8,9 +8,14 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import numpy as np
 import pytest
 
 from embedkit import Collection, CrossEncoder
+from embedkit.serving.http import shared_collection
+from embedkit.write_lock import write_lock
+
+from .conftest import wait_for
 
 DOCUMENTS = [
     {"id": "dog", "text": "a dog in the garden", "year": 1973, "big": 10**30},
@@ -20,10 +25,8 @@ DOCUMENTS = [
 
 
 @pytest.fixture
-def collection(toy_encoder, tmp_path):
-    return Collection.build(
-        DOCUMENTS, encoder=toy_encoder, path=tmp_path / "idx", lexical=True, show_progress_bar=False
-    )
+def collection(build):
+    return build(DOCUMENTS, lexical=True)
 
 
 @pytest.fixture
@@ -266,8 +269,8 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.parametrize("state", ["full", "read-only"])
-def test_a_disk_that_takes_nothing_is_a_507_without_its_path(serve, toy_encoder, small_disk, state):
-    collection = Collection.build(DOCUMENTS, encoder=toy_encoder, path=small_disk / "idx", show_progress_bar=False)
+def test_a_disk_that_takes_nothing_is_a_507_without_its_path(serve, build, small_disk, state):
+    collection = build(DOCUMENTS, path=small_disk / "idx")
     if state == "full":
         document = {"id": "large", "text": "a dog", "x": "y" * 2_000_000}
     else:
@@ -306,7 +309,7 @@ def test_readers_and_writers_do_not_disturb_each_other(writing, collection):
     assert len(Collection.open(collection.path)) == 27
 
 
-def test_a_collection_on_milvus_is_served(serve, toy_encoder, toy_bundle, tmp_path):
+def test_a_collection_on_milvus_is_served(build, toy_bundle, tmp_path):
     pytest.importorskip("pymilvus")
     pytest.importorskip("milvus_lite")
     from embedkit.serving.http.service import Service
@@ -316,7 +319,7 @@ def test_a_collection_on_milvus_is_served(serve, toy_encoder, toy_bundle, tmp_pa
 
     address = f"milvus:{tmp_path}/m.db#docs"
     documents = [{**document, "big": 10} for document in DOCUMENTS]
-    Collection.build(documents, encoder=toy_encoder, path=address, lexical=True, show_progress_bar=False).close()
+    build(documents, path=address, lexical=True).close()
     settings = ServerSettings(port=0, collection=address, allow_writes=True, refresh_s=0)
     service = Service.load([str(toy_bundle)], settings)
     with serving(service) as url, httpx.Client(base_url=url) as client:
@@ -331,3 +334,28 @@ def test_a_collection_on_milvus_is_served(serve, toy_encoder, toy_bundle, tmp_pa
         warnings = client.post("/v1/search", json={**body, "filter": {"yaer": 1}}).json()["warnings"]
         assert "did you mean 'year'?" in warnings[0]
     service.registry.needed_collection().collection.close()
+
+
+def test_a_map_has_at_most_4000_documents(serve, toy_encoder, build):
+    rows = np.tile(toy_encoder.encode(["a dog", "the sea"]), (2001, 1))
+    collection = build(((str(n), ("a dog", "the sea")[n % 2]) for n in range(len(rows))), embeddings=rows)
+    with serve(collection=collection) as url:
+        assert len(httpx.get(f"{url}/v1/collection/map", timeout=60).json()["points"]) == 4000
+
+
+def test_small_segments_are_merged_after_upserts(writing, collection):
+    for number in range(9):
+        writing.post("/v1/documents", json={"documents": [{"id": f"n{number}", "text": "the sea"}]})
+    wait_for(lambda: len(Collection.describe(collection.path).segments) < 6)
+    assert len(Collection.open(collection.path)) == 12
+
+
+def test_a_write_waits_for_other_processes_for_a_limited_time(writing, collection, monkeypatch):
+    monkeypatch.setattr(shared_collection, "_PATIENCE_S", 0.2)
+    content = {"documents": [{"id": "b", "text": "the sea"}]}
+    with write_lock(collection.path):
+        refused = writing.post("/v1/documents", json=content)
+    assert writing.post("/v1/documents", json=content).status_code == 200
+    assert refused.status_code == 503
+    assert "another process is writing" in refused.json()["error"]["message"]
+    assert str(collection.path.parent) not in refused.text

@@ -158,3 +158,32 @@ def test_it_speaks_tls(start, toy_bundle, tmp_path):
     trusted = ssl.create_default_context(cafile=str(certificate))
     assert httpx.get(f"{server.url}/health", verify=trusted).status_code == 200
     assert server.end() == 0
+
+
+def test_an_open_address_without_a_key_is_a_warning(start, toy_bundle):
+    server = start(toy_bundle, "--host", "0.0.0.0")
+    assert server.end() == 0
+    assert any("has no API key" in line for line in server.lines)
+
+
+def test_the_log_has_names_of_keys_and_never_keys(start, toy_bundle, tmp_path):
+    (tmp_path / "keys.toml").write_text('[keys.site]\nkey = "a-key-of-some-length"\n')
+    server = start(toy_bundle, "--api-key-file", tmp_path / "keys.toml")
+    answers = [
+        httpx.post(f"{server.url}/embed", json={"inputs": "a"}, headers={"authorization": f"Bearer {key}"})
+        for key in ("a-key-of-some-length", "another-key-of-a-client")
+    ]
+    assert [answer.status_code for answer in answers] == [200, 401]
+    assert server.end() == 0
+    log = "".join(server.lines)
+    assert '"key":"site"' in log
+    assert "key-of-" not in log + answers[1].text
+
+
+def test_settings_come_from_a_file_and_flags_override_it(start, toy_bundle, tmp_path):
+    (tmp_path / "server.toml").write_text("max_items = 1\nmax_characters = 5\n")
+    server = start(toy_bundle, "--config", tmp_path / "server.toml", "--set", "max_items=2")
+    sizes = [["a"] * 2, ["a"] * 3, ["a" * 6]]
+    found = [httpx.post(f"{server.url}/embed", json={"inputs": texts}).status_code for texts in sizes]
+    assert found == [200, 413, 413]
+    assert server.end() == 0

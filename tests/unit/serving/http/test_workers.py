@@ -19,6 +19,7 @@ import pytest
 from embedkit import Collection
 from embedkit.errors import WorkerError
 from embedkit.runtime.location import find_model
+from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.metrics import sum_up
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.workers import Workers, workers_folder
@@ -213,3 +214,8 @@ def test_samples_are_added_and_the_earliest_start_counts():
     assert 'a_total{x="one"} 5.0' in text
     assert 'a_total{x="two"} 1.0' in text
     assert 'a_created{x="one"} 40.0' in text
+
+
+def test_threads_are_divided_among_workers():
+    assert Workers(["m"], ServerSettings(workers=2), 20).settings.threads == max(1, available_threads() // 2)
+    assert Workers(["m"], ServerSettings(workers=2, threads=3), 20).settings.threads == 3
