@@ -119,13 +119,15 @@ class MilvusDocuments(RemoteStore):
         with self._asking():
             self._client.drop_collection(self._name)
 
-    def _nearest(self, queries: FloatArray, k: int, where: _Where, effort: float) -> list[Found]:
+    def nearest(self, queries: FloatArray, k: int, where: _Where, effort: float) -> list[Found]:
+        """Return the documents nearest to each query; at most 16,384 of them."""
         if k > MOST_RESULTS:
             raise InputError(f"k must be at most {MOST_RESULTS:,}, the most that Milvus gives, not {k}")
         parameters = {"metric_type": _METRIC, "params": _breadth(self.about.index, k, effort)}
         return self._found(list(queries), "embedding", k, where, parameters)
 
-    def _matching(self, query: str, k: int, where: _Where) -> Found:
+    def matching(self, query: str, k: int, where: _Where) -> Found:
+        """Return the documents that share words with a query, best first."""
         if not query.strip():
             return []
         (found,) = self._found([query], "words", k, where, {"metric_type": "BM25"})

@@ -76,12 +76,14 @@ class QdrantDocuments(RemoteStore):
         rows = np.array([point.vector["embedding"] for point in points], dtype=np.float32)
         return [_document(point) for point in points], rows.reshape(len(points), self.about.dimension)
 
-    def _nearest(self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float) -> list[Found]:
+    def nearest(self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float) -> list[Found]:
+        """Return the documents nearest to each query, with their inner products."""
         wide = rest.SearchParams(hnsw_ef=max(k, round(_USUAL_EF * effort)))
         breadth = wide if "://" in self._address else None  # search in a folder is exact and has no parameters
         return [self._found(row.tolist(), "embedding", k, where, breadth) for row in queries]
 
-    def _matching(self, query: str, k: int, where: rest.Filter | None) -> Found:
+    def matching(self, query: str, k: int, where: rest.Filter | None) -> Found:
+        """Return the documents that share words with a query, best first."""
         words = _words(query, self.about.analysis)  # weighted by rarity
         return self._found(words, "words", k, where, None) if words.indices else []
 

@@ -235,59 +235,6 @@ def test_an_emptied_collection_has_an_empty_sample(collection: Collection) -> No
     assert collection.search("a dog") == []
 
 
-def test_strings_come_in_any_iterable(collection: Collection) -> None:
-    expected = collection.search(["a dog", "red apple"], np.int64(2))
-    for texts in (
-        iter(["a dog", "red apple"]),
-        np.array(["a dog", "red apple"]),
-        {"a dog": 0, "red apple": 1}.keys(),
-        ("a dog", "red apple"),
-    ):
-        assert collection.search(texts, 2) == expected
-    assert collection.encode_queries(text for text in ["a dog"]).shape == (1, 16)
-    assert [found and found.id for found in collection.get(np.array(["a", "z"]))] == ["a", None]
-    assert collection.get(id_ for id_ in ["a"]) == [collection.get("a")]
-
-
-@pytest.mark.parametrize(
-    ("method", "arguments", "options"),
-    [
-        ("get", (1,), {}),
-        ("get", (None,), {}),
-        ("get", ([1],), {}),
-        ("get", (b"a",), {}),
-        ("delete", (1,), {}),
-        ("delete", (None,), {}),
-        ("delete", ({"a": 1},), {}),
-        ("search", (None,), {}),
-        ("search", (1,), {}),
-        ("search", ([1],), {}),
-        ("search", (b"a dog",), {}),
-        ("search", ("a dog", None), {}),
-        ("search", ("a dog", 2.0), {}),
-        ("search", ("a dog", "2"), {}),
-        ("search", ("a dog", True), {}),
-        ("search", ("a dog", -1), {}),
-        ("search", ("a dog",), {"candidates": "50"}),
-        ("search", ("a dog",), {"candidates": 0}),
-        ("search", ("a dog",), {"effort": None}),
-        ("search", ("a dog",), {"effort": "2"}),
-        ("search", ("a dog",), {"filter": ["lang"]}),
-        ("search", ("a dog",), {"filter": []}),
-        ("encode_queries", (1,), {}),
-        ("sample", (0,), {}),
-        ("sample", (None,), {}),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_are_errors_in_words(
-    collection: Collection, method: str, arguments: tuple, options: dict
-) -> None:
-    with pytest.raises(InputError, match=r"expected|must be"):
-        getattr(collection, method)(*arguments, **options)
-    assert len(collection) == 5
-
-
 def test_a_deletion_returns_the_number_deleted(collection: Collection) -> None:
     assert collection.delete(["a", "nobody", "b", "a"]) == 2
     assert collection.delete("a") == 0

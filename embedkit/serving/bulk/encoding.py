@@ -286,7 +286,7 @@ ENGINES: Final = {
 
 
 class Engine(Protocol):
-    """Creates every shard of a list, in any order."""
+    """Creates every shard of a list, in any order, with the job's model, which is loaded in this process."""
 
     def __call__(
         self,
@@ -298,14 +298,9 @@ class Engine(Protocol):
         workers: int | None,
         advance: Callable[[int], None],
     ) -> None:
-        """Create all shards.
+        """Create all shards, and call ``advance`` with the number of newly embedded rows.
 
-        Args:
-            job: the settings.
-            shards: the shards to create.
-            encoder: the job's model, loaded in this process.
-            workers: number of parallel processes; None lets the engine choose.
-            advance: called with the number of newly embedded rows.
+        ``workers`` is the number of parallel processes; None lets the engine choose.
 
         Raises:
             EmbedkitError: as raised by `ShardEncoder`. Finished shards are kept.

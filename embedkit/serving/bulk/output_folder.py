@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import CollectionError, FingerprintError, InputError
@@ -125,58 +125,38 @@ def _refuse_foreign(folder: Path | str) -> None:
         )
 
 
-class Place(Protocol):
+class _Folder:
     """Files that appear whole or not at all."""
 
-    def names(self) -> list[str]:
-        """Return the names of the files except lock files; none if the place does not exist."""
-
-    def read(self, name: str, /) -> str:
-        """Return the contents of a text file.
-
-        Raises:
-            CollectionError: it cannot be read.
-        """
-
-    def written(self, name: str, /) -> contextlib.AbstractContextManager[Path]:
-        """Yield a temporary path to write to, which then becomes the file.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
-
-    def claimed(self) -> contextlib.AbstractContextManager[None]:
-        """Create the place if necessary, and lock out other writers where possible."""
-
-    def remove(self, name: str, /) -> None:
-        """Remove a file if it exists."""
-
-
-class _Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def names(self) -> list[str]:
+        """Return the names of the files except lock files; none if the place does not exist."""
         found = (entry.name for entry in self._path.iterdir()) if self._path.is_dir() else ()
         return sorted(name for name in found if name != LOCK)
 
     def read(self, name: str, /) -> str:
+        """Return the contents of a text file; CollectionError if it cannot be read."""
         try:
             return (self._path / name).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise CollectionError(f"{self._path / name} cannot be read: {error}") from error
 
     def written(self, name: str, /) -> contextlib.AbstractContextManager[Path]:
+        """Yield a temporary path to write to, which then becomes the file."""
         return atomic_file(self._path / name)
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
+        """Create the place if necessary, and lock out other writers where possible."""
         with storage_errors(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
         with write_lock(self._path):
             yield
 
     def remove(self, name: str, /) -> None:
+        """Remove a file if it exists."""
         (self._path / name).unlink(missing_ok=True)
 
 
@@ -200,6 +180,9 @@ class _Prefix:
 
     def remove(self, name: str, /) -> None:
         (self._store / name).remove()
+
+
+Place = _Folder | _Prefix
 
 
 def open_place(output: Path | str) -> Place:

@@ -121,14 +121,9 @@ class ShardEncoder:
         self._metadata = {_SCHEMA_KEY: json.dumps(about)}
 
     def encode(self, shard: Shard, advance: Callable[[int], None] | None = None) -> int:
-        """Embed a shard and write its file to the output folder atomically.
+        """Embed a shard and write its file to the output folder atomically; return the number of rows.
 
-        Args:
-            shard: the shard to encode.
-            advance: called with the number of newly embedded rows.
-
-        Returns:
-            the number of rows.
+        ``advance`` is called with the number of newly embedded rows.
 
         Raises:
             DataError: the input cannot be read, or a text is null; names file and row.

@@ -472,15 +472,7 @@ class Collection:
     ) -> Steps:
         """Search for one query while the caller runs the models, so that other work can share their batches.
 
-        Args:
-            query: a text.
-            k: number of results.
-            filter: as for :meth:`search`.
-            hybrid: as for :meth:`search`.
-            rerank: whether a re-ranker determines the final order.
-            rerank_weight: as for :meth:`search`.
-            candidates: as for :meth:`search`.
-            effort: as for :meth:`search`.
+        The arguments are those of :meth:`search`, but ``rerank`` says only whether a re-ranker decides the order.
 
         Returns:
             a generator that yields steps for the models, is sent the results, and returns a list of one
@@ -517,7 +509,7 @@ class Collection:
     def search_embeddings(
         self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None, effort: float = 1.0
     ) -> list[Hits]:
-        """Find the documents nearest to embeddings computed elsewhere by the same model.
+        """Find the ``k`` documents nearest to each embedding, computed elsewhere by the same model.
 
         Args:
             embeddings: ``(Q, D) float32, unit rows``.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -150,8 +150,7 @@ class Models:
 
     def for_documents(self, about: About) -> TextEncoder | None:
         """Return the model that embeds new documents, if it is among those given."""
-        given = (each for each in (self.encoder, self.queries) if each is not None)
-        return next((each for each in given if each.fingerprint == about.fingerprint), None)
+        return next(self._of_documents(about), None)
 
     def for_queries(self) -> TextEncoder | None:
         """Return the model that embeds queries, by default that of the documents."""
@@ -159,8 +158,12 @@ class Models:
 
     def numerics(self, about: About) -> tuple[str, ...]:
         """Return the arithmetics of the models that are the collection's own and could reproduce its bits."""
-        given = (each for each in (self.encoder, self.queries) if each is not None)
-        return tuple({numerics_of(each) for each in given if each.fingerprint == about.fingerprint})
+        return tuple({numerics_of(encoder) for encoder in self._of_documents(about)})
+
+    def _of_documents(self, about: About) -> Iterator[TextEncoder]:
+        for encoder in (self.encoder, self.queries):
+            if encoder is not None and encoder.fingerprint == about.fingerprint:
+                yield encoder
 
     def is_recorded(self, about: About) -> bool:
         """Whether the query model is named by the collection, or none was given."""

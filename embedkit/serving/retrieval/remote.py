@@ -78,12 +78,19 @@ class RemoteView:
         self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
     ) -> tuple[list[FloatArray], list[RowNumbers]]:
         """Return for each query the scores of the nearest documents, and their rows."""
-        found = [self._ranking(hits) for hits in self._store.search(queries, k, selection.allowed, effort)]
-        return [ranking.scores for ranking in found], [ranking.rows for ranking in found]
+        about = self._store.about
+        queries, _ = checked_queries(queries, k, (about.count, about.dimension))
+        found = self._store.nearest(queries, k, selection.allowed, effort) if len(queries) else []
+        rankings = [self._ranking(hits) for hits in found]
+        return [ranking.scores for ranking in rankings], [ranking.rows for ranking in rankings]
 
     def search_words(self, query: str, k: int, selection: Selection, /) -> Ranking:
         """Return the best rows by lexical search."""
-        return self._ranking(self._store.search_words(query, k, selection.allowed))
+        if not self._store.about.lexical:
+            raise InputError(
+                "hybrid: the collection was built without words; build it again from itself with lexical=True"
+            )
+        return self._ranking(self._store.matching(query, k, selection.allowed))
 
     def read(self, row: int, /) -> Document:
         """Return the document at a row."""
@@ -235,7 +242,12 @@ class RemoteStore(ABC):
         if bool(documents) != bool(count):
             raise CollectionError(f"{self._address} counts {count:,} documents and gives {len(documents)}")
         for document, embedding in zip(documents, embeddings, strict=True):
-            _check_row(self._address, document, embedding.tolist())
+            deviant, length = largest_deviation(embedding[np.newaxis])
+            if deviant is not None or not document.text:
+                raise CollectionError(
+                    f"{self._address}: document {document.id!r} has an embedding of length {length:.6g} and "
+                    f"{len(document.text)} characters; something else has written it"
+                )
 
     def source(self) -> Source:
         """Return all documents and embeddings."""
@@ -259,19 +271,6 @@ class RemoteStore(ABC):
                     known = (document.metadata or {} for document in self.sample(_SAMPLE)[0])
                     warnings.append(unknown_field(field, set(itertools.chain.from_iterable(known))))
         return Selection(self._where(conditions), bool(conditions), warnings)
-
-    def search(self, queries: FloatArray, k: int, where: Any, effort: float, /) -> list[Found]:
-        """Return the documents nearest to each query, with their inner products."""
-        queries, _ = checked_queries(queries, k, (self._count, self.about.dimension))
-        return self._nearest(queries, k, where, effort) if len(queries) else []
-
-    def search_words(self, query: str, k: int, where: Any, /) -> Found:
-        """Return the documents that share words with a query."""
-        if not self.about.lexical:
-            raise InputError(
-                "hybrid: the collection was built without words; build it again from itself with lexical=True"
-            )
-        return self._matching(query, k, where)
 
     def _send(
         self, documents: DocumentStore, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
@@ -401,11 +400,11 @@ class RemoteStore(ABC):
         """Convert conditions to the database's own form."""
 
     @abstractmethod
-    def _nearest(self, queries: FloatArray, k: int, where: Any, effort: float) -> list[Found]:
+    def nearest(self, queries: FloatArray, k: int, where: Any, effort: float) -> list[Found]:
         """Return the documents nearest to each query, with their inner products."""
 
     @abstractmethod
-    def _matching(self, query: str, k: int, where: Any) -> Found:
+    def matching(self, query: str, k: int, where: Any) -> Found:
         """Return the documents that share words with a query, best first."""
 
 
@@ -432,13 +431,3 @@ def _spool(
                 progress.advance()
 
         return write_documents(folder, documents())
-
-
-def _check_row(address: str, document: Document, embedding: Sequence[float]) -> None:
-    """Reject a row that was not written by embedkit: its embedding is not of unit length, or it has no text."""
-    deviant, length = largest_deviation(np.array([embedding], dtype=np.float32))
-    if deviant is not None or not document.text:
-        raise CollectionError(
-            f"{address}: document {document.id!r} has an embedding of length {length:.6g} and "
-            f"{len(document.text)} characters; something else has written it"
-        )

@@ -52,11 +52,10 @@ class Shards:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], column: str | None) -> Self | None:
-        """Inspect the files.
+        """Inspect a file, or a folder without its hidden files; folders in it such as ``lang=en`` are a column.
 
         Args:
-            path: a file, or a folder; files in it whose names begin with a dot or an underscore are ignored, and
-                folders such as ``lang=en`` are a column.
+            path: the file or the folder.
             column: column of the embeddings; None finds those of `embedkit encode`.
 
         Returns:

@@ -95,13 +95,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records, not yet documents; can be read once.
-
-    Attributes:
-        records: the records, without their embeddings.
-        embeddings: as for :class:`Source`.
-        maker: as for :class:`Source`.
-    """
+    """As :class:`Source`, with records without their embeddings instead of documents."""
 
     records: NamedRecords
     embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None

@@ -8,7 +8,9 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,14 +54,22 @@ def pages(tmp_path: Path) -> Path:
     return tmp_path / "pages"
 
 
+@pytest.fixture
+def prepare(toy_bundle: Path, pages: Path, tmp_path: Path) -> Callable[..., BulkEncoding]:
+    """``prepare(rows_per_shard=10)``: the pages to ``out`` by the toy bundle, or other arguments."""
+
+    def prepare(source: Any = pages, output: Any = tmp_path / "out", **options: Any) -> BulkEncoding:
+        return BulkEncoding.prepare(source, output, **{"model": toy_bundle, **options})
+
+    return prepare
+
+
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def test_rows_keep_their_columns_and_order_and_get_embeddings(
-    toy_bundle: Path, pages: Path, tmp_path: Path
-) -> None:
-    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, rows_per_shard=10)
+def test_rows_keep_their_columns_and_order_and_get_embeddings(prepare, toy_bundle, tmp_path):
+    encoding = prepare(rows_per_shard=10)
     assert encoding.run() == encoding.rows == 28
     table = parquet.read_table(tmp_path / "out")  # as any reader would, the manifest beside the shards
     assert table.column_names == ["id", "text", "tags", "embedding"]
@@ -73,41 +83,37 @@ def test_rows_keep_their_columns_and_order_and_get_embeddings(
     np.testing.assert_array_equal(rows, np.concatenate(shards))
 
 
-def test_a_shard_says_which_model_made_it(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
-    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+def test_a_shard_says_which_model_made_it(prepare, toy_bundle, tmp_path):
+    prepare().run()
     metadata = parquet.read_schema(tmp_path / "out" / "shard-000000.parquet").metadata
     encoder = Encoder.load(toy_bundle)
     about = {"model": "toy", "fingerprint": encoder.fingerprint, "numerics": encoder.numerics}
     assert json.loads(metadata[b"embedkit"]) == about
 
 
-def test_a_mixture_of_arithmetics_is_logged_and_recorded(
-    toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch, caplog
-) -> None:
+def test_a_mixture_of_arithmetics_is_logged_and_recorded(prepare, toy_bundle, tmp_path, monkeypatch, caplog):
     out, used = tmp_path / "out", Encoder.load(toy_bundle).numerics
-    BulkEncoding.prepare(pages, out, model=toy_bundle, columns=["text"], rows_per_shard=10).run()
+    prepare(columns=["text"], rows_per_shard=10).run()
     assert json.loads((out / "_manifest.json").read_text())["numerics"] == [used]
     (out / "shard-000001.parquet").unlink()
     monkeypatch.setattr(Encoder, "numerics", property(lambda _: "another"))
     caplog.clear()
-    BulkEncoding.prepare(pages, out, model=toy_bundle, columns=["text"], rows_per_shard=10).run()
+    prepare(columns=["text"], rows_per_shard=10).run()
     assert [line for line in caplog.messages if f"computed by {used}, and another computes" in line]
     assert json.loads((out / "_manifest.json").read_text())["numerics"] == sorted(["another", used])
     collection = Collection.build(out, encoder=Encoder.load(toy_bundle), path=tmp_path / "idx")
     assert collection.manifest.numerics == tuple(sorted(["another", used]))
 
 
-def test_a_worker_with_another_arithmetic_reports_it(
-    toy_bundle: Path, pages: Path, tmp_path: Path, caplog
-) -> None:
-    job = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).job
+def test_a_worker_with_another_arithmetic_reports_it(prepare, caplog):
+    job = prepare().job
     ShardEncoder(job)
     assert not caplog.messages
     ShardEncoder(dataclasses.replace(job, numerics="another"))
     assert "computed by another, and" in caplog.text
 
 
-def test_shards_cross_row_groups_but_no_files(pages: Path) -> None:
+def test_shards_cross_row_groups_but_no_files(pages):
     inputs = find_inputs(pages)
     assert [each.name for each in inputs] == ["a.parquet", "c.parquet", "deep/b.parquet"]
     shards = cut_into_shards(inputs, 10)
@@ -122,7 +128,7 @@ def test_shards_cross_row_groups_but_no_files(pages: Path) -> None:
         assert pa.concat_tables(read)["id"].to_pylist() == [*range(25), *range(3)]
 
 
-def test_inputs_are_a_file_a_folder_or_a_pattern(pages: Path, tmp_path: Path, monkeypatch) -> None:
+def test_inputs_are_a_file_a_folder_or_a_pattern(pages, tmp_path, monkeypatch):
     write(pages / "_temporary" / "d.parquet", 2)
     write(pages / ".e.parquet", 2)
 
@@ -136,27 +142,27 @@ def test_inputs_are_a_file_a_folder_or_a_pattern(pages: Path, tmp_path: Path, mo
     assert found("pages/[ab].parquet") == ["a.parquet"]
 
 
-def test_only_requested_columns_are_kept(toy_bundle: Path, tmp_path: Path) -> None:
+def test_only_requested_columns_are_kept(prepare, tmp_path):
     write(tmp_path / "in.parquet", 5, embedding=[0] * 5)
     with pytest.raises(InputError, match="already has a column 'embedding'"):
-        BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle)
-    BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle, columns=["id"]).run()
+        prepare(tmp_path / "in.parquet")
+    prepare(tmp_path / "in.parquet", columns=["id"]).run()
     assert parquet.read_table(tmp_path / "out").column_names == ["id", "embedding"]
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
-def test_texts_of_every_arrow_type_are_read(toy_bundle: Path, tmp_path: Path, kind: pa.DataType) -> None:
+def test_texts_of_every_arrow_type_are_read(prepare, toy_bundle, tmp_path, kind):
     parquet.write_table(
         pa.table({"text": pa.array(["a dog", "the sea", "a dog"]).cast(kind)}), tmp_path / "in.parquet"
     )
-    BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle).run()
+    prepare(tmp_path / "in.parquet").run()
     rows = np.array(parquet.read_table(tmp_path / "out")["embedding"].to_pylist(), dtype=np.float32)
     np.testing.assert_array_equal(rows, Encoder.load(toy_bundle).encode(["a dog", "the sea", "a dog"]))
 
 
-def test_options_reach_the_encoder(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+def test_options_reach_the_encoder(prepare, toy_bundle, tmp_path):
     options = {"truncate_dim": 8, "precision": "ubinary"}
-    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, **options).run()
+    prepare(**options).run()
     table = parquet.read_table(tmp_path / "out")
     expected = Encoder.load(toy_bundle).encode(
         table["text"].to_pylist(), **options
@@ -165,8 +171,8 @@ def test_options_reach_the_encoder(toy_bundle: Path, pages: Path, tmp_path: Path
     np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), dtype=np.uint8), expected)
 
 
-def test_the_cost_is_that_of_the_rest(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
-    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, rows_per_shard=10)
+def test_the_cost_is_that_of_the_rest(prepare, tmp_path):
+    encoding = prepare(rows_per_shard=10)
     cost = encoding.cost()
     assert not (tmp_path / "out").exists()
     assert (cost.rows, cost.shards, cost.bytes) == (28, 4, 28 * 16 * 4)
@@ -176,11 +182,9 @@ def test_the_cost_is_that_of_the_rest(toy_bundle: Path, pages: Path, tmp_path: P
     assert dataclasses.astuple(encoding.cost())[:3] == (5, 1, 5 * 16 * 4)
 
 
-def test_finished_shards_are_not_computed_again(
-    toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_finished_shards_are_not_computed_again(prepare, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    BulkEncoding.prepare(pages, out, model=toy_bundle, rows_per_shard=10).run()
+    prepare(rows_per_shard=10).run()
     whole = digests(out)
     (out / "shard-000001.parquet").unlink()
     (out / ".shard-000001.parquet.0123456789ab.part").write_bytes(b"half of it")
@@ -191,15 +195,13 @@ def test_finished_shards_are_not_computed_again(
         "encode",
         lambda self, shard, advance: made.append(shard.number) or encode(self, shard, advance),
     )
-    assert BulkEncoding.prepare(pages, out, model=toy_bundle, rows_per_shard=10).run() == 10
+    assert prepare(rows_per_shard=10).run() == 10
     assert made == [1]
     assert digests(out) == whole
-    assert BulkEncoding.prepare(pages, out, model=toy_bundle, rows_per_shard=10).run() == 0
+    assert prepare(rows_per_shard=10).run() == 0
 
 
-def test_an_interrupted_run_resumes_to_the_same_bytes(
-    toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_an_interrupted_run_resumes_to_the_same_bytes(prepare, toy_bundle, pages, tmp_path, monkeypatch):
     BulkEncoding.prepare(pages, tmp_path / "whole", model=toy_bundle, rows_per_shard=4).run()
     encode, calls = Encoder.encode_batches, []
 
@@ -210,7 +212,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
         return encode(self, *arguments, **options)
 
     monkeypatch.setattr(Encoder, "encode_batches", interrupted)
-    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, rows_per_shard=4)
+    encoding = prepare(rows_per_shard=4)
     with pytest.raises(KeyboardInterrupt):
         encoding.run()
     assert sorted(digests(tmp_path / "out")) == ["_manifest.json", "shard-000000.parquet", "shard-000001.parquet"]
@@ -218,13 +220,13 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
-def test_several_processes_write_the_same_bytes(pages: Path, tmp_path: Path) -> None:
+def test_several_processes_write_the_same_bytes(pages, tmp_path):
     BulkEncoding.prepare(pages, tmp_path / "one", model="tiny", rows_per_shard=10).run()
     assert BulkEncoding.prepare(pages, tmp_path / "two", model="tiny", rows_per_shard=10).run(workers=2) == 28
     assert digests(tmp_path / "two") == digests(tmp_path / "one")
 
 
-def test_files_of_a_lost_worker_are_removed(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
+def test_files_of_a_lost_worker_are_removed(prepare, tmp_path, monkeypatch):
     left = tmp_path / "out" / ".shard-000000.parquet.0123456789ab.part"
     encode = ShardEncoder.encode
 
@@ -233,12 +235,12 @@ def test_files_of_a_lost_worker_are_removed(toy_bundle: Path, pages: Path, tmp_p
         return encode(self, *arguments)
 
     monkeypatch.setattr(ShardEncoder, "encode", lost)
-    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+    prepare().run()
     assert not left.exists()
 
 
-def test_another_model_is_refused(toy_bundle: Path, write_toy_bundle, pages: Path, tmp_path: Path) -> None:
-    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+def test_another_model_is_refused(prepare, write_toy_bundle, pages, tmp_path):
+    prepare().run()
     before = digests(tmp_path / "out")
     other = write_toy_bundle(tmp_path / "other.onnx", name="other")
     with pytest.raises(FingerprintError, match=r"holds embeddings of toy \(fingerprint .* not of other"):
@@ -255,39 +257,37 @@ def test_another_model_is_refused(toy_bundle: Path, write_toy_bundle, pages: Pat
         ({"precision": "ubinary"}, "precision 'float32', now 'ubinary'"),
     ],
 )
-def test_other_settings_are_refused(
-    toy_bundle: Path, pages: Path, tmp_path: Path, changed: dict, words: str
-) -> None:
-    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+def test_other_settings_are_refused(prepare, changed, words):
+    prepare().run()
     with pytest.raises(InputError, match=words):
-        BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, **changed)
+        prepare(**changed)
 
 
-def test_other_inputs_are_refused(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
-    BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+def test_other_inputs_are_refused(prepare, pages):
+    prepare().run()
     write(pages / "a.parquet", 25, seed=5)
     with pytest.raises(InputError, match="was started with inputs 3 files with 28 rows"):
-        BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
+        prepare()
 
 
-def test_a_folder_without_shards_may_start_over(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_folder_without_shards_may_start_over(prepare, tmp_path):
     write(tmp_path / "in.parquet", 2, text=["a", None])
     with pytest.raises(DataError, match=r"in.parquet:2: 'text' is null"):
-        BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle).run()
+        prepare(tmp_path / "in.parquet").run()
     write(tmp_path / "in.parquet", 2)
-    assert BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle).run() == 2
+    assert prepare(tmp_path / "in.parquet").run() == 2
 
 
-def test_files_of_others_are_left_alone(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+def test_files_of_others_are_left_alone(prepare, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     with pytest.raises(CollectionError, match=r"holds thesis.txt and no _manifest.json"):
-        BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle).run()
+        prepare().run()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
 
 
-def test_two_runs_at_once_are_refused(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
-    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
+def test_two_runs_at_once_are_refused(prepare, monkeypatch):
+    encoding = prepare()
     refused = []
 
     def second(*_: object) -> int:
@@ -315,21 +315,21 @@ def test_two_runs_at_once_are_refused(toy_bundle: Path, pages: Path, tmp_path: P
     ],
 )
 def test_invalid_options_are_refused_before_anything_is_written(
-    toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch, arguments: dict, error: type, words: str
-) -> None:
+    toy_bundle, pages, tmp_path, monkeypatch, arguments, error, words
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words):
         BulkEncoding.prepare(**{"source": "pages", "output": "out", "model": toy_bundle, **arguments})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pages"]
 
 
-def test_files_may_differ_in_order_width_and_presence_of_columns(toy_bundle: Path, tmp_path: Path) -> None:
+def test_files_may_differ_in_order_width_and_presence_of_columns(prepare, tmp_path):
     (tmp_path / "in").mkdir()
     narrow = pa.table({"text": ["a"], "n": pa.array([1], pa.int32()), "x": pa.nulls(1)})
     wide = pa.table({"x": ["b"], "text": pa.array(["b"], pa.large_string()), "n": pa.array([2], pa.int64())})
     for number, table in enumerate([narrow, wide, pa.table({"text": ["c"], "y": [True]})]):
         parquet.write_table(table, tmp_path / "in" / f"{number}.parquet")
-    BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle).run()
+    prepare(tmp_path / "in").run()
     rows = [
         row
         for file in sorted((tmp_path / "out").glob("*.parquet"))
@@ -342,29 +342,29 @@ def test_files_may_differ_in_order_width_and_presence_of_columns(toy_bundle: Pat
     ]
 
 
-def test_columns_without_a_common_type_are_named_and_can_be_left_out(toy_bundle: Path, tmp_path: Path) -> None:
+def test_columns_without_a_common_type_are_named_and_can_be_left_out(prepare, tmp_path):
     (tmp_path / "in").mkdir()
     parquet.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "in" / "0.parquet")
     parquet.write_table(pa.table({"text": ["b"], "n": ["x"]}), tmp_path / "in" / "1.parquet")
     with pytest.raises(DataError, match=r"the column 'n' is int64 in .*0.parquet and string in .*1.parquet"):
-        BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle)
-    encoding = BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle, columns=["text"])
+        prepare(tmp_path / "in")
+    encoding = prepare(tmp_path / "in", columns=["text"])
     assert encoding.run() == 2
 
 
-def test_a_column_named_twice_is_refused(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_column_named_twice_is_refused(prepare, tmp_path):
     table = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet has two columns 'text'"):
-        BulkEncoding.prepare(tmp_path / "a.parquet", tmp_path / "out", model=toy_bundle)
+        prepare(tmp_path / "a.parquet")
 
 
-def test_folders_with_hives_names_are_columns(toy_bundle: Path, tmp_path: Path) -> None:
+def test_folders_with_hives_names_are_columns(prepare, tmp_path):
     for year, lang in [(2023, "en"), (2024, "de%2Dat"), (2024, "__HIVE_DEFAULT_PARTITION__")]:
         folder = tmp_path / "in" / f"year={year}" / f"lang={lang}"
         folder.mkdir(parents=True)
         parquet.write_table(pa.table({"text": [f"{year} {lang}"]}), folder / "0.parquet")
-    BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle).run()
+    prepare(tmp_path / "in").run()
     rows = [
         row
         for file in sorted((tmp_path / "out").glob("*.parquet"))
@@ -377,53 +377,53 @@ def test_folders_with_hives_names_are_columns(toy_bundle: Path, tmp_path: Path) 
     ]
 
 
-def test_a_single_folder_with_hives_name_is_a_column(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_single_folder_with_hives_name_is_a_column(prepare, tmp_path):
     (tmp_path / "in" / "lang=en").mkdir(parents=True)
     parquet.write_table(pa.table({"text": ["a"]}), tmp_path / "in" / "lang=en" / "0.parquet")
-    encoding = BulkEncoding.prepare(tmp_path / "in", tmp_path / "out", model=toy_bundle, columns=["lang"])
+    encoding = prepare(tmp_path / "in", columns=["lang"])
     encoding.run()
     assert parquet.read_table(tmp_path / "out" / "shard-000000.parquet")["lang"].to_pylist() == ["en"]
 
 
-def test_a_shard_that_would_fill_the_memory_is_refused(toy_bundle: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_shard_that_would_fill_the_memory_is_refused(prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_input, "_LARGEST_SHARD", 10_000)
     parquet.write_table(pa.table({"text": ["a" * 1000] * 1000}), tmp_path / "a.parquet")
-    encoding = BulkEncoding.prepare(tmp_path / "a.parquet", tmp_path / "out", model=toy_bundle)
+    encoding = prepare(tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet: 512 rows hold more than 0 GiB; use a smaller rows_per_shard"):
         encoding.cost()
 
 
-def test_inputs_are_parquet_with_texts(toy_bundle: Path, pages: Path) -> None:
+def test_inputs_are_parquet_with_texts(prepare, pages):
     parquet.write_table(pa.table({"id": [1]}), pages / "z.parquet")
     with pytest.raises(DataError, match=r"z.parquet: there is no column 'text', unlike in .*a.parquet"):
-        BulkEncoding.prepare(pages, pages.parent / "out", model=toy_bundle)
+        prepare()
     (pages / "z.parquet").write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=r"z.parquet is not a readable Parquet file"):
         find_inputs(pages)
 
 
-def test_no_rows_are_an_error(toy_bundle: Path, pages: Path, tmp_path: Path) -> None:
+def test_no_rows_are_an_error(prepare, pages):
     with pytest.raises(DataError, match=r"c.parquet: there are no rows"):
-        BulkEncoding.prepare(pages / "c.parquet", tmp_path / "out", model=toy_bundle)
+        prepare(pages / "c.parquet")
 
 
-def test_a_file_changed_during_the_run_is_noticed(toy_bundle: Path, tmp_path: Path) -> None:
+def test_a_file_changed_during_the_run_is_noticed(prepare, tmp_path):
     write(tmp_path / "in.parquet", 20)
-    encoding = BulkEncoding.prepare(tmp_path / "in.parquet", tmp_path / "out", model=toy_bundle, rows_per_shard=10)
+    encoding = prepare(tmp_path / "in.parquet", rows_per_shard=10)
     write(tmp_path / "in.parquet", 12)
     with pytest.raises(DataError, match="has fewer rows than when the run started"):
         encoding.run()
 
 
-def test_a_worker_refuses_another_model(toy_bundle: Path, write_toy_bundle, pages: Path, tmp_path: Path) -> None:
-    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
+def test_a_worker_refuses_another_model(prepare, write_toy_bundle, tmp_path):
+    encoding = prepare()
     other = write_toy_bundle(tmp_path / "other.onnx", name="other")
     with pytest.raises(FingerprintError, match=r"other.onnx is another model here"):
         ShardEncoder(dataclasses.replace(encoding.job, model=str(other)))
 
 
-def test_engines_are_selected_by_name(toy_bundle: Path, pages: Path, tmp_path: Path, monkeypatch) -> None:
-    encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle)
+def test_engines_are_selected_by_name(prepare, tmp_path, monkeypatch):
+    encoding = prepare()
     with pytest.raises(InputError, match="there is no engine 'spark'; the engines are local, ray"):
         encoding.run(engine="spark")
     for workers in (0, most_processes() + 1):
@@ -435,7 +435,7 @@ def test_engines_are_selected_by_name(toy_bundle: Path, pages: Path, tmp_path: P
     assert not list((tmp_path / "out").glob("shard-*"))
 
 
-def test_a_missing_pyarrow_is_reported_in_one_sentence(monkeypatch) -> None:
+def test_a_missing_pyarrow_is_reported_in_one_sentence(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("embedkit.serving.bulk")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -452,7 +452,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform ==
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows tells no peak")
-def test_memory_is_bounded_by_a_shard(toy_bundle: Path, tmp_path: Path) -> None:
+def test_memory_is_bounded_by_a_shard(toy_bundle, tmp_path):
     def peak(rows: int) -> int:
         pages = [random.randbytes(1500).hex() for _ in range(rows)]
         table = pa.table({"text": ["a dog"] * rows, "page": pages})

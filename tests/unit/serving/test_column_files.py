@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import random
 
 import numpy as np
 import pytest
@@ -41,13 +40,6 @@ def test_codes_are_as_wide_as_they_need_to_be(tmp_path, distinct, dtype):
     assert np.flatnonzero(files.column("t").equal(some)).tolist() == list(range(5, 90))
 
 
-def test_lists_have_an_entry_for_each_item(tmp_path):
-    column = written(tmp_path, [{"tags": ["x", "y"]}, {"tags": []}, {}, {"tags": "y"}]).column("tags")
-    assert column.rows.tolist() == [0, 0, 3]
-    assert column.equal(["y"]).tolist() == [True, False, False, True]
-    assert column.present().tolist() == [True, False, False, True]
-
-
 def test_numbers_that_no_dtype_holds_are_read_from_the_documents(tmp_path):
     huge = [{"a": 2**70, "b": 2**53 + 1, "c": 2**60}, {"a": 1, "b": 0.5, "c": 1}]
     files = written(tmp_path, huge)
@@ -65,20 +57,6 @@ def test_long_texts_and_many_fields_are_read_from_the_documents(tmp_path, monkey
     assert files.names == {"short", "third", "long"}
     files = written(tmp_path, [*metadata, {"third": 1, "fourth": 2}])
     assert files.names is None
-
-
-def test_random_values_survive(tmp_path):
-    chance = random.Random(3)
-    pool = [1, -2, 0.5, "a", "ü", None, True, ["a", 1], [], {"x": 1}]
-    metadata = [{field: chance.choice(pool) for field in "abc" if chance.random() < 0.8} for _ in range(200)]
-    files = written(tmp_path, metadata)
-    for field in "abc":
-        column = files.column(field)
-        items = [row.get(field, []) for row in metadata]
-        items = [value if isinstance(value, list) else [value] for value in items]
-        for wanted in (1, "ü", None, True):
-            expected = [any(type(one) is type(wanted) and one == wanted for one in row) for row in items]
-            assert column.equal([wanted]).tolist() == expected
 
 
 def test_no_metadata_at_all(tmp_path):

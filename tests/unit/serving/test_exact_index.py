@@ -65,11 +65,3 @@ def test_few_queries_keep_one_processor_busy():
             index.search(rows[:1], 10)
         shares.append((time.process_time() - total) / (time.thread_time() - own))
     assert min(shares) < 1.2
-
-
-@pytest.mark.parametrize("count", [1, 8, 9])
-def test_few_and_many_queries_find_the_same(count):
-    rows = np.random.default_rng(1).standard_normal((500, 24), dtype=np.float32)
-    index = ExactIndex(rows)
-    for found, expected in zip(index.search(rows[:count], 7), index.search(rows[:40], 7), strict=True):
-        np.testing.assert_array_equal(found, expected[:count])

@@ -175,17 +175,14 @@ def test_a_filtered_search_is_a_search_among_matching_documents(library, conditi
         assert library.search(query, k=k, filter=conditions) == expected
 
 
-def test_other_kinds_are_exact_under_a_filter(library, encoder, monkeypatch):
+def test_other_kinds_are_exact_under_a_filter(tmp_path, encoder):
     pytest.importorskip("faiss")
-    binary = Collection.build(
-        [{"id": str(n), "text": f"{n} bee {n % 7}", "even": n % 2 == 0} for n in range(900)],
-        encoder=encoder, path=library.path.parent / "binary", index="binary",
-    )  # fmt: skip
-    exact = Collection.build(
-        [{"id": str(n), "text": f"{n} bee {n % 7}", "even": n % 2 == 0} for n in range(900)],
-        encoder=encoder, path=library.path.parent / "exact", index="exact",
-    )  # fmt: skip
+    documents = [{"id": str(n), "text": f"{n} bee {n % 7}", "even": n % 2 == 0} for n in range(900)]
     queries = [f"{n} bee" for n in range(20)]
+    binary, exact = (
+        Collection.build(documents, encoder=encoder, path=tmp_path / kind, index=kind)
+        for kind in ("binary", "exact")
+    )
     assert binary.search(queries, filter={"even": True}) == exact.search(queries, filter={"even": True})
 
 

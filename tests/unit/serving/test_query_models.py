@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,10 +11,9 @@ from embedkit import Encoder
 from embedkit.errors import CollectionError, FingerprintError, InputError, ModelNotFoundError
 from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.manifest import Manifest
-from embedkit.serving.retrieval.models import QueryModel
 
 from .conftest import DOCUMENTS, WordEncoder
-from .test_manifest import MANIFEST, forge
+from .test_manifest import forge
 
 
 class Student(WordEncoder):
@@ -44,13 +41,6 @@ def pair(tmp_path, encoder, student):
     return Collection.build(
         DOCUMENTS, encoder=encoder, queries=student, path=tmp_path / "idx", queries_source="student.onnx"
     )
-
-
-def test_documents_and_queries_have_their_own_models(pair, encoder, student):
-    pair.search("tea")
-    assert student.calls[-1] == ["tea"]
-    assert ["tea"] not in encoder.calls
-    assert [row for row in encoder.calls if "tea" in row]  # as a document
 
 
 def test_scores_are_those_of_the_two_models(pair, encoder, student):
@@ -145,15 +135,6 @@ def test_a_collection_rebuilt_for_strangers_is_seen(pair, student, other_encoder
     Collection.build(DOCUMENTS, encoder=other_encoder, path=pair.path, replace=True)
     with pytest.raises(FingerprintError, match="other-words"):
         opened.refresh()
-
-
-def test_manifests_keep_the_query_model(tmp_path):
-    queries = QueryModel(model="t", source=None, fingerprint="e", agreement=0.9)
-    told = dataclasses.replace(MANIFEST, queries=queries)
-    told.write(tmp_path)
-    assert Manifest.read(tmp_path) == told
-    MANIFEST.write(tmp_path)
-    assert "queries" not in json.loads((tmp_path / "manifest.json").read_text())
 
 
 @pytest.mark.parametrize("value", ["t", {}, {"model": "t", "source": 1, "fingerprint": "e", "agreement": 0.9}])
