@@ -50,13 +50,7 @@ class Route:
 
 
 class Routes(list[Route]):
-    """Routes of one kind of client, collected by its decorators.
-
-    Args:
-        tag: group in the OpenAPI document; empty leaves the routes out.
-        errors: schema of their errors.
-        scope: permission that they need.
-    """
+    """Routes of one kind of client, collected by decorators; all have one tag, schema of errors and scope."""
 
     def __init__(
         self, tag: str = "", *, errors: type[BaseModel] | None = None, scope: Scope | None = "read"
@@ -122,12 +116,7 @@ class RouteTable:
         }  # what most requests ask for, as they write it
 
     def find(self, method: str, target: bytes) -> Found:
-        """Return the route of a request.
-
-        Args:
-            method: its method.
-            target: its target as sent: a path, or a URL.
-        """
+        """Return the route of a request by its target as sent: a path, or a URL."""
         usual = self._usual.get((method, target))
         if usual is not None:
             return usual

@@ -17,7 +17,7 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 
 from embedkit.atomic import atomic_file
-from embedkit.errors import CollectionError, InputError, ModelError
+from embedkit.errors import CollectionError, ModelError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import numerics_of
@@ -121,14 +121,7 @@ def embed_texts(texts: Sequence[str], encoder: TextEncoder) -> FloatArray:
 
 
 def embed_queries(queries: Sequence[str], encoder: TextEncoder) -> FloatArray:
-    """Embed queries, with ``encode_query`` if the encoder has that method: ``(Q, D) float32, unit rows``.
-
-    Raises:
-        InputError: a query is not a string.
-    """
-    for position, query in enumerate(queries):
-        if not isinstance(query, str):
-            raise InputError(f"expected strings as queries, got {type(query).__name__} at position {position}")
+    """Embed queries, with ``encode_query`` if the encoder has that method: ``(Q, D) float32, unit rows``."""
     if not queries:
         return np.empty((0, encoder.dimension), dtype=np.float32)
     if isinstance(encoder, PromptingEncoder):

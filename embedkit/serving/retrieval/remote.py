@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from embedkit.errors import CollectionError, DataError, EmbedkitError, InputError
+from embedkit.errors import CollectionError, EmbedkitError, InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
@@ -422,10 +421,6 @@ def _spool(
 
         def documents() -> Iterator[Document]:
             for document in source.documents:
-                try:
-                    json.dumps(document.metadata, allow_nan=False)
-                except (TypeError, ValueError) as error:
-                    raise DataError(f"the metadata of document {document.id:.40} is not JSON: {error}") from error
                 check(document)
                 yield document
                 progress.advance()

@@ -221,8 +221,7 @@ class Cascade:
         """Find ``k`` documents for each query.
 
         Raises:
-            InputError: ``k``, the number of candidates or the effort is out of range, a query is not a string, or
-                the collection has no lexical index.
+            InputError: there are fewer candidates than results, no re-ranker to weigh, or no lexical index.
             CollectionError: a file is damaged.
         """
         steps = self.steps(view, queries, k, conditions, rerank=self.reranker is not None)
@@ -293,8 +292,6 @@ class Cascade:
                 stages.enter("blended", sum_of_scores.fuse(stages.ranking, before))
 
     def _wanted(self, k: int, *, rerank: bool) -> int:
-        if k < 1:
-            raise InputError(f"expected k of at least 1, got {k}")
         if self.candidates is not None and self.candidates < k:
             raise InputError(f"expected at least as many candidates as results, {k}, got {self.candidates}")
         if self.fusion is None and not rerank:

@@ -55,42 +55,40 @@ def assert_same(collection, embedded, encoder):
     np.testing.assert_array_equal(found, embedded)
 
 
-def test_an_array_beside_the_documents(tmp_path, encoder, embedded):
-    assert_same(built(ROWS, encoder, tmp_path, embeddings=embedded), embedded, encoder)
+def with_column(rows):
+    return ({**row, "vector": vector.tolist()} for row, vector in zip(ROWS, rows, strict=True))
 
 
-def test_a_npy_file_beside_the_documents(tmp_path, encoder, embedded, monkeypatch):
+def saved(path, rows):
+    np.save(path, rows)
+    return str(path)
+
+
+FORMS = {
+    "an array": lambda folder, encoder, rows: (ROWS, rows),
+    "a .npy file": lambda folder, encoder, rows: (ROWS, saved(folder / "e.npy", rows)),
+    "a column of an iterable": lambda folder, encoder, rows: (with_column(rows), "vector"),
+    "a column of a hub data set": lambda folder, encoder, rows: (
+        pytest.importorskip("datasets").Dataset.from_list([*with_column(rows)]),
+        "vector",
+    ),
+    "shards": lambda folder, encoder, rows: (write_shards(folder / "s", encoder), None),
+    "one shard": lambda folder, encoder, rows: (
+        write_shards(folder / "s", encoder, per_file=1000) / "shard-000000.parquet",
+        None,
+    ),
+    "an array beside a folder of parquet": lambda folder, encoder, rows: (
+        write_shards(folder / "s", encoder),
+        rows,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_embeddings_come_in_any_form(tmp_path, encoder, embedded, monkeypatch, form):
     monkeypatch.setattr(sources, "_CHUNK", 32)
-    np.save(tmp_path / "e.npy", embedded)
-    assert_same(built(ROWS, encoder, tmp_path, embeddings=str(tmp_path / "e.npy")), embedded, encoder)
-
-
-def test_a_column_of_any_iterable(tmp_path, encoder, embedded, monkeypatch):
-    monkeypatch.setattr(sources, "_CHUNK", 32)
-    rows = ({**row, "vector": vector.tolist()} for row, vector in zip(ROWS, embedded, strict=True))
-    assert_same(built(rows, encoder, tmp_path, embeddings="vector"), embedded, encoder)
-
-
-def test_a_column_of_a_hub_data_set(tmp_path, encoder, embedded):
-    datasets = pytest.importorskip("datasets")
-    rows = [{**row, "embedding": vector.tolist()} for row, vector in zip(ROWS, embedded, strict=True)]
-    assert_same(
-        built(datasets.Dataset.from_list(rows), encoder, tmp_path, embeddings="embedding"), embedded, encoder
-    )
-
-
-def test_shards(tmp_path, encoder, embedded):
-    assert_same(built(write_shards(tmp_path / "s", encoder), encoder, tmp_path), embedded, encoder)
-
-
-def test_an_array_beside_a_folder_of_parquet(tmp_path, encoder, embedded):
-    shards = write_shards(tmp_path / "s", encoder)
-    assert_same(built(shards, encoder, tmp_path, embeddings=embedded), embedded, encoder)
-
-
-def test_one_shard(tmp_path, encoder, embedded):
-    shards = write_shards(tmp_path / "s", encoder, per_file=1000)
-    assert_same(built(shards / "shard-000000.parquet", encoder, tmp_path), embedded, encoder)
+    documents, embeddings = FORMS[form](tmp_path, encoder, embedded)
+    assert_same(built(documents, encoder, tmp_path, embeddings=embeddings), embedded, encoder)
 
 
 def test_another_collection(tmp_path, encoder, embedded):
