@@ -189,10 +189,9 @@ class Batches(ABC):
 class BatchSource(Batches):
     """Batches of texts.
 
-    Each epoch is a new permutation of the corpus and drops the last incomplete batch. Each view is split into
-    chunks of similar length, which saves most of the padding and does not change the result. ``rows`` are the rows
-    of the corpus to train on, by default all; ``scores`` are labels of all its rows, ``(N,) float32``. Teachers
-    are read only if the method needs them.
+    Each view is split into chunks of similar length, which saves most of the padding and does not change the
+    result. ``rows`` are the rows of the corpus to train on, by default all; ``scores`` are labels of all its rows,
+    ``(N,) float32``. Teachers are read only if the method needs them.
 
     Raises:
         ConfigError: corpus, batch size or views do not fit the method, a required teacher or label is missing,

@@ -121,11 +121,6 @@ class DevConfig:
         None, "stop after this many consecutive epochs without an improvement; the authors' code uses 7", minimum=1
     )
 
-    @property
-    def measure(self) -> str:
-        """Name of the selection score: ``dev_spearman`` on pairs, else ``held_out_cosine``."""
-        return "dev_spearman" if self.pairs is not None else "held_out_cosine"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -177,9 +172,10 @@ class RunConfig:
 
     @property
     def measure(self) -> str:
-        """Name of the selection score: ``dev_map`` of a re-ranker, else that of ``dev``."""
-        ranks = self.method in {"score-distillation", "labelled-pairs"}
-        return "dev_map" if ranks else self.dev.measure
+        """Name of the selection score: of a re-ranker, on pairs, or on held-out text."""
+        if self.method in {"score-distillation", "labelled-pairs"}:
+            return "dev_map"
+        return "dev_spearman" if self.dev.pairs is not None else "held_out_cosine"
 
     @property
     def sources(self) -> list[SourceConfig]:
