@@ -471,7 +471,7 @@ class TestRuns:
     )
     def test_interrupted_and_resumed_equals_uninterrupted(self, mapping, whole, name, stops, tmp_path):
         folder, expected = whole(name)
-        parts = self.go(resolve(mapping(name)), tmp_path / "parts", stops)
+        parts = self.go(resolve(mapping(name)), tmp_path / "parts", stops, seed=5)
         assert expected.finished
         assert parts.finished
         first, second = (SentenceEncoder.load(place / "model") for place in (folder, tmp_path / "parts"))
@@ -490,13 +490,6 @@ class TestRuns:
         expected = {"name": "toy"} if config.teacher else None
         assert (card["teacher"] and {"name": card["teacher"]["name"]}) == expected
         assert SentenceEncoder.load(folder / "model").dimension == 16
-
-    @pytest.mark.parametrize("name", [*METHODS, *ENCODER_RECIPES])
-    def test_the_same_configuration_gives_the_same_bits(self, mapping, whole, name, tmp_path):
-        folder, _ = whole(name)
-        self.go(resolve(mapping(name)), tmp_path / "again", seed=5)
-        first, second = (SentenceEncoder.load(place / "model") for place in (folder, tmp_path / "again"))
-        assert first.fingerprint() == second.fingerprint()
 
     @pytest.mark.parametrize("name", [*METHODS, *ENCODER_RECIPES])
     def test_the_resolved_configuration_resolves_to_itself(self, mapping, name):
