@@ -100,7 +100,7 @@ def test_candidates_are_the_best_by_vectors_and_by_words_and_some_more(corpora, 
 
 def test_candidates_are_mined_once(corpora, tmp_path, monkeypatch):
     first = mine(*corpora, Encoder(), MINING, tmp_path / "cache", seed=1)
-    monkeypatch.setattr(mining, "_nearest", None)
+    monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("embedded again"))
 
     folder, candidates = mine(*corpora, Encoder(), MINING, tmp_path / "cache", seed=1)
 
