@@ -208,7 +208,8 @@ static int read_weight(Network *self, Product *p, const char *weight) {
     if (!memory) return -1;
     if (p->scales) {
         p->bytes = memory;
-        if (!sum_bytes(p, (const int8_t *)weight)) {
+        if (!sum_bytes(p, (const int8_t *)weight) ||
+            (self->target->saturates && !find_excess(p, (const int8_t *)weight))) {
             PyErr_NoMemory();
             return -1;
         }
@@ -488,6 +489,8 @@ static void free_product(const Network *self, Product *p) {
     }
     release(p->scales);
     release(p->sums);
+    release(p->excess);
+    release(p->excess_end);
     release(p->bias);
     release(p->factors);
 }

@@ -95,8 +95,12 @@ static void scale_block(const Product *p, const Rounded *a, Block b, float *c, A
 #ifndef MULTIPLY_BYTES /* a target may define its own */
 #define MULTIPLY_BYTES multiply_bytes
 
-/* Sums of `rows` rows and PANEL columns; rows and narrow are constants where this is inlined. */
-INLINE void sum_panel_of(const int rows, const bool narrow, const Product *p, const uint8_t *a, int column,
+#ifndef BYTE_STEP /* inputs that add_products() takes */
+#define BYTE_STEP 4
+#endif
+
+/* Sums of `rows` rows and PANEL columns; rows and together are constants where this is inlined. */
+INLINE void sum_panel_of(const int rows, const int together, const Product *p, const uint8_t *a, int column,
                          int32_t *to) {
     const int inputs = p->inputs;
     const int8_t *b = p->bytes + (size_t)column * inputs;
@@ -106,7 +110,7 @@ INLINE void sum_panel_of(const int rows, const bool narrow, const Product *p, co
         UNROLL(4)
         for (int v = 0; v < PANEL_VECTORS; v++) sums[r][v] = no_sums(p->sums + column + v * LANES);
     }
-    for (int k = 0; k < inputs; k += 4) {
+    for (int k = 0; k < inputs; k += BYTE_STEP) {
         Columns columns[PANEL_VECTORS];
         UNROLL(4)
         for (int v = 0; v < PANEL_VECTORS; v++) columns[v] = load_columns(b + ((size_t)v * inputs + k) * LANES);
@@ -115,7 +119,7 @@ INLINE void sum_panel_of(const int rows, const bool narrow, const Product *p, co
             const Inputs four = load_inputs(a + (size_t)r * inputs + k);
             UNROLL(4)
             for (int v = 0; v < PANEL_VECTORS; v++)
-                sums[r][v] = add_products(sums[r][v], four, columns[v], narrow);
+                sums[r][v] = add_products(sums[r][v], four, columns[v], together);
         }
     }
     UNROLL(6)
@@ -125,29 +129,41 @@ INLINE void sum_panel_of(const int rows, const bool narrow, const Product *p, co
     }
 }
 
-INLINE void sum_panel_as(int rows, const bool narrow, const Product *p, const uint8_t *a, int column,
+INLINE void sum_panel_as(int rows, const int together, const Product *p, const uint8_t *a, int column,
                          int32_t *to) {
     switch (rows) {
-    case 1: sum_panel_of(1, narrow, p, a, column, to); break;
-    case 2: sum_panel_of(2, narrow, p, a, column, to); break;
-    case 3: sum_panel_of(3, narrow, p, a, column, to); break;
+    case 1: sum_panel_of(1, together, p, a, column, to); break;
+    case 2: sum_panel_of(2, together, p, a, column, to); break;
+    case 3: sum_panel_of(3, together, p, a, column, to); break;
 #if BYTE_TILE_ROWS == 6
-    case 4: sum_panel_of(4, narrow, p, a, column, to); break;
-    case 5: sum_panel_of(5, narrow, p, a, column, to); break;
+    case 4: sum_panel_of(4, together, p, a, column, to); break;
+    case 5: sum_panel_of(5, together, p, a, column, to); break;
 #endif
-    default: sum_panel_of(BYTE_TILE_ROWS, narrow, p, a, column, to); break;
+    default: sum_panel_of(BYTE_TILE_ROWS, together, p, a, column, to); break;
     }
 }
 
-static void sum_panel(int rows, const Product *p, const uint8_t *a, int column, int32_t *to) {
 #ifdef SATURATES
-    if (!p->narrow) {
-        sum_panel_as(rows, false, p, a, column, to);
-        return;
+static void sum_panel(int rows, const Product *p, const uint8_t *a, int column, int32_t *to) {
+    if (p->together == 1)
+        sum_panel_as(rows, 1, p, a, column, to);
+    else if (p->together == 2)
+        sum_panel_as(rows, 2, p, a, column, to);
+    else {
+        const int block = column / LANES;
+        sum_panel_as(rows, 4, p, a, column, to);
+        for (int e = block ? p->excess_end[block - 1] : 0; e < p->excess_end[block]; e++) {
+            const Excess *excess = p->excess + e;
+            for (int r = 0; r < rows; r++)
+                to[r * PANEL + excess->column] += a[(size_t)r * p->inputs + excess->input] * excess->value;
+        }
     }
-#endif
-    sum_panel_as(rows, true, p, a, column, to);
 }
+#else
+static void sum_panel(int rows, const Product *p, const uint8_t *a, int column, int32_t *to) {
+    sum_panel_as(rows, 4, p, a, column, to);
+}
+#endif
 
 /* Columns from `first` to `end`, multiples of DEPTH. */
 static void multiply_bytes(const Product *p, const Rounded *a, int rows, int first, int end, float *c,

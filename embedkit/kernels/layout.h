@@ -41,25 +41,93 @@ static inline bool fits_16_bits(int first, int second) {
     return sum >= INT16_MIN && sum <= INT16_MAX;
 }
 
-/* Rearranges weights (inputs, outputs) of bytes. */
+/* The place of a weight of bytes among rearranged ones. */
+static inline size_t place_of_byte(const Product *p, size_t input, size_t output) {
+    return (output / LANES * (size_t)p->inputs + input / 4 * 4) * LANES + output % LANES * 4 + input % 4;
+}
+
+/* Rearranges weights (inputs, outputs) of bytes, without what exceeds 16 bits. */
 static inline void pack_bytes(const Product *p, const int8_t *weight) {
     const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs;
     for (size_t i = 0; i < inputs; i++)
-        for (size_t o = 0; o < outputs; o++)
-            p->bytes[(o / LANES * inputs + i / 4 * 4) * LANES + o % LANES * 4 + i % 4] =
-                weight[i * outputs + o];
+        for (size_t o = 0; o < outputs; o++) p->bytes[place_of_byte(p, i, o)] = weight[i * outputs + o];
+    if (!p->excess) return;
+    const Excess *e = p->excess;
+    for (size_t b = 0; b < outputs / LANES; b++)
+        for (; e < p->excess + p->excess_end[b]; e++)
+            p->bytes[place_of_byte(p, (size_t)e->input, b * LANES + (size_t)e->column)] -= (int8_t)e->value;
 }
 
 /* Sums the columns of weights (inputs, outputs) of bytes. Returns false if out of memory. */
 static inline bool sum_bytes(Product *p, const int8_t *weight) {
     const size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs;
     if (!(p->sums = (float *)aligned(sizeof(float) * outputs))) return false;
-    p->narrow = true;
+    p->together = 2;
     for (size_t i = 0; i < inputs; i++)
         for (size_t o = 0; o < outputs; o++) {
             p->sums[o] += weight[i * outputs + o];
-            if (i % 2) p->narrow &= fits_16_bits(weight[(i - 1) * outputs + o], weight[i * outputs + o]);
+            if (i % 2 && !fits_16_bits(weight[(i - 1) * outputs + o], weight[i * outputs + o])) p->together = 1;
         }
+    return true;
+}
+
+enum { MOST_OF_FOUR = 128 }; /* 255 times it fits 16 bits */
+
+/* Sums the bytes of a sign among the four of a column whose products are added: two neighbours, and the two
+   that are four inputs further. */
+static inline int sum_of_sign(const int8_t *weight, size_t outputs, int sign) {
+    int sum = 0;
+    for (size_t q = 0; q < 4; q++) {
+        const int value = sign * weight[(q / 2 * 4 + q % 2) * outputs];
+        sum += value > 0 ? value : 0;
+    }
+    return sum;
+}
+
+/* Writes what must be taken from the bytes of a sign, the largest first; returns the number of entries, up
+ * to 4. */
+static inline int find_excess_of_four(const int8_t *weight, size_t outputs, int sign, Excess first,
+                                      Excess *to) {
+    int count = 0, rest[4], over = sum_of_sign(weight, outputs, sign) - MOST_OF_FOUR;
+    for (size_t q = 0; q < 4; q++) rest[q] = sign * weight[(q / 2 * 4 + q % 2) * outputs];
+    while (over > 0) {
+        int q = 0;
+        for (int other = 1; other < 4; other++) q = rest[other] > rest[q] ? other : q;
+        const int part = rest[q] < over ? rest[q] : over;
+        to[count++] = (Excess){first.input + q / 2 * 4 + q % 2, first.column, (int16_t)(sign * part)};
+        rest[q] = 0;
+        over -= part;
+    }
+    return count;
+}
+
+/* Finds what bytes have beyond those of which four products fit 16 bits. If those are more than a 512th, adding
+   them would take longer than it saves, and the product stays as it is. Returns false if out of memory. */
+static inline bool find_excess(Product *p, const int8_t *weight) {
+    const size_t outputs = (size_t)p->outputs, blocks = outputs / LANES;
+    const size_t most = (size_t)p->inputs * outputs / 512;
+    size_t count = 0;
+    p->excess = (Excess *)aligned(sizeof(Excess) * (most + 8));
+    p->excess_end = (int32_t *)aligned(sizeof(int32_t) * blocks);
+    if (!p->excess || !p->excess_end) return false;
+    for (size_t b = 0; b < blocks; b++) {
+        for (int i = 0; i < p->inputs; i += i % 8 ? 6 : 2)
+            for (int l = 0; l < LANES && count <= most; l++) {
+                const int8_t *four = weight + (size_t)i * outputs + b * LANES + (size_t)l;
+                const Excess first = {i, (int16_t)l, 0};
+                count += (size_t)find_excess_of_four(four, outputs, 1, first, p->excess + count);
+                count += (size_t)find_excess_of_four(four, outputs, -1, first, p->excess + count);
+            }
+        p->excess_end[b] = (int32_t)count;
+    }
+    if (count <= most) {
+        p->together = 4;
+        return true;
+    }
+    release(p->excess);
+    release(p->excess_end);
+    p->excess = NULL;
+    p->excess_end = NULL;
     return true;
 }
 
@@ -72,7 +140,8 @@ static inline size_t scores_of_seat(int longest) { return TILE_ROWS * (size_t)wh
 
 /* Divides the memory of a workspace among its arrays, if allocated; returns the number of bytes needed. */
 static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest, int seats) {
-    const size_t rows = (size_t)tokens, hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
+    const size_t rows = (size_t)tokens, of_call = (size_t)rows_of_call(n);
+    const size_t hidden = (size_t)n->hidden, intermediate = (size_t)n->intermediate;
     const size_t pre_norm = n->pre_norm, gated = n->gated;
     const size_t pooled = (size_t)pooled_width(n), every = (size_t)seats;
     const size_t widest = (size_t)(n->dimension > n->hidden ? n->dimension : n->hidden);
@@ -80,14 +149,14 @@ static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest
                              rows * 3 * hidden,
                              rows * hidden,
                              rows * hidden * pre_norm,
-                             ROWS * intermediate * (1 + gated),
-                             ROWS * intermediate * gated,
-                             ROWS * widest,
-                             ROWS * pooled,
+                             of_call * intermediate * (1 + gated),
+                             of_call * intermediate * gated,
+                             of_call * widest,
+                             of_call * pooled,
                              every * keys_of_seat(n, longest),
                              every * scores_of_seat(longest),
-                             ROWS * pooled / 4,
-                             ROWS * intermediate / 4};
+                             of_call * pooled / 4,
+                             of_call * intermediate / 4};
     float *bytes[2], **parts[] = {&w->states, &w->projected, &w->context, &w->residual, &w->wide,  &w->opened,
                                   &w->narrow, &w->pooled,    &w->keys,    &w->scores,   &bytes[0], &bytes[1]};
     size_t used = 0;

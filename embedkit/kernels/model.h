@@ -11,24 +11,33 @@
 #include "team.h"
 
 enum {
-    LANES = 16,    /* floats that every target treats as one vector; a reduction has as many partial sums */
-    ROWS = 96,     /* rows per product call, which share one read of the weights from distant memory */
-    DEPTH = 64,    /* every width is a multiple of it */
-    TILE_ROWS = 6, /* rows of floats whose sums fit in registers */
+    LANES = 16,      /* floats that every target treats as one vector; a reduction has as many partial sums */
+    MOST_ROWS = 288, /* rows per product call, which share one read of the weights from distant memory: a multiple
+                        of the rows of every tile, because AMX reads whole tiles */
+    DEPTH = 64,      /* every width is a multiple of it */
+    TILE_ROWS = 6,   /* rows of floats whose sums fit in registers */
     MOST_ROTATIONS = 2,
 };
 
 typedef enum { AS_IS, GELU_ERF, GELU_TANH, TANH } Activation;
 
+/* What a weight has beyond the one that is stored: of a row of inputs, and of a column of sixteen. */
+typedef struct {
+    int32_t input;
+    int16_t column, value;
+} Excess;
+
 typedef struct {
     int inputs, outputs; /* both multiples of DEPTH */
     float *floats;       /* [outputs / panel][inputs][panel], of the target's panel, or NULL */
     int8_t *bytes;       /* [outputs / 16][inputs / 4][16][4], or NULL */
-    bool narrow;       /* no two neighbouring bytes of a column overflow 16 bits when multiplied by 255 each */
-    float *scales;     /* [outputs]: the scale of a column of bytes */
-    float *sums;       /* [outputs]: the sum of a column's bytes */
-    float *bias;       /* [outputs] */
-    float *factors;    /* [inputs] that inputs are multiplied by before rounding, or NULL */
+    int together;        /* bytes of a column whose products with 255 fit 16 bits when added: 4, 2 or 1 */
+    Excess *excess;      /* what 4 bytes lack, or NULL; of the columns from 16 b those before excess_end[b] */
+    int32_t *excess_end;
+    float *scales;       /* [outputs]: the scale of a column of bytes */
+    float *sums;         /* [outputs]: the sum of a column's bytes */
+    float *bias;         /* [outputs] */
+    float *factors;      /* [inputs] that inputs are multiplied by before rounding, or NULL */
     float step, least; /* the unit of a rounded input, and the value of input 0; step 0: a step for each row */
 } Product;
 
@@ -75,17 +84,17 @@ typedef struct {
 
 /* Rows of bytes: a byte times step, plus least, is the quantized value. */
 typedef struct {
-    uint8_t *bytes; /* [ROWS][inputs] */
-    float step[ROWS], least[ROWS];
+    uint8_t *bytes; /* [rows][inputs] */
+    float step[MOST_ROWS], least[MOST_ROWS];
 } Rounded;
 
-/* The workspace of one run. */
+/* The workspace of one run; its rows are those of one call. */
 typedef struct {
     float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
     float *residual; /* (tokens, hidden): sums of states that are not normalised; the states, unless pre_norm */
-    float *wide, *narrow; /* (ROWS, outputs of the wide product), (ROWS, widest row of hidden, pooled, dimension) */
-    float *opened;        /* (ROWS, intermediate): the inputs of the narrow product, wide unless gated */
-    float *pooled;        /* (ROWS, pooled width) */
+    float *wide, *narrow; /* (rows, outputs of the wide product), (rows, widest row of hidden, pooled, dimension) */
+    float *opened;        /* (rows, intermediate): the inputs of the narrow product, wide unless gated */
+    float *pooled;        /* (rows, pooled width) */
     float *keys, *scores; /* used by attend(), for each seat */
     Rounded narrow_bytes, wide_bytes;
     int tokens, longest, seats; /* the capacity */
@@ -97,6 +106,9 @@ typedef struct {
 
 /* The width of a pooled row: the states, followed by the memory's rows. */
 static inline int pooled_width(const Net *n) { return n->hidden + n->memory.width; }
+
+/* Rows per product call: fewer where the weights of a product fit in a near cache, so that the rows do, too. */
+static inline int rows_of_call(const Net *n) { return n->hidden < 512 ? 96 : MOST_ROWS; }
 
 /* Rounds up to a multiple of LANES. */
 static inline int whole_vectors(int length) { return (length + LANES - 1) / LANES * LANES; }
@@ -115,7 +127,8 @@ static inline const float *bias_of(const Net *n, int head) {
 /* An instruction set. All compute the same bits; they differ only in speed. */
 typedef struct {
     const char *name;
-    int panel; /* columns of float weights that are adjacent in memory */
+    int panel;      /* columns of float weights that are adjacent in memory */
+    bool saturates; /* whether products of bytes are added in 16 bits */
     /* Rows (texts, dimension), or scores (texts,), of texts whose ids are ids[starts[t]] to ids[starts[t + 1] -
        1]; starts[0] is 0. types is NULL where the network has none. False if a value was NaN or infinite. */
     bool (*run)(const Net *, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,

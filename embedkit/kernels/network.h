@@ -43,7 +43,7 @@ static void multiply_some(const void *step, int first, int end, int seat) {
         MULTIPLY_BYTES(a->p, a->scratch, a->rows, first * DEPTH, end * DEPTH, a->to, a->kind);
 }
 
-/* to = activation(from w + bias) for at most ROWS rows. */
+/* to = activation(from w + bias) for at most the rows of one call. */
 static void apply(const Product *p, const float *from, int rows, float *to, Activation kind, Rounded *scratch,
                   Workspace *w) {
     const Application step = {p, from, rows, to, kind, scratch, w};
@@ -124,7 +124,7 @@ static void attend_some(const void *step, int first, int end, int seat) {
     }
 }
 
-/* The part after attention, for at most ROWS rows. */
+/* The part after attention, for at most the rows of one call. */
 static void feed_forward(const Net *n, const Layer *l, float *states, float *residual, const float *context,
                          int count, Workspace *w) {
     apply(&l->context, context, count, w->narrow, AS_IS, &w->narrow_bytes, w);
@@ -138,10 +138,11 @@ static void feed_forward(const Net *n, const Layer *l, float *states, float *res
 /* The same for the first token of each text; the rows are first gathered in the buffer of the projections. */
 static void feed_forward_first(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
     const size_t hidden = (size_t)n->hidden, row = hidden * sizeof(float);
-    int first[ROWS];
+    const int most = rows_of_call(n);
+    int first[MOST_ROWS];
     for (int t = 0; t < texts;) {
         int count = 0;
-        for (; t < texts && count < ROWS; t++)
+        for (; t < texts && count < most; t++)
             if (starts[t] < starts[t + 1]) first[count++] = starts[t];
         float *residual = w->projected, *context = residual + count * hidden;
         float *states = n->pre_norm ? context + count * hidden : residual;
@@ -157,10 +158,10 @@ static void feed_forward_first(const Net *n, const Layer *l, const int32_t *star
 /* One layer over texts that start at starts[0] = 0 to starts[texts - 1]; the last computes only pooled rows. */
 static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
     const bool first_only = n->first_token && l == n->layer + n->layers - 1;
-    const int tokens = starts[texts];
+    const int tokens = starts[texts], most = rows_of_call(n);
     const size_t hidden = (size_t)n->hidden;
-    for (int r = 0; r < tokens; r += ROWS)
-        apply(&l->projection, w->states + r * hidden, at_most(tokens - r, ROWS), w->projected + r * 3 * hidden,
+    for (int r = 0; r < tokens; r += most)
+        apply(&l->projection, w->states + r * hidden, at_most(tokens - r, most), w->projected + r * 3 * hidden,
               AS_IS, &w->narrow_bytes, w);
     const Attention attention = {n, l, starts, first_only, w};
     share(w->team, texts * n->heads, attend_some, &attention);
@@ -168,9 +169,9 @@ static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int t
         feed_forward_first(n, l, starts, texts, w);
         return;
     }
-    for (int r = 0; r < tokens; r += ROWS)
+    for (int r = 0; r < tokens; r += most)
         feed_forward(n, l, w->states + r * hidden, w->residual + r * hidden, w->context + r * hidden,
-                     at_most(tokens - r, ROWS), w);
+                     at_most(tokens - r, most), w);
 }
 
 /* ---- from ids to rows ---- */
@@ -218,7 +219,7 @@ static float score_of(const Net *n, const float *row, bool is_logit) {
     return (logit < 0.0f ? *small : 1.0f) / (1.0f + *small);
 }
 
-/* Pool states and write rows or scores, for at most ROWS texts. */
+/* Pool states and write rows or scores, for at most as many texts as a call has rows. */
 static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int texts, float *out,
                    Workspace *w) {
     float *rows = n->score ? w->narrow : out;
@@ -248,6 +249,7 @@ static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int 
 static bool run(const Net *n, const int32_t *ids, const int32_t *types, const int32_t *starts, int texts,
                 float *rows, Workspace *w) {
     const size_t width = n->score ? 1 : (size_t)n->dimension;
+    const int most = rows_of_call(n);
     fenv_t environment;
     fegetenv(&environment);
     fesetenv(FE_DFL_ENV);
@@ -258,8 +260,8 @@ static bool run(const Net *n, const int32_t *ids, const int32_t *types, const in
               w->states + (size_t)starts[t] * n->hidden);
     if (n->pre_norm) memcpy(w->residual, w->states, sizeof(float) * (size_t)starts[texts] * (size_t)n->hidden);
     for (int l = 0; l < n->layers; l++) run_layer(n, n->layer + l, starts, texts, w);
-    for (int t = 0; t < texts; t += ROWS)
-        finish(n, ids, starts + t, at_most(texts - t, ROWS), rows + (size_t)t * width, w);
+    for (int t = 0; t < texts; t += most)
+        finish(n, ids, starts + t, at_most(texts - t, most), rows + (size_t)t * width, w);
     LEAVE;
     fesetenv(&environment);
     return !read_atomic(&w->broken);

@@ -30,6 +30,7 @@ DIGESTS = [
     "9d05bb74990fbc45",
     "976b9949209d554c",
     "16ba48bbd2a82a21",
+    "b7ef47cd00175a8b",
 ]
 X86 = {
     "avx2": "-mavx2 -mfma",

@@ -74,18 +74,19 @@ typedef struct {
     int rotations, window; /* 0: none; the window is that of the second layer */
 } Shape;
 
-static void draw_product(Product *p, const Shape *s, int inputs, int outputs, int panel) {
+static void draw_product(Product *p, const Shape *s, int inputs, int outputs, const Target *target) {
     *p = (Product){.inputs = inputs, .outputs = outputs, .bias = draw_floats((size_t)outputs, 0.2f, 0.0f)};
     if (s->levels == 0) {
         float *weight = draw_floats((size_t)inputs * (size_t)outputs, 0.2f, 0.0f);
         p->floats = aligned(sizeof(float) * (size_t)inputs * (size_t)outputs);
-        pack_floats(p, (const char *)weight, panel);
+        pack_floats(p, (const char *)weight, target->panel);
         release(weight);
         return;
     }
     int8_t *weight = draw_bytes((size_t)inputs * (size_t)outputs, s->levels);
     p->bytes = aligned((size_t)inputs * (size_t)outputs);
     sum_bytes(p, weight);
+    if (target->saturates) find_excess(p, weight);
     pack_bytes(p, weight);
     release(weight);
     p->scales = draw_floats((size_t)outputs, 5e-4f, 2e-3f);
@@ -117,7 +118,7 @@ static void draw_words(WordTable *t, WordKind kind, int width) {
     }
 }
 
-static void draw_net(Net *n, const Shape *s, int panel) {
+static void draw_net(Net *n, const Shape *s, const Target *target) {
     const int pooled = s->hidden + s->memory;
     state = 5;
     *n = (Net){.hidden = s->hidden,
@@ -143,11 +144,11 @@ static void draw_net(Net *n, const Shape *s, int panel) {
     if (s->memory) draw_words(&n->memory, s->words, s->memory);
     draw_norm(&n->embedding_norm, s->hidden);
     for (int l = 0; l < n->layers; l++) {
-        draw_product(&n->layer[l].projection, s, s->hidden, 3 * s->hidden, panel);
-        draw_product(&n->layer[l].context, s, s->hidden, s->hidden, panel);
+        draw_product(&n->layer[l].projection, s, s->hidden, 3 * s->hidden, target);
+        draw_product(&n->layer[l].context, s, s->hidden, s->hidden, target);
         draw_norm(&n->layer[l].context_norm, s->hidden);
-        draw_product(&n->layer[l].wide, s, s->hidden, s->intermediate * (1 + s->gated), panel);
-        draw_product(&n->layer[l].narrow, s, s->intermediate, s->hidden, panel);
+        draw_product(&n->layer[l].wide, s, s->hidden, s->intermediate * (1 + s->gated), target);
+        draw_product(&n->layer[l].narrow, s, s->intermediate, s->hidden, target);
         draw_norm(&n->layer[l].norm, s->hidden);
         n->layer[l].window = l && s->window ? s->window : -1;
         if (l < s->rotations) {
@@ -155,13 +156,13 @@ static void draw_net(Net *n, const Shape *s, int panel) {
             n->layer[l].rotation = n->rotation[l];
         }
     }
-    if (n->has_head) draw_product(&n->head, s, pooled, s->dimension, panel);
+    if (n->has_head) draw_product(&n->head, s, pooled, s->dimension, target);
     if (s->biased) n->bias = draw_floats((size_t)n->heads * biases_of_head(n), 3.0f, 0.0f);
     if (s->score) n->score = draw_floats((size_t)n->dimension + 1, 0.3f, 0.0f);
 }
 
 static void free_product(Product *p) {
-    void *parts[] = {p->floats, p->bytes, p->scales, p->sums, p->bias, p->factors};
+    void *parts[] = {p->floats, p->bytes, p->scales, p->sums, p->bias, p->factors, p->excess, p->excess_end};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) release(parts[i]);
 }
 
@@ -214,7 +215,7 @@ static uint64_t run_on(const Target *target, const Shape *shape, bool is_shared)
     static const int lengths[TEXTS] = {3, 0, 1, 16, 17, 33, PLACES, 7, 15};
     int32_t starts[TEXTS + 1] = {0}, ids[TEXTS * PLACES], types[TEXTS * PLACES];
     Net net;
-    draw_net(&net, shape, target->panel);
+    draw_net(&net, shape, target);
     for (int t = 0; t < TEXTS; t++) starts[t + 1] = starts[t] + lengths[t];
     for (int i = 0; i < starts[TEXTS]; i++) {
         ids[i] = (int32_t)(draw() % WORDS);
@@ -256,6 +257,7 @@ int main(void) {
         {64, 2, 192, 0, 0, 0, false, WORDS_FLOAT, GELU_ERF, AS_IS, true, false, false, true, true, 2, 5},
         {128, 4, 64, 0, 0, 127, false, WORDS_INT8, GELU_TANH, AS_IS, false, false, false, true, true, 1, 12},
         {128, 1, 64, 0, 64, 63, true, WORDS_INT4, GELU_ERF, TANH, true, false, true, false, true, 0, 1},
+        {128, 4, 192, 0, 128, 40, false, WORDS_INT8, GELU_ERF, AS_IS, false, false}, /* with excess */
     };
     int differing = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

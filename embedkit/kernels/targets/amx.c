@@ -67,4 +67,4 @@ static void multiply_bytes_amx(const Product *p, const Rounded *a, int rows, int
         }
 }
 
-const Target embedkit_amx = {"amx", PANEL, run, help};
+const Target embedkit_amx = {"amx", PANEL, false, run, help};

@@ -7,4 +7,4 @@
 #include "../network.h"
 #include "../targets.h"
 
-const Target embedkit_avx2 = {"avx2", PANEL, run, help};
+const Target embedkit_avx2 = {"avx2", PANEL, true, run, help};

@@ -25,11 +25,23 @@ typedef struct {
     __m256i low, high;
 } Sums;
 
+#ifdef AVX_VNNI
 typedef __m256i Inputs;
 
 typedef struct {
     __m256i low, high;
 } Columns;
+#else
+#define BYTE_STEP 8
+/* Four inputs of each row, and the four that follow. */
+typedef struct {
+    __m256i first, second;
+} Inputs;
+
+typedef struct {
+    Inputs low, high;
+} Columns;
+#endif
 
 #define BOTH(NAME, A, B)                                                                                       \
     ((Floats){_mm256_##NAME##_ps((A).low, (B).low), _mm256_##NAME##_ps((A).high, (B).high)})
@@ -159,41 +171,58 @@ INLINE Sums no_sums(const float *sums) {
     return (Sums){_mm256_setzero_si256(), _mm256_setzero_si256()};
 }
 
-INLINE Inputs load_inputs(const uint8_t *from) {
+INLINE __m256i spread(const uint8_t *from) {
     int32_t four;
     memcpy(&four, from, sizeof four);
     return _mm256_set1_epi32(four);
 }
 
-INLINE Columns load_columns(const int8_t *from) {
-    return (Columns){_mm256_loadu_si256((const __m256i *)from),
-                     _mm256_loadu_si256((const __m256i *)(from + 32))};
-}
+INLINE __m256i load_bytes(const int8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
 
 #ifdef AVX_VNNI
-INLINE __m256i add_half(__m256i sums, __m256i inputs, __m256i columns, const bool narrow) {
-    (void)narrow;
+INLINE Inputs load_inputs(const uint8_t *from) { return spread(from); }
+
+INLINE Columns load_columns(const int8_t *from) { return (Columns){load_bytes(from), load_bytes(from + 32)}; }
+
+INLINE __m256i add_half(__m256i sums, Inputs inputs, __m256i columns, const int together) {
+    (void)together;
     return _mm256_dpbusd_avx_epi32(sums, inputs, columns);
 }
 #else
-/* Sums of two products saturate in 16 bits unless weights are narrow; wide ones are multiplied in 16 bits. */
-INLINE __m256i add_half(__m256i sums, __m256i inputs, __m256i columns, const bool narrow) {
-    if (narrow) {
-        const __m256i pairs = _mm256_maddubs_epi16(inputs, columns);
-        return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
+INLINE Inputs load_inputs(const uint8_t *from) { return (Inputs){spread(from), spread(from + 4)}; }
+
+INLINE Columns load_columns(const int8_t *from) {
+    return (Columns){{load_bytes(from), load_bytes(from + 64)}, {load_bytes(from + 32), load_bytes(from + 96)}};
+}
+
+/* Sums of neighbours in 16 bits, as sums of four in 32. */
+INLINE __m256i widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+
+/* Sums of four products by multiplication in 16 bits. */
+INLINE __m256i sum_wide(__m256i inputs, __m256i columns) {
     const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(columns, 8), 8),
                   odd = _mm256_srai_epi16(columns, 8);
     const __m256i even_inputs = _mm256_and_si256(inputs, _mm256_set1_epi16(255));
     const __m256i odd_inputs = _mm256_srli_epi16(inputs, 8);
-    return _mm256_add_epi32(
-        sums, _mm256_add_epi32(_mm256_madd_epi16(even_inputs, even), _mm256_madd_epi16(odd_inputs, odd)));
+    return _mm256_add_epi32(_mm256_madd_epi16(even_inputs, even), _mm256_madd_epi16(odd_inputs, odd));
+}
+
+/* maddubs saturates sums of two products at 16 bits, and the sum of two such sums overflows. */
+INLINE __m256i add_half(__m256i sums, Inputs inputs, Inputs columns, const int together) {
+    if (together == 1) {
+        const __m256i first = sum_wide(inputs.first, columns.first);
+        return _mm256_add_epi32(sums, _mm256_add_epi32(first, sum_wide(inputs.second, columns.second)));
+    }
+    const __m256i first = _mm256_maddubs_epi16(inputs.first, columns.first);
+    const __m256i second = _mm256_maddubs_epi16(inputs.second, columns.second);
+    if (together == 2) return _mm256_add_epi32(sums, _mm256_add_epi32(widen(first), widen(second)));
+    return _mm256_add_epi32(sums, widen(_mm256_add_epi16(first, second)));
 }
 #endif
 
-INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const bool narrow) {
-    return (Sums){add_half(sums.low, inputs, columns.low, narrow),
-                  add_half(sums.high, inputs, columns.high, narrow)};
+INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const int together) {
+    return (Sums){add_half(sums.low, inputs, columns.low, together),
+                  add_half(sums.high, inputs, columns.high, together)};
 }
 
 INLINE void store_sums(int32_t *to, Sums sums) {

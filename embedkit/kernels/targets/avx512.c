@@ -5,4 +5,4 @@
 #include "../network.h"
 #include "../targets.h"
 
-const Target embedkit_avx512 = {"avx512", PANEL, run, help};
+const Target embedkit_avx512 = {"avx512", PANEL, false, run, help};

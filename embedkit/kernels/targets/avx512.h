@@ -118,8 +118,8 @@ INLINE Inputs load_inputs(const uint8_t *from) {
 
 INLINE Columns load_columns(const int8_t *from) { return _mm512_loadu_si512(from); }
 
-INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const bool narrow) {
-    (void)narrow;
+INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const int together) {
+    (void)together;
     return _mm512_dpbusd_epi32(sums, inputs, columns);
 }
 

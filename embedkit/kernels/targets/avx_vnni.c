@@ -7,4 +7,4 @@
 #include "../network.h"
 #include "../targets.h"
 
-const Target embedkit_avx_vnni = {"avx-vnni", PANEL, run, help};
+const Target embedkit_avx_vnni = {"avx-vnni", PANEL, false, run, help};

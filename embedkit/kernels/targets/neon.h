@@ -189,8 +189,8 @@ INLINE Sums no_sums(const float *sums) {
 
 INLINE Inputs load_inputs(const uint8_t *from) { return spread(from); }
 
-INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const bool narrow) {
-    (void)narrow;
+INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const int together) {
+    (void)together;
     EACH
         sums.val[q] = vusdotq_s32(sums.val[q], inputs, columns.val[q]);
     return sums;
@@ -210,8 +210,8 @@ INLINE Inputs load_inputs(const uint8_t *from) {
     return vreinterpretq_s8_u8(veorq_u8(spread(from), vdupq_n_u8(128)));
 }
 
-INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const bool narrow) {
-    (void)narrow;
+INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const int together) {
+    (void)together;
     EACH
         sums.val[q] = vdotq_s32(sums.val[q], inputs, columns.val[q]);
     return sums;

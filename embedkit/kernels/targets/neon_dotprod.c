@@ -5,4 +5,4 @@
 #include "../network.h"
 #include "../targets.h"
 
-const Target embedkit_neon_dotprod = {"neon-dotprod", PANEL, run, help};
+const Target embedkit_neon_dotprod = {"neon-dotprod", PANEL, false, run, help};

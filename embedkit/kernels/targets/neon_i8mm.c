@@ -7,4 +7,4 @@
 #include "../network.h"
 #include "../targets.h"
 
-const Target embedkit_neon_i8mm = {"neon-i8mm", PANEL, run, help};
+const Target embedkit_neon_i8mm = {"neon-i8mm", PANEL, false, run, help};

@@ -5,4 +5,4 @@
 #include "../network.h"
 #include "../targets.h"
 
-const Target embedkit_portable = {"portable", PANEL, run, help};
+const Target embedkit_portable = {"portable", PANEL, false, run, help};

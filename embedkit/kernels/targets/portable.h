@@ -204,9 +204,9 @@ INLINE Inputs load_inputs(const uint8_t *from) { return from; }
 /* Four bytes of each of 16 columns. */
 INLINE Columns load_columns(const int8_t *from) { return from; }
 
-/* Sums plus products of four inputs by four bytes of each column; narrow as in Product. */
-INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const bool narrow) {
-    (void)narrow;
+/* Sums plus products of four inputs by four bytes of each column; together as in Product. */
+INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const int together) {
+    (void)together;
     EACH
         for (int i = 0; i < 4; i++) sums.lane[l] += inputs[i] * columns[4 * l + i];
     return sums;
