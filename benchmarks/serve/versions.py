@@ -4,8 +4,11 @@
     python benchmarks/serve/versions.py ../before . --model tiny --texts texts.txt
 
 Each version is a server on one processor; the load generator (load.py) has another. They take turns. Prints, for
-several numbers of texts per request and closed-loop clients, medians of requests per second and of processor time
-per request in µs, which other programs disturb less. Linux only.
+several numbers of texts per request and closed-loop clients, medians of requests per second, of processor time
+per request in µs, which other programs disturb less, and of its ratio to the older version's in the same turn.
+Linux only.
+
+Versions may have different models of one name; with a file as the model, both run the same network.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ def main() -> None:
     """Measure both in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", nargs=2, type=Path, help="folders that contain embedkit/, the older first")
-    parser.add_argument("--model", default="tiny", help="a bundled name")
+    parser.add_argument("--model", default="tiny", help="a bundled name, or a file")
     parser.add_argument("--texts", required=True, type=Path, help="one text per line, at least 8192")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
@@ -43,8 +46,10 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         texts = write_texts(arguments.texts, folder)
-        job = {"model": arguments.model, "texts": str(texts), "seconds": arguments.seconds}
-        versions = [stack.enter_context(start(tree, arguments.model)) for tree in arguments.trees]
+        job = {"model": Path(arguments.model).stem, "texts": str(texts), "seconds": arguments.seconds}
+        file = Path(arguments.model)
+        model = str(file.resolve()) if file.is_file() else arguments.model
+        versions = [stack.enter_context(start(tree, model)) for tree in arguments.trees]
         for version in versions:
             version.wait()
         for turn in range(arguments.turns + 1):  # the first warms up
@@ -52,11 +57,13 @@ def main() -> None:
                 for version in versions[:: -1 if turn % 2 else 1]:
                     figures = version.measure({**job, "per_request": size, "clients": clients})
                     found.setdefault((size, clients, version.name), []).extend([figures] * bool(turn))
-    print("| texts per request | clients | version | requests per s | processor time of a request, µs |")
-    print("| ---: | ---: | --- | ---: | ---: |")
+    print("| texts per request | clients | version | requests per s | processor time of a request, µs | ratio |")
+    print("| ---: | ---: | --- | ---: | ---: | ---: |")
     for (size, clients, name), turns in found.items():
         rate, spent = (statistics.median(each) for each in zip(*turns, strict=True))
-        print(f"| {size} | {clients} | {name} | {rate:.0f} | {spent:.0f} |")
+        before = found[size, clients, versions[0].name]
+        ratio = statistics.median(now / then for (_, now), (_, then) in zip(turns, before, strict=True))
+        print(f"| {size} | {clients} | {name} | {rate:.0f} | {spent:.0f} | {ratio:.3f} |")
 
 
 if __name__ == "__main__":

@@ -114,6 +114,8 @@ def check_iterable(texts: Any, name: str = "texts") -> Iterable[Any]:
 
     Bytes, and mappings and tables, which iterate over keys or columns, are none.
     """
+    if type(texts) is list:  # as most are
+        return texts
     found = type(texts).__name__
     if isinstance(texts, Mapping):
         raise InputError(f"expected an iterable as {name}, got {found}; give its values()")

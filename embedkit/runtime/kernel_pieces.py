@@ -49,14 +49,12 @@ class KernelPieces(ABC):
         if kernel is None:
             return None
         found = _tokenize(kernel, texts, min(threads, len(texts) // _TEXTS_OF_A_THREAD))
-        outcomes = b"".join(outcomes for *_, outcomes in found)
-        ids = TokenIds.join(
-            [
-                TokenIds(np.frombuffer(flat, dtype=np.int32), np.frombuffer(bounds, dtype=np.int64))
-                for flat, bounds, _ in found
-            ]
-        )
-        return ids, _positions(outcomes, _CUT), _positions(outcomes, _LEFT)
+        parts = [
+            TokenIds(np.frombuffer(flat, dtype=np.int32), np.frombuffer(bounds, dtype=np.int64))
+            for flat, bounds, _ in found
+        ]
+        outcomes = b"".join([outcomes for *_, outcomes in found])
+        return TokenIds.join(parts), _positions(outcomes, _CUT), _positions(outcomes, _LEFT)
 
     def __reduce__(self) -> tuple[type[KernelPieces], tuple[Any, ...]]:
         return type(self), self._arguments

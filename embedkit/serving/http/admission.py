@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from embedkit.errors import OverloadedError
 
@@ -18,8 +16,7 @@ _NS = 1_000_000_000  # admitted work is counted in integer nanoseconds, so that 
 _MEMORY = 0.2  # weight of the newest work in a rate
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """The client of a request, and its deadline.
 
     Attributes:
@@ -62,17 +59,29 @@ class Rate:
 
 
 class Reservation:
-    """Admitted work that is not complete.
+    """Admitted work, counted until its block ends.
+
+    Args:
+        admission: counts it.
+        name: name of its caller.
 
     Attributes:
+        name: as given.
         work_ns: estimated duration in nanoseconds.
         charge_ns: nanoseconds that it counts for in the queue.
     """
 
-    __slots__ = ("charge_ns", "work_ns")
+    __slots__ = ("_admission", "charge_ns", "name", "work_ns")
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission, name: str) -> None:
+        self._admission, self.name = admission, name
         self.work_ns = self.charge_ns = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.correct(self, 0.0)
 
 
 class Admission:
@@ -98,31 +107,28 @@ class Admission:
         """Seconds of admitted work that is not complete."""
         return self._reserved_ns / _NS
 
-    @contextlib.contextmanager
-    def reserve(self, seconds: float) -> Iterator[Reservation]:
-        """Admit work, and count it until the block ends.
+    def reserve(self, seconds: float) -> Reservation:
+        """Admit work, and count it until the block of a ``with`` statement ends.
 
         Args:
-            seconds: estimated duration; the block may correct it on the yielded object.
+            seconds: estimated duration, which the block may correct.
 
         Raises:
             OverloadedError: too much work is waiting, in total or for this caller, or the work would complete
                 after the caller's deadline; carries the time to retry after.
         """
-        self._require_room(seconds, CALLER.get())
-        reservation = Reservation()
+        caller = CALLER.get()
+        self._require_room(seconds, caller)
+        reservation = Reservation(self, caller.name)
         self.correct(reservation, seconds)
-        try:
-            yield reservation
-        finally:
-            self.correct(reservation, 0.0)
+        return reservation
 
     def correct(self, reservation: Reservation, seconds: float) -> None:
         """Replace the estimate of admitted work."""
         work_ns, charge_ns = int(seconds * _NS), int(min(seconds, self._largest_s) * _NS)
         self._reserved_ns += work_ns - reservation.work_ns
         self._charged_ns += charge_ns - reservation.charge_ns
-        self._charged_ns_by_name[CALLER.get().name] += charge_ns - reservation.charge_ns
+        self._charged_ns_by_name[reservation.name] += charge_ns - reservation.charge_ns
         reservation.work_ns, reservation.charge_ns = work_ns, charge_ns
 
     def _require_room(self, seconds: float, caller: Caller) -> None:

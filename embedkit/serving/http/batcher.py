@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,7 @@ from embedkit.runtime.tokenization import Tokens
 _SHARE = 4  # a request fills at most 1 / 4 of a batch while others wait
 
 
-@dataclass(frozen=True, slots=True)
-class BatchReport:
+class BatchReport(NamedTuple):
     """Statistics of one batch: its texts, tokens, requests and seconds."""
 
     texts: int
@@ -70,8 +70,7 @@ class _Job:
             self.answer.set_result(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """Texts of a job, ``[start:stop]``, that are in one batch."""
 
     job: _Job
@@ -191,9 +190,9 @@ class Batcher:
         self._consider()
 
     def _account(self, parts: list[_Part], seconds: float) -> None:
-        tokens = sum(part.tokens for part in parts)
+        tokens = sum([part.tokens for part in parts])
         requests = len({id(part.job) for part in parts})
-        self._report(BatchReport(sum(part.stop - part.start for part in parts), tokens, requests, seconds))
+        self._report(BatchReport(sum([part.stop - part.start for part in parts]), tokens, requests, seconds))
         if requests > 1:
             self._crowd_until = time.monotonic() + self._max_wait_s
 

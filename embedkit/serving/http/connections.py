@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         self._registry, self._application = registry, registry.application
         self._parser: Any = _new_parser(self)
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
-        self._header_bytes = self._overhead_bytes = self._begun = 0
+        self._header_bytes = self._complete_bytes = self._overhead_bytes = self._begun = 0
         self._is_upgrade = False
         self._requests: deque[Request] = deque()  # not answered yet; the first is in progress
         self._arriving: Request | None = None
@@ -118,6 +118,7 @@ class Connection(asyncio.Protocol):
             self._header_bytes += len(data) if self._begun == 1 and not is_inside else 0
         elif self.body_since is None:
             self._overhead_bytes = 0
+            return
         self._check_header_bytes(max(self._header_bytes, self._overhead_bytes if self.body_since else 0))
 
     def _check_header_bytes(self, count: int) -> None:
@@ -147,7 +148,7 @@ class Connection(asyncio.Protocol):
         if self._parser is None:
             return
         self.idle_since, self.headers_since = None, time.monotonic()
-        self._target, self._headers, self._header_bytes = b"", [], 0
+        self._target, self._headers, self._header_bytes, self._complete_bytes = b"", [], 0, 0
         self.is_new = False
         self._begun += 1
 
@@ -159,15 +160,14 @@ class Connection(asyncio.Protocol):
         """Receive a header; those after the body, the trailers, are ignored."""
         if self.headers_since is not None:
             self._headers.append((name.lower(), value))
+            self._complete_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
         """Begin a request; :meth:`_advance` lets the application admit or refuse it."""
         parser = self._parser
         if parser is None:
             return
-        self._check_header_bytes(
-            len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-        )
+        self._check_header_bytes(len(self._target) + self._complete_bytes)
         method = parser.get_method()
         if method == b"CONNECT":
             self.give_up(problem("/", 405, "this server is no proxy", headers={"allow": "GET, HEAD, POST"}))
@@ -208,29 +208,26 @@ class Connection(asyncio.Protocol):
     # Answering
 
     def _advance(self) -> None:
-        """Answer the waiting requests in their order, as far as possible."""
+        """Answer the waiting requests in their order, as far as possible while their client reads."""
         if self._is_advancing:
             return
+        requests, transport = self._requests, self.transport
         self._is_advancing = True
-        while self._requests and not self.transport.is_closing():
-            request = self._requests[0]
-            if not request.answered and not self._progress(request):
-                break
-            if request.answered:
-                self._requests.popleft()
+        while requests and self._writable is None and not transport.is_closing() and self._progress(requests[0]):
+            pass
         self._is_advancing = False
-        if self.transport.is_closing():
+        if transport.is_closing():
             return
-        if self._last_words is not None and not self._requests:
+        if self._last_words is not None and not requests:
             self._write(self._last_words, [b"connection: close\r\n"])
-            self.transport.close()
-        elif len(self._requests) > 1 or self._writable is not None:
-            self.transport.pause_reading()
-        elif not self.transport.is_reading():
-            self.transport.resume_reading()
+            transport.close()
+        elif len(requests) > 1 or (requests and self._writable is not None and self._arriving is None):
+            transport.pause_reading()
+        elif not transport.is_reading():
+            transport.resume_reading()
 
     def _progress(self, request: Request) -> bool:
-        """Do what can be done for the first request; return whether that is all."""
+        """Do what can be done for the first request; return whether it is answered, and so no longer the first."""
         if not request.is_considered:
             request.is_considered = True
             request.refusal = request.refusal or self._application.admit(request)
@@ -243,7 +240,6 @@ class Connection(asyncio.Protocol):
         elif request.task is None and (request.is_complete or request.is_public):
             request.task = asyncio.get_running_loop().create_task(self._run(request))
             self._registry.tasks.add(request.task)
-            request.task.add_done_callback(self._registry.tasks.discard)
         return request.answered
 
     async def _run(self, request: Request) -> None:
@@ -255,6 +251,8 @@ class Connection(asyncio.Protocol):
             self._advance()
         finally:
             self._application.end(request)
+            if request.task is not None:
+                self._registry.tasks.discard(request.task)
 
     def _reply(self, request: Request, answer: Answer) -> None:
         """Write the answer to the first request."""
@@ -266,6 +264,7 @@ class Connection(asyncio.Protocol):
         if is_last:
             lines.append(b"connection: close\r\n")
         self._write(answer, lines, with_body=request.method != "HEAD")
+        self._requests.popleft()
         if request.task is None:
             self._application.end(request)
         if is_last:
@@ -315,7 +314,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_at_work(self) -> bool:
         """Whether a request waits for its answer."""
-        return any(not request.answered for request in self._requests)
+        return bool(self._requests)
 
     @property
     def arriving_path(self) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -40,8 +40,7 @@ _CHARACTERS_OF_A_TOKEN = 8  # an upper bound in most languages, so that estimate
 _CHARACTERS_AT_ONCE = 4096  # more would block the event loop for longer than starting a thread takes
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
+class Embedded(NamedTuple):
     """Texts' embeddings ``(N, D) float32, unit rows``, and the number of tokens processed."""
 
     rows: FloatArray
@@ -126,7 +125,7 @@ def _operands(wanted: Any) -> list[Any]:
 
 def least_tokens(texts: Sequence[str], max_length: int) -> int:
     """Return a lower bound on the number of tokens, estimated from the lengths of texts."""
-    return sum(least_pair_tokens(len(text), max_length) for text in texts)
+    return sum([min(max_length, 1 + len(text) // _CHARACTERS_OF_A_TOKEN) for text in texts])
 
 
 def least_pair_tokens(characters: int, max_length: int) -> int:

@@ -273,6 +273,7 @@ def _digest(key: bytes) -> bytes:
 
 RawHeaders = Mapping[bytes, bytes]
 
+_JSON = b"application/json"
 _PROBES = "/health"  # requested by address, by process supervisors; reveals nothing useful to other pages
 
 
@@ -332,8 +333,8 @@ class Guard:
         """
         self._require_place()
         self._at_work += 1
-        caller, deadline = request.caller, time.monotonic() + request.seconds
-        CALLER.set(Caller(caller.name, caller.share, deadline, caller.may_write))
+        name, share, _, may_write = request.caller
+        CALLER.set(Caller(name, share, time.monotonic() + request.seconds, may_write))
 
     def leave(self) -> None:
         """Release a slot."""
@@ -411,16 +412,20 @@ def _check_body_type(request: Guarded) -> Answer | None:
     if route is None or route.schema is None:
         return None
     given = headers.get(b"content-type")
-    kind = b"application/json" if given is None and b"origin" not in headers else given or b""
-    name = kind.partition(b";")[0].strip().lower()
-    if name != b"application/json" and not (name.startswith(b"application/") and name.endswith(b"+json")):
+    kind = _JSON if given is None and b"origin" not in headers else given or b""
+    if kind != _JSON and not _is_json(kind):
         message = f"Content-Type: expected application/json, got {_shown(kind) if kind else 'none'}"
         return problem(request.found.path, 415, message)
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
-    if encoding not in {b"identity", b"gzip"}:
+    encoding = headers.get(b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in {b"identity", b"gzip"}:
         message = f"Content-Encoding: expected gzip, or none, got {_shown(encoding)}"
         return problem(request.found.path, 415, message, headers={"accept-encoding": "gzip"})
     return None
+
+
+def _is_json(kind: bytes) -> bool:
+    name = kind.partition(b";")[0].strip().lower()
+    return name == _JSON or (name.startswith(b"application/") and name.endswith(b"+json"))
 
 
 def preflight(method: str, headers: RawHeaders, origins: Sequence[str]) -> Answer | None:

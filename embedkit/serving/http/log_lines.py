@@ -15,11 +15,16 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0
 class JsonFormatter(logging.Formatter):
     """Formats ``{"time", "level", "message"}`` and the record's ``fields`` on one line."""
 
+    _second, _moment = -1, ""  # formatted last
+
     def format(self, record: logging.LogRecord) -> str:
         """Format one record as one line."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        second = int(record.created)
+        if second != self._second:
+            self._moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second
         line: dict[str, Any] = {
-            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "time": f"{self._moment}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "message": record.getMessage(),
             **getattr(record, "fields", {}),

@@ -31,7 +31,10 @@ class Metrics:
             registry=registry,
         )
         self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # faster than looking up labels
-        self._at_work = Gauge("embedkit_requests_at_work", "Requests not answered yet", registry=registry)
+        self._at_work = 0
+        Gauge("embedkit_requests_at_work", "Requests not answered yet", registry=registry).set_function(
+            lambda: float(self._at_work)
+        )
         self._tokens = Counter(
             "embedkit_tokens", "Tokens run, special ones included", ["model"], registry=registry
         )
@@ -77,11 +80,11 @@ class Metrics:
 
     def begin_request(self) -> None:
         """Count the start of a request."""
-        self._at_work.inc()
+        self._at_work += 1
 
     def end_request(self) -> None:
         """Count the end of a request."""
-        self._at_work.dec()
+        self._at_work -= 1
 
     def count_truncated(self, model: str, texts: int) -> None:
         """Count texts that were truncated to the maximum length of a model."""

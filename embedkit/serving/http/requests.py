@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import re
 import time
 import traceback
 import urllib.parse
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -34,6 +35,7 @@ _QUIET = ("/health", "/metrics")
 _EXPOSED = b"access-control-expose-headers: retry-after, x-request-id\r\nvary: origin\r\n"
 _INFLATED_AT_ONCE = 65_536  # bytes; more would block the event loop for longer than starting a thread takes
 _MOST_INFLATED_TIMES = 1032  # zlib's largest ratio
+_EARLY_S = 0.001  # the resolution of uvloop's timers
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +133,7 @@ class Application:
         document = Route("GET", "/openapi.json", self._describe, None, None)
         self._table = RouteTable([*routes, document], service.settings.root_path)
         self._service, self._settings = service, service.settings
-        self._guard = Guard(service.settings, keys)
+        self._guard, self._deadlines = Guard(service.settings, keys), Deadlines()
 
     async def _describe(self, _: Request) -> Answer:
         return to_json(self._table.document())
@@ -139,8 +141,8 @@ class Application:
     def begin(self, method: str, target: bytes, headers: Headers, address: str = "") -> Request:
         """Return a request whose headers have arrived; :meth:`end` ends it."""
         values = dict(headers)
-        given = values.get(b"x-request-id", b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else b"%016x" % random.getrandbits(64)
+        given = values.get(b"x-request-id")
+        request_id = given if given and _REQUEST_ID.fullmatch(given) else b"%016x" % random.getrandbits(64)
         self._service.metrics.begin_request()
         return Request(
             method, target, self._table.find(method, target), values, request_id, address, self._service
@@ -184,16 +186,16 @@ class Application:
             self._guard.enter(request)
         except EmbedkitError as error:
             return explain(error, request.path)
-        timer = _Timer(request.seconds)
+        deadline = self._deadlines.add(request.seconds)
         try:
             return await self._run(request)
         except asyncio.CancelledError:
-            if not timer.is_over:
+            if not deadline.is_over:
                 raise
             message = f"the request was not completed within {request.seconds:g} s"
             return problem(request.path, 504, f"{message} (X-Request-Timeout, or timeout_s of the server)")
         finally:
-            timer.cancel()
+            self._deadlines.remove(deadline)
             self._guard.leave()
 
     async def _run(self, request: Request) -> Answer:
@@ -256,18 +258,56 @@ class Application:
             logger.log(level, "request", extra={"fields": fields})
 
 
-class _Timer:
-    """Cancels the current task after a time; cheaper than ``asyncio.timeout``."""
+@dataclass(slots=True, eq=False)
+class Deadline:
+    """When a task is to be cancelled, by the monotonic clock, and whether it was."""
 
-    def __init__(self, seconds: float) -> None:
-        self.is_over = False
-        self._task = asyncio.current_task()
-        self.cancel: Callable[[], None] = asyncio.get_running_loop().call_later(seconds, self._expire).cancel
+    task: asyncio.Task[Any]
+    at: float
+    is_over: bool = False
+
+
+class Deadlines:
+    """Cancels tasks at their deadlines; belongs to one event loop.
+
+    A timer for each request would cost more than all checks of the guard, and nearly all would be cancelled. One
+    timer is set to the earliest deadline, and stays when that request is answered.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Deadline, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = math.inf
+
+    def add(self, seconds: float) -> Deadline:
+        """Cancel the current task after a time, unless its deadline is removed before."""
+        task = asyncio.current_task()
+        assert task is not None
+        deadline = Deadline(task, time.monotonic() + seconds)
+        self._waiting[deadline] = None
+        if deadline.at < self._next:
+            self._set(deadline.at)
+        return deadline
+
+    def remove(self, deadline: Deadline) -> None:
+        """Forget a deadline, over or not."""
+        self._waiting.pop(deadline, None)
+
+    def _set(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next = at
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at - time.monotonic()), self._expire)
 
     def _expire(self) -> None:
-        self.is_over = True
-        if self._task is not None:
-            self._task.cancel()
+        self._timer, self._next = None, math.inf
+        now = time.monotonic() + _EARLY_S
+        for deadline in [one for one in self._waiting if one.at <= now]:
+            self.remove(deadline)
+            deadline.is_over = True
+            deadline.task.cancel()
+        if self._waiting:
+            self._set(min(one.at for one in self._waiting))
 
 
 def _inflate(body: bytes | bytearray, most: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -64,16 +64,9 @@ class Service:
         """The current registry; a request uses the one it leases."""
         return self._registry
 
-    @contextlib.contextmanager
-    def lease(self) -> Iterator[Registry]:
+    def lease(self) -> Lease:
         """Lease the current registry, which stays open during the block even if a reload replaces it."""
-        registry = self._registry
-        registry.users += 1
-        try:
-            yield registry
-        finally:
-            registry.users -= 1
-            self._close_if_unused(registry)
+        return Lease(self._registry, self._close_if_unused)
 
     async def reload(self) -> None:
         """Load models and collection again from the same sources; new requests use the new ones.
@@ -148,6 +141,28 @@ class Service:
     def _close_if_unused(self, registry: Registry) -> None:
         if registry is not self._registry and not registry.users:
             registry.close()
+
+
+class Lease:
+    """A registry that a block of a ``with`` statement uses.
+
+    Args:
+        registry: the registry.
+        release: called with it at the end.
+    """
+
+    __slots__ = ("_registry", "_release")
+
+    def __init__(self, registry: Registry, release: Callable[[Registry], None]) -> None:
+        self._registry, self._release = registry, release
+
+    def __enter__(self) -> Registry:
+        self._registry.users += 1
+        return self._registry
+
+    def __exit__(self, *_: object) -> None:
+        self._registry.users -= 1
+        self._release(self._registry)
 
 
 Answers = Mapping[str, Callable[[], Awaitable[Any]]]

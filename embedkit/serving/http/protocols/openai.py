@@ -132,9 +132,8 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Answer:
 
 def _embedding_type(body: EmbeddingsRequest) -> EmbeddingType:
     """Return the requested type of the numbers, whichever protocol's name it has."""
-    kinds: set[EmbeddingType] = set()
-    for given in (body.embedding_type, body.output_dtype, body.embedding_types):
-        kinds.update(given if isinstance(given, list) else [given] if given else [])
+    given = [one for one in (body.embedding_type, body.output_dtype, body.embedding_types) if one]
+    kinds = {kind for one in given for kind in (one if isinstance(one, list) else [one])}
     if len(kinds) > 1:
         raise InputError(
             f"embedding_type: expected one type, got {', '.join(sorted(kinds))}; /v2/embed answers with several"

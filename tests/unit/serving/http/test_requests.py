@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -11,6 +12,7 @@ import time
 import httpx
 import pytest
 
+from embedkit.serving.http.requests import Deadlines
 from embedkit.serving.http.routes import Route, RouteTable
 
 KEY = "a-key-of-some-length"
@@ -82,6 +84,31 @@ def test_work_ends_at_its_time_limit(serve, monkeypatch):
         assert done.status_code == 504
         assert "0.2 s" in done.json()["error"]
         assert "embedkit_requests_at_work 1.0" in httpx.get(f"{url}/metrics").text
+
+
+def test_one_timer_cancels_tasks_at_their_own_deadlines(monkeypatch):
+    ended = []
+
+    async def work(deadlines, name, limit_s, work_s):
+        deadline = deadlines.add(limit_s)
+        try:
+            await asyncio.sleep(work_s)
+        except asyncio.CancelledError:
+            assert deadline.is_over
+        finally:
+            deadlines.remove(deadline)
+        ended.append((name, deadline.is_over))
+
+    async def main():
+        deadlines, timers = Deadlines(), []
+        monkeypatch.setattr(deadlines, "_set", lambda at, real=deadlines._set: (timers.append(at), real(at)))
+        done = [work(deadlines, f"in time {n}", 30, 0.01) for n in range(20)]
+        await asyncio.gather(*done, work(deadlines, "late", 0.3, 60), work(deadlines, "later", 0.6, 60))
+        return len(timers)
+
+    assert asyncio.run(main()) <= 3  # for the first deadline, the earlier one, and the one after that
+    assert sorted(ended[:20]) == sorted((f"in time {n}", False) for n in range(20))
+    assert ended[20:] == [("late", True), ("later", True)]
 
 
 def test_a_client_that_disconnects_before_its_request_is_complete_is_counted_and_no_bug(serve, caplog):
