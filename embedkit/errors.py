@@ -27,6 +27,7 @@ would catch::
     ├── ProviderError (RuntimeError)          the requested execution provider is not available
     ├── MissingExtraError (ImportError)       an optional package is missing; names the command that installs it
     └── StorageError (OSError)                a file cannot be written: disk full, no permission
+        └── CommittedError                    a write is complete and durable, but what follows it failed
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ __all__ = [
     "CheckpointError",
     "CollectionBusyError",
     "CollectionError",
+    "CommittedError",
     "ConfigError",
     "DataError",
     "EmbedkitError",
@@ -190,3 +192,7 @@ class MissingExtraError(EmbedkitError, ImportError):
 
 class StorageError(EmbedkitError, OSError):
     """A file cannot be written: the disk is full, or permission is denied."""
+
+
+class CommittedError(StorageError):
+    """A write is complete and durable, but what follows it failed; it need not be repeated."""

@@ -7,9 +7,8 @@ import difflib
 import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import orjson
@@ -17,6 +16,7 @@ import orjson
 from embedkit.errors import (
     CollectionBusyError,
     CollectionError,
+    CommittedError,
     DataError,
     EmbedkitError,
     FingerprintError,
@@ -48,6 +48,7 @@ _CONCEALED: tuple[tuple[type[EmbedkitError], str], ...] = (
     (CollectionError, "the collection cannot be used; the server's log has the details"),
     (FingerprintError, "the collection does not belong to the server's models; its log has the details"),
 )
+_COMMITTED = "the write is complete and durable, but "
 _OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}
 
 # Status -> OpenAI's type and code, and the type of text-embeddings-inference.
@@ -61,8 +62,7 @@ _CLIENT_ERROR = ("invalid_request_error", "invalid_request", "Validation")
 _SERVER_ERROR = ("server_error", "server_error", "Backend")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A complete response.
 
     Attributes:
@@ -100,13 +100,18 @@ def explain(error: EmbedkitError, path: str, *, in_full: bool = False) -> Answer
     status = next(status for kind, status in HTTP_STATUSES if isinstance(error, kind))
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
     if isinstance(error, StorageError) and error.errno in _OUT_OF_FILES:
-        return problem(path, 503, "too many files are open; try again later", headers={"retry-after": "1"})
+        stored = _COMMITTED if isinstance(error, CommittedError) else ""
+        message = f"{stored}too many files are open; try again later"
+        return problem(path, 503, message, headers={"retry-after": "1"})
     return problem(path, status, str(error) if in_full else _message(error), headers=headers)
 
 
 def _message(error: EmbedkitError) -> str:
     if isinstance(error, StorageError):
-        return f"the server cannot store this: {os.strerror(error.errno) if error.errno else 'unknown error'}"
+        reason = os.strerror(error.errno) if error.errno else "unknown error"
+        if isinstance(error, CommittedError):
+            return f"{_COMMITTED}what follows it failed: {reason}"
+        return f"the server cannot store this: {reason}"
     return next((told for kind, told in _CONCEALED if isinstance(error, kind)), str(error))
 
 

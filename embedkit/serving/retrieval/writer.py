@@ -30,7 +30,7 @@ import numpy as np
 from embedkit import __version__
 from embedkit.atomic import atomic_folder, flush, flush_folder, storage_errors
 from embedkit.config import from_mapping
-from embedkit.errors import CollectionBusyError, CollectionError, EmbedkitError, WorkerError
+from embedkit.errors import CollectionBusyError, CollectionError, CommittedError, EmbedkitError, WorkerError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.child import Child, describe_error, parent, read_frame, write_frame
@@ -73,6 +73,7 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
         CollectionError: ``folder`` contains something else.
         CollectionBusyError: another writer holds the lock.
         StorageError: the folder cannot be written.
+        CommittedError: something failed after the manifest was replaced.
     """
     if folder.exists() and not folder.is_dir():
         raise CollectionError(f"{folder} is a file; a collection needs a folder of its own")
@@ -82,14 +83,38 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
     try:
         with write_lock(folder, refusal=CollectionBusyError):
             last = _sweep(folder)
-            try:
-                yield (f"generation-{number:06d}" for number in itertools.count(last + 1))
-            finally:
-                _sweep(folder)
+            with _reporting_commits(folder / MANIFEST):
+                try:
+                    yield (f"generation-{number:06d}" for number in itertools.count(last + 1))
+                finally:
+                    _sweep(folder)
     finally:
         if not existed:
             with contextlib.suppress(OSError):  # not empty: something was built
                 folder.rmdir()
+
+
+@contextlib.contextmanager
+def _reporting_commits(manifest: Path) -> Iterator[None]:
+    """Turn errors into :class:`CommittedError` once the manifest is replaced; requires the lock."""
+    before = _state(manifest)
+    try:
+        yield
+    except (EmbedkitError, OSError) as error:
+        if _state(manifest) == before:
+            raise
+        number = getattr(error if isinstance(error, OSError) else error.__cause__, "errno", None)
+        message = f"the write is complete and durable, but what follows it failed: {error}"
+        raise CommittedError(number, message) from error
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Return what differs after a file was replaced, without opening it."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 @contextlib.contextmanager

@@ -240,3 +240,45 @@ print(done, number > 5, messages, len(collection.manifest.segments), len(collect
 def test_failed_merges_keep_no_descriptors(tmp_path, encoder):
     Collection.build(["a b", "b c", "c d"], encoder=encoder, path=tmp_path / "idx", lexical=True)
     assert run(STARVE, tmp_path / "idx").stdout == "True True {'Too many open files'} 1 7\n"
+
+
+# Upserts a document with each number of free descriptors, and compares what is reported with what was done.
+SCARCE = """
+import gc, os, resource, runpy, sys
+from embedkit.errors import CommittedError, EmbedkitError
+from embedkit.serving.retrieval import Collection, segment_files
+from embedkit.serving.retrieval.manifest import Manifest
+from pathlib import Path
+
+segment_files.SMALL_BYTES = 0  # all files are mapped, which takes descriptors
+conftest, path = sys.argv[1:]
+collection = Collection.open(path, encoder=runpy.run_path(conftest)["WordEncoder"]())
+collection.upsert([("a", "one")])  # imports what is imported on first use
+gc.collect()
+gc.disable()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+highest = max(map(int, os.listdir("/dev/fd")))
+while (free := os.open("/dev/null", os.O_RDONLY)) < highest:  # no gaps
+    pass
+os.close(free)
+wrong, kinds = [], []
+for number in range(40):
+    before = Manifest.read(Path(path)).generation
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + number, hard))
+    try:
+        collection.upsert([(f"d{number}", f"text {number}")])
+        reported = "done"
+    except EmbedkitError as error:
+        reported = "done" if isinstance(error, CommittedError) and "durable" in str(error) else "failed"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    done = Manifest.read(Path(path)).generation != before
+    wrong += [(number, reported, done)] if done != (reported == "done") else []
+    kinds.append(reported)
+print(wrong, sorted(set(kinds)))
+"""
+
+
+def test_what_an_upsert_reports_without_descriptors_is_what_it_has_done(tmp_path, encoder):
+    Collection.build(["a b", "b c"], encoder=encoder, path=tmp_path / "idx", lexical=True)
+    assert run(SCARCE, tmp_path / "idx").stdout == "[] ['done', 'failed']\n"
