@@ -155,7 +155,9 @@ function makeHit(hit, query) {
   item.tabIndex = -1;
   item.dataset.id = hit.id;
   const head = make("div", "hit-head");
-  head.append(make("span", "id", hit.id), make("span", "score", hit.score.toFixed(3)));
+  const id = make("span", "id", hit.id);
+  id.dir = "auto";
+  head.append(id, make("span", "score", hit.score.toFixed(3)));
   const bar = make("meter"); // all scores have 1 for their best, so that bars of all columns can be compared
   Object.assign(bar, { min: 0, max: 1, value: hit.score });
   bar.setAttribute("aria-hidden", "true");

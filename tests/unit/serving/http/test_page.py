@@ -181,6 +181,12 @@ def test_the_page_loads_nothing_from_elsewhere(url):
     assert httpx.get(f"{url}/page/__init__.py").status_code == 404
 
 
+@pytest.mark.parametrize("script", ["Arabic", "Hebrew", "Devanagari", "Thai", "CJK SC", "CJK JP", "CJK KR"])
+def test_fonts_of_other_scripts_are_named_before_the_generic_one(url, script):
+    fonts = httpx.get(f"{url}/page/page.css").text.partition("font: ")[2].partition(";")[0]
+    assert fonts.index(f'"Noto Sans {script}"') < fonts.index("sans-serif")
+
+
 def test_results_appear_as_one_types(browser, library, toy_encoder):
     browser.open(library)
     browser.wait("document.activeElement?.id === 'query'")
@@ -257,6 +263,8 @@ def test_hits_show_metadata_and_the_words_of_the_query(browser, shelf):
     marks = "[...document.querySelectorAll('.column:first-child li[data-id=n{}] mark')].map((m) => m.textContent)"
     assert browser.run(marks.format(0)) == ["bees", "ships"]
     assert browser.run(marks.format(1)) == ["bees"]  # Shipping is another word
+    for part in ("id", "text"):  # each has the direction of its own script
+        assert browser.run(f"document.querySelector('#columns li .{part}').dir") == "auto"
     fields = (
         "[...document.querySelectorAll('.column:first-child li[data-id=n1] .field')].map((f) => f.textContent)"
     )
