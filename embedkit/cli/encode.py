@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from embedkit.cli.options import MODEL, add_text_column, explicit, progress, show
+from embedkit.cli.rows import counted
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -310,7 +311,8 @@ def _run_bulk(arguments: argparse.Namespace) -> None:
     seconds, shards = time.perf_counter() - started, len(encoding.shards)
     result = {"rows": encoding.rows, "rows_now": rows, "shards": shards}
     sentence = (
-        f"{arguments.output}: {encoding.rows:,} rows in {shards:,} shards with {encoding.encoder.name}, "
+        f"{arguments.output}: {counted(encoding.rows, 'row')} in {counted(shards, 'shard')} with "
+        f"{encoding.encoder.name}, "
         f"{rows:,} of them now, {rows / max(seconds, 1e-9):,.0f} texts/s"
     )
     _report(arguments, encoding.encoder, result, seconds, sentence)
@@ -320,9 +322,9 @@ def _log_cost(encoding: BulkEncoding) -> None:
     cost = encoding.cost()
     done = len(encoding.shards) - cost.shards
     logger.info(
-        "%s texts to embed in %s shards%s: %s MB of embeddings, about %s s for one worker like this process",
-        f"{cost.rows:,}",
-        f"{cost.shards:,}",
+        "%s to embed in %s%s: %s MB of embeddings, about %s s for one worker like this process",
+        counted(cost.rows, "text"),
+        counted(cost.shards, "shard"),
         f" ({done:,} done)" if done else "",
         f"{cost.bytes / 1e6:,.0f}",
         f"{cost.rows * cost.seconds_per_row:,.0f}",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import report_unknown
 from embedkit.cli.options import MODEL, add_text_column, progress
+from embedkit.cli.rows import counted
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -83,8 +84,9 @@ def run(arguments: argparse.Namespace) -> None:
     index = facts["index"]
     if collection.manifest.index not in ("auto", index):
         index += f" ({collection.manifest.index} from {SMALL + 1:,} documents on)"
+    documents = counted(facts["documents"], "document")
     print(
-        f"{done} {facts['path']}{counts}: {facts['documents']:,} documents, {facts['dimension']} dimensions, "
+        f"{done} {facts['path']}{counts}: {documents}, {facts['dimension']} dimensions, "
         f"index {index}, model {facts['model']}{queries}{size}"
     )
 
@@ -289,7 +291,8 @@ def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, i
     deleted = collection.delete(ids)
     if unknown:
         more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
-        logger.warning("no document has the id %s%s", ", ".join(unknown[:_NAMED]), more)
+        noun = "id" if len(unknown) == 1 else "ids"
+        logger.warning("no document has the %s %s%s", noun, ", ".join(unknown[:_NAMED]), more)
     return "changed", collection, {"deleted": deleted} | ({"unknown": len(unknown)} if unknown else {})
 
 

@@ -175,7 +175,7 @@ class SpooledRows:
             self.numbers.append(number)
             yield Document(place, text)
         if number + 1 > len(self):
-            logger.warning("left out %s rows without text", f"{number + 1 - len(self):,}")
+            logger.warning("left out %s without text", counted(number + 1 - len(self), "row"))
 
 
 def check_output(output: Path | None, forms: Sequence[str]) -> None:

@@ -94,7 +94,7 @@ def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
             continue
         yield _document(record, place, row, columns, id_column)
     if skipped:
-        logger.warning("left out %s documents without text", f"{skipped:,}")
+        logger.warning("left out %s without text", f"{skipped:,} document{'' if skipped == 1 else 's'}")
 
 
 def is_empty(text: object) -> bool:

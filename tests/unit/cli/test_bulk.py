@@ -42,7 +42,7 @@ def test_the_cost_is_logged_first_and_the_result_last(toy_bundle, pages, tmp_pat
     (tmp_path / "out" / "shard-000003.parquet").unlink()
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert captured.err.startswith("6 texts to embed in 1 shards (3 done)")
+    assert captured.err.startswith("6 texts to embed in 1 shard (3 done)")
     assert "30 rows in 4 shards with toy, 6 of them now" in captured.out
 
 

@@ -156,4 +156,4 @@ def test_documents_without_text_are_refused_or_left_out(empty, caplog):
     with pytest.raises(DataError, match="document 2: "):
         list(read_documents(records))
     assert list(read_documents(records, skip_empty=True)) == [Document("0", "a"), Document("2", "b")]
-    assert caplog.messages == ["left out 1 documents without text"]
+    assert caplog.messages == ["left out 1 document without text"]
