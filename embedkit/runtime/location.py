@@ -165,7 +165,7 @@ def _download(hub_id: str, file: str | None) -> Path:
     try:
         return Path(_try_again(lambda: str(hub.snapshot_download(hub_id, allow_patterns=patterns))))
     except (OSError, ValueError) as error:  # the hub's own errors derive from these two
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0].removesuffix(".")
         raise ModelNotFoundError(
             f"there is no {hub_id!r} here and the hub gave none: {reason}; {_bundled_sentence(name)}"
         ) from error
