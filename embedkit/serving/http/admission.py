@@ -37,11 +37,7 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 
 
 class Rate:
-    """Units of one kind of work per second, learned from completed work.
-
-    Args:
-        guess: initial estimate.
-    """
+    """Units of one kind of work per second: a guess, until it is learned from completed work."""
 
     def __init__(self, guess: float) -> None:
         self._per_s, self._learned = guess, False
@@ -59,17 +55,7 @@ class Rate:
 
 
 class Reservation:
-    """Admitted work, counted until its block ends.
-
-    Args:
-        admission: counts it.
-        name: name of its caller.
-
-    Attributes:
-        name: as given.
-        work_ns: estimated duration in nanoseconds.
-        charge_ns: nanoseconds that it counts for in the queue.
-    """
+    """Admitted work that is not complete: its estimated duration, and what it counts for in the queue."""
 
     __slots__ = ("_admission", "charge_ns", "name", "work_ns")
 
@@ -108,10 +94,7 @@ class Admission:
         return self._reserved_ns / _NS
 
     def reserve(self, seconds: float) -> Reservation:
-        """Admit work, and count it until the block of a ``with`` statement ends.
-
-        Args:
-            seconds: estimated duration, which the block may correct.
+        """Admit work of an estimated duration, which the block may correct, and count it until the block ends.
 
         Raises:
             OverloadedError: too much work is waiting, in total or for this caller, or the work would complete

@@ -90,13 +90,7 @@ def to_base64(rows: npt.NDArray[Any]) -> list[str]:
 
 
 def explain(error: EmbedkitError, path: str, *, in_full: bool = False) -> Answer:
-    """Return the answer for an EmbedkitError.
-
-    Args:
-        error: the error.
-        path: the route's path.
-        in_full: whether to name places on the server's disk, for operators.
-    """
+    """Return the answer for an EmbedkitError; only operators (``in_full``) read of places on the server's disk."""
     status = next(status for kind, status in HTTP_STATUSES if isinstance(error, kind))
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
     if isinstance(error, StorageError) and error.errno in _OUT_OF_FILES:
@@ -118,12 +112,8 @@ def _message(error: EmbedkitError) -> str:
 def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: Iterable[str]) -> Answer:
     """Return the answer for a request that violates its schema, from one of pydantic's errors.
 
-    An unknown field goes first, because it explains why another one is missing.
-
-    Args:
-        errors: as listed by pydantic.
-        path: the route's path.
-        known: fields of the schema, one of which may have been meant by an unknown field.
+    An unknown field goes first, because it explains why another one is missing; one of the ``known`` fields of the
+    schema may have been meant.
     """
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     place = ".".join(str(part) for part in first["loc"])

@@ -125,8 +125,7 @@ class Batcher:
     async def submit(self, tokens: Tokens) -> FloatArray:
         """Run the tokens of N texts, together with those of other requests; return N rows in their order.
 
-        Raises:
-            ModelError: the graph failed.
+        An error of the network is raised for all requests of its batch.
         """
         lengths = tokens.lengths.tolist()
         job = _Job(tokens, lengths, asyncio.get_running_loop().create_future(), time.monotonic())

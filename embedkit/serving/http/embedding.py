@@ -49,17 +49,13 @@ class Embedded(NamedTuple):
 
 
 class Limits:
-    """Checks applied to texts before any model."""
+    """Checks applied to texts before any model; each names its limit in a TooLargeError."""
 
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
 
     def check(self, texts: Sequence[str]) -> None:
-        """Reject a request that is too large.
-
-        Raises:
-            TooLargeError: names the limit.
-        """
+        """Reject a request with too many texts or characters."""
         self.check_count(len(texts))
         characters = sum(map(len, texts))
         if characters > self._settings.max_characters:
@@ -68,20 +64,12 @@ class Limits:
             )
 
     def check_count(self, texts: int) -> None:
-        """Reject a request with too many texts.
-
-        Raises:
-            TooLargeError: names the limit.
-        """
+        """Reject a request with too many texts."""
         if texts > self._settings.max_items:
             raise TooLargeError(f"{texts} texts in one request; at most {self._settings.max_items} are allowed")
 
     def check_filter(self, conditions: Mapping[str, Any] | None) -> None:
-        """Reject a filter with too many values.
-
-        Raises:
-            TooLargeError: names the limit.
-        """
+        """Reject a filter with too many values."""
         given = [each for wanted in (conditions or {}).values() for each in _operands(wanted)]
         values = sum(len(each) if isinstance(each, list) else 1 for each in given)
         if values > self._settings.max_items:
@@ -90,11 +78,7 @@ class Limits:
             )
 
     def check_answer(self, size_bytes: int) -> None:
-        """Reject an answer that is too large.
-
-        Raises:
-            TooLargeError: names the limit.
-        """
+        """Reject an answer that is too large."""
         most = self._settings.max_answer_bytes
         if size_bytes > most:
             raise TooLargeError(f"the answer has more than {most} bytes, the maximum; ask for less in one request")
@@ -136,8 +120,8 @@ def least_pair_tokens(characters: int, max_length: int) -> int:
 class Embedder:
     """An encoder whose batches combine texts of many requests.
 
-    Attributes:
-        encoder: as given.
+    Those of its methods that embed raise an InputError, if a text or an argument does not fit the model, a
+    TooLargeError, if the request is too large, and an OverloadedError, if too much work is waiting.
     """
 
     def __init__(self, encoder: Encoder, limits: Limits, admission: Admission, make_batcher: MakeBatcher) -> None:
@@ -159,11 +143,7 @@ class Embedder:
         return self._rate.seconds(least_tokens(texts, self.encoder.max_length))
 
     def check_dimensions(self, dimensions: int | None, name: str = "dimensions") -> None:
-        """Reject more dimensions than the model has.
-
-        Raises:
-            InputError: names the field of the request.
-        """
+        """Reject more dimensions than the model has; ``name`` is the field of the request."""
         whole = self.encoder.dimension
         if dimensions is not None and dimensions > whole:
             raise InputError(f"{name} must be a whole number from 1 to {whole}, not {dimensions}")
@@ -177,19 +157,14 @@ class Embedder:
         dimensions: int | None = None,
         truncate: bool | None = None,
     ) -> Embedded:
-        """Embed texts together with those of other requests.
+        """Embed texts, at least one, together with those of other requests.
 
         Args:
-            texts: N texts, at least one.
+            texts: N texts.
             role: selects the model's prompt for queries or documents.
             prompt_name: selects another prompt.
             dimensions: number of leading dimensions to keep, normalised again.
             truncate: whether to truncate or reject texts that are too long; by default as in the settings.
-
-        Raises:
-            InputError: a text or an argument does not fit the model.
-            TooLargeError: the request is too large.
-            OverloadedError: too much work is waiting.
         """
         self._limits.check(texts)
         if not texts:
@@ -202,17 +177,7 @@ class Embedder:
         return self._cut(found, dimensions)
 
     async def embed_ids(self, ids: Sequence[Sequence[int]], *, dimensions: int | None = None) -> Embedded:
-        """Embed texts that were tokenized elsewhere.
-
-        Args:
-            ids: token ids of N texts, at least one, including special tokens.
-            dimensions: as for :meth:`embed`.
-
-        Raises:
-            InputError: they do not fit the model.
-            TooLargeError: there are too many.
-            OverloadedError: too much work is waiting.
-        """
+        """Embed texts tokenized elsewhere, at least one, given as ids that include special tokens."""
         self._limits.check_count(len(ids))
         if not ids:
             raise InputError("expected at least one list of token ids, got none")
@@ -228,15 +193,7 @@ class Embedder:
     ) -> tuple[bytes, int]:
         """Return the tokens of texts, not truncated, as JSON, and their number.
 
-        Args:
-            texts: N texts.
-            special_tokens: whether those that the tokenizer adds are among them.
-            prompt_name: selects a prompt, put before each text.
-
-        Raises:
-            InputError: the model has no such prompt.
-            TooLargeError: the request or the answer is too large.
-            OverloadedError: too much work is waiting.
+        ``special_tokens`` says whether those that the tokenizer adds are among them; a prompt is put before each.
         """
         self._limits.check(texts)
         characters = sum(map(len, texts))
@@ -269,15 +226,7 @@ class Embedder:
     ) -> Embedded:
         """Embed texts that were admitted as part of ``reservation``, or of work that holds more than they cost.
 
-        Args:
-            texts: N texts, at least one.
-            role: selects the model's prompt for queries or documents.
-            prompt_name: selects another prompt.
-            truncate: as for :meth:`embed`.
-            reservation: corrected to the actual cost once the texts are tokenized.
-
-        Raises:
-            InputError: a text or an argument does not fit the model.
+        The reservation is corrected once the texts are tokenized; the other arguments are those of :meth:`embed`.
         """
         with span("tokenize", model=self.encoder.name, texts=len(texts)):
             tokens = await self._limits.beside(
@@ -335,13 +284,7 @@ class Ranker(Protocol):
         """Manifest of the model."""
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
-        """Score texts.
-
-        Raises:
-            InputError: a text or an argument does not fit the model.
-            TooLargeError: the request is too large.
-            OverloadedError: too much work is waiting.
-        """
+        """Score texts; raises the errors of :meth:`Embedder.embed`."""
 
 
 class CosineRanker:
@@ -391,13 +334,7 @@ class CrossRanker:
             return await self.run(query, texts, truncate=truncate, reservation=reservation)
 
     async def predict(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None) -> Ranked:
-        """Score pairs with arbitrary first texts; scores are in [0, 1].
-
-        Raises:
-            InputError: a text does not fit the model.
-            TooLargeError: the request is too large.
-            OverloadedError: too much work is waiting.
-        """
+        """Score pairs with arbitrary first texts; scores are in [0, 1]."""
         self._limits.check([first + second for first, second in pairs])
         with self._admission.reserve(
             self.price("", (len(first) + len(second) for first, second in pairs))
@@ -412,11 +349,7 @@ class CrossRanker:
         truncate: bool | None = None,
         reservation: Reservation | None = None,
     ) -> Ranked:
-        """Score texts that were admitted as part of ``reservation``, or of work that holds more than they cost.
-
-        Raises:
-            InputError: a text does not fit the model.
-        """
+        """Score texts that were admitted as part of ``reservation``, or of work that holds more than they cost."""
         return await self._run([(query, text) for text in texts], truncate=truncate, reservation=reservation)
 
     async def _run(
@@ -438,10 +371,6 @@ class CrossRanker:
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Check that there are texts to rank.
-
-    Raises:
-        InputError: there are no texts.
-    """
+    """Raise an InputError if there are no texts to rank."""
     if not texts:
         raise InputError("expected at least one text to rank, got an empty list")

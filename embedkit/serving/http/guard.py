@@ -63,10 +63,9 @@ class _Entry:
 
 @dataclass(slots=True, eq=False)
 class Key:
-    """One API key.
+    """One API key; ``digest`` is its SHA-256.
 
     Attributes:
-        digest: its SHA-256.
         name: name in logs and messages; empty if it has none.
         scopes: permissions, a subset of :data:`SCOPES`.
         share: share of the queue that its requests may hold.
@@ -109,9 +108,6 @@ class Guesses:
     """Limits how many keys each address can try, by not comparing further ones for a while.
 
     Keys that were accepted from the address before are not affected. Only the addresses seen last are remembered.
-
-    Args:
-        keys: all keys.
     """
 
     def __init__(self, keys: KeyRing) -> None:
@@ -119,15 +115,7 @@ class Guesses:
         self._senders: OrderedDict[str, _Sender] = OrderedDict()
 
     def find(self, given: bytes, address: str) -> Key | None:
-        """Return the key that a request brought.
-
-        Args:
-            given: the key; empty if there is none.
-            address: of the client.
-
-        Raises:
-            OverloadedError: too many wrong keys have come from the address.
-        """
+        """Return the key of a request, if any; OverloadedError after too many wrong keys from its address."""
         if not given:
             return None
         sender = self._sender(address)
@@ -160,9 +148,7 @@ class Guesses:
 class KeyRing:
     """The keys of a server; without any, no key is required.
 
-    Args:
-        keys: all keys.
-        path: the file they came from, which :meth:`refresh` reads again when it changes.
+    :meth:`refresh` reads the file they came from again when it changes.
     """
 
     def __init__(self, keys: Iterable[Key] = (), path: Path | None = None) -> None:
@@ -294,10 +280,6 @@ class Guard:
 
     A request takes one of ``concurrent_requests`` slots once all of it has arrived; :class:`Connections` limits
     the time until then, and the amount of data in transit. Public routes take no slot, and their body is not read.
-
-    Args:
-        settings: limits and allowed hosts.
-        keys: API keys; without any, no key is required.
     """
 
     def __init__(self, settings: ServerSettings, keys: KeyRing) -> None:
@@ -326,11 +308,7 @@ class Guard:
         return _check_body_type(request)
 
     def enter(self, request: Guarded) -> None:
-        """Take a slot for a complete request; :meth:`leave` releases it.
-
-        Raises:
-            OverloadedError: there is none.
-        """
+        """Take a slot for a complete request; OverloadedError if there is none. :meth:`leave` releases it."""
         self._require_place()
         self._at_work += 1
         name, share, _, may_write = request.caller
@@ -343,8 +321,7 @@ class Guard:
     def _identify(self, request: Guarded) -> Answer | None:
         """Determine the client of a request by its key; return an answer if it may not send it.
 
-        Raises:
-            OverloadedError: the key has sent too many requests, or the address too many wrong keys.
+        Raises an OverloadedError if the key has sent too many requests, or the address too many wrong keys.
         """
         route, path = request.found.route, request.found.path
         needed = (route.scope if route else None) or "read"

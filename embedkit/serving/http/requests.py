@@ -121,13 +121,7 @@ class Request:
 
 
 class Application:
-    """Answers requests; knows nothing of connections.
-
-    Args:
-        routes: the routes.
-        service: leases models and collection to requests, and counts them.
-        keys: API keys; without any, no key is required.
-    """
+    """Answers requests; knows nothing of connections."""
 
     def __init__(self, routes: Iterable[Route], service: Service, keys: KeyRing) -> None:
         document = Route("GET", "/openapi.json", self._describe, None, None)
@@ -225,12 +219,7 @@ class Application:
             return answer
 
     async def _inflated(self, request: Request) -> bytes:
-        """Return the body, decompressed.
-
-        Raises:
-            TooLargeError: it is too large.
-            InputError: it is not in the format of gzip.
-        """
+        """Return the body, decompressed; TooLargeError if it is too large, InputError if it is not gzip's."""
         if request.headers[b"content-encoding"].lower() == b"identity":
             return bytes(request.body)
         if len(request.body) * _MOST_INFLATED_TIMES <= _INFLATED_AT_ONCE:

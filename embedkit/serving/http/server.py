@@ -33,11 +33,7 @@ _OUT_OF_FILES_S = 0.1
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound but not listening yet.
-
-    Args:
-        host: address or name to listen on.
-        port: 0 selects an unused port.
+    """Return a socket that is bound but not listening yet; port 0 selects an unused one.
 
     Raises:
         OSError: the address is not available.
@@ -104,11 +100,7 @@ class Listener:
         self._started = False
 
     def start(self) -> None:
-        """Listen and accept connections.
-
-        Raises:
-            OSError: another socket is listening on the same address.
-        """
+        """Listen and accept connections; OSError if another socket is listening on the same address."""
         self._socket.listen(BACKLOG)
         self._started = True
         if sys.platform == "win32":  # where event loops cannot tell when a socket is readable
@@ -119,9 +111,7 @@ class Listener:
     async def stop(self, *, others_accept: bool = False) -> None:
         """Accept the connections in the backlog, and no more.
 
-        Args:
-            others_accept: whether other processes continue to accept connections from the socket; the backlog is
-                left to them.
+        If other processes continue to accept connections from the socket, the backlog is left to them.
         """
         if not self._started:
             return
