@@ -35,7 +35,8 @@ def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
     halved.CopyFrom(model)
     graph = halved.graph
     inferred = infer_shapes(model).graph
-    floats = _float_values(inferred)
+    types = {value.name: value.type.tensor_type.elem_type for value in inferred.value_info}
+    floats = {name for name, kind in types.items() if kind == TensorProto.FLOAT}
     last = _last_of_tokens(inferred) if pooling is None else {find_states(graph, pooling), MEMORY_ROWS}
     body = _ancestors(graph, last)
     tail = [node for node in graph.node if node.output[0] not in body]
@@ -64,11 +65,6 @@ def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
     del graph.value_info[:]
     check_graph(halved)
     return halved
-
-
-def _float_values(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of intermediate values that are float32."""
-    return {value.name for value in graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT}
 
 
 def _last_of_tokens(graph: onnx.GraphProto) -> set[str]:

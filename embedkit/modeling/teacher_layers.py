@@ -200,7 +200,7 @@ class _Cut:
         seed: int,
     ) -> None:
         self.teacher, self.student = teacher, student
-        self.theirs = _layers(self.teacher, layers)
+        self.theirs = [teacher.encoder.layer[number - 1] for number in layers]
         self.batches = batches
         self.seen = self._watch(self.teacher, _places(self.teacher, self.theirs))
         width = int(student.config.hidden_size)
@@ -319,10 +319,6 @@ class _Cut:
                 for states in seen.values():
                     states[-1] = states[-1][batch["attention_mask"].bool()]
         return {place: torch.cat(states) for place, states in seen.items()}
-
-
-def _layers(network: Any, numbers: Sequence[int]) -> list[Any]:
-    return [network.encoder.layer[number - 1] for number in numbers]
 
 
 def _places(teacher: Any, layers: Sequence[Any]) -> list[_Place]:

@@ -239,7 +239,8 @@ class _Table:
         if len(row) != (self.views or len(row)):
             raise DataError(f"a source has {len(row)} views per row, but the previous one has {self.views}")
         self.views = len(row)
-        self.hashes.append(_hash(row))
+        digest = hashlib.blake2b("\0".join(row).encode("utf-8"), digest_size=8).digest()
+        self.hashes.append(int.from_bytes(digest, "little"))
         self.source_rows.append(self.read - 1)
         self.spans.append(self._position)
         for text in row:
@@ -301,10 +302,6 @@ def _card(
     )
 
 
-def _hash(row: Sequence[str]) -> int:
-    return int.from_bytes(hashlib.blake2b("\0".join(row).encode("utf-8"), digest_size=8).digest(), "little")
-
-
 def _rows(source: SourceConfig) -> Iterator[tuple[str, ...] | None]:
     """Yield the normalised views of each row; None for a row that is empty or out of bounds."""
     columns: tuple[str, ...] = ()
@@ -316,8 +313,9 @@ def _rows(source: SourceConfig) -> Iterator[tuple[str, ...] | None]:
         try:
             row = tuple(_text(record[column]) for column in columns)
         except (KeyError, TypeError) as error:
+            types = ", ".join(f"{key}: {type(value).__name__}" for key, value in record.items())
             raise DataError(
-                f"{source.path}:{line}: expected text in {', '.join(columns)}; found {_describe(record)}"
+                f"{source.path}:{line}: expected text in {', '.join(columns)}; found {types}"
             ) from error
         except UnicodeEncodeError as error:
             raise DataError(f"{source.path}:{line}: invalid Unicode: unpaired surrogate") from error
@@ -354,7 +352,3 @@ def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
             parameters=["text_column"],
         )
     return (guesses[0],)
-
-
-def _describe(record: Record) -> str:
-    return ", ".join(f"{key}: {type(value).__name__}" for key, value in record.items())
