@@ -237,11 +237,7 @@ class Encoder(Model[Tokenizer]):
         Raises:
             InputError: as :meth:`encode`.
         """
-        options: EncodeOptions = {"prompt_name": prompt_name}
-        if role is not None:
-            check_choice(role, get_args(Role), "role")
-            options = with_prompt(options, role, self._manifest.prompts)
-        prompt = self._choose_prompt(options["prompt_name"], None)
+        prompt = self._prompt_of(role, prompt_name)
         return self._tokenizer.tokenize(list(check_iterable(texts)), prompt=prompt)
 
     def unknown_share(self, texts: Sequence[str]) -> FloatArray:
@@ -307,11 +303,7 @@ class Encoder(Model[Tokenizer]):
         Raises:
             InputError: a number is out of range, or the model has no such prompt.
         """
-        options: EncodeOptions = {"prompt_name": prompt_name}
-        if role is not None:
-            check_choice(role, get_args(Role), "role")
-            options = with_prompt(options, role, self._manifest.prompts)
-        room = self._room(self._choose_prompt(options["prompt_name"], None))
+        room = self._room(self._prompt_of(role, prompt_name))
         width = room if max_tokens is None else check_whole(max_tokens, "max_tokens", most=room)
         shared = check_whole(overlap, "overlap", least=0)
         return [self._windows(text, width, shared) for text in check_texts(check_iterable(texts), "texts")]
@@ -431,6 +423,13 @@ class Encoder(Model[Tokenizer]):
             ranges=self._ranges,
         )
         return _Plan(self._choose_prompt(prompt_name, prompt), packing, engine)
+
+    def _prompt_of(self, role: Role | None, prompt_name: str | None) -> str:
+        options: EncodeOptions = {"prompt_name": prompt_name}
+        if role is not None:
+            check_choice(role, get_args(Role), "role")
+            options = with_prompt(options, role, self._manifest.prompts)
+        return self._choose_prompt(options["prompt_name"], None)
 
     def _choose_prompt(self, prompt_name: str | None, prompt: str | None) -> str:
         if prompt is not None and prompt_name is not None:
