@@ -1,13 +1,18 @@
-"""Choice of the runtime for a model named on the command line: ONNX Runtime or torch."""
+"""How a model named on the command line runs: on ONNX Runtime or torch, in one process or several."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from embedkit.protocols import PairScorer, TextEncoder
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.pool import EncoderPool
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +58,13 @@ def load_model(source: str, backend: str = "auto") -> TextEncoder | PairScorer:
     if pairs:
         return TorchCrossEncoder(PairEncoder.load(location))
     return TorchEncoder(SentenceEncoder.load(location))
+
+
+def in_processes(
+    encoder: Encoder, processes: int | None, threads: int | None = None
+) -> AbstractContextManager[Encoder | EncoderPool]:
+    """Return the encoder in that many processes, or the encoder itself if None."""
+    return contextlib.nullcontext(encoder) if processes is None else encoder.pool(processes, threads=threads)
 
 
 def report_unknown(model: object) -> None:

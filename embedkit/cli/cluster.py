@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embedkit.cli.options import progress
-from embedkit.cli.rows import SpooledRows, check_output, configure_input, counted, lines_to, report
+from embedkit.cli.rows import SpooledRows, check_output, compared, configure_input, counted, lines_to, report
 
 HELP = "group similar texts, or list the most similar pairs"
 EXAMPLES = """
@@ -63,15 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _groups(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[str, Any]]:
     from embedkit.serving.retrieval.similar import cluster
 
-    source = rows.source()
-    groups = cluster(
-        source,
-        encoder=rows.encoder,
-        threshold=arguments.threshold,
-        min_size=arguments.min_size,
-        index=arguments.kind,
-        show_progress_bar=progress(arguments),
-    )
+    groups = cluster(min_size=arguments.min_size, **compared(arguments, rows))
     return (
         {
             "rows": [rows.numbers[row] for row in members],
@@ -85,15 +76,7 @@ def _groups(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[s
 def _pairs(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[str, Any]]:
     from embedkit.serving.retrieval.similar import similar_pairs
 
-    source = rows.source()
-    pairs = similar_pairs(
-        source,
-        encoder=rows.encoder,
-        threshold=arguments.threshold,
-        max_pairs=arguments.max_pairs,
-        index=arguments.kind,
-        show_progress_bar=progress(arguments),
-    )
+    pairs = similar_pairs(max_pairs=arguments.max_pairs, **compared(arguments, rows))
     return (
         {
             "score": float(str(score)),

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedkit.cli.options import progress
 from embedkit.cli.rows import (
     SpooledRows,
     check_output,
+    compared,
     configure_input,
     counted,
     lines_to,
@@ -65,14 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
     check_output(arguments.removed, (".jsonl",))
     started = time.perf_counter()
     with SpooledRows(arguments) as rows:
-        source = rows.source()
-        groups = deduplicate(
-            source,
-            encoder=rows.encoder,
-            threshold=arguments.threshold,
-            index=arguments.kind,
-            show_progress_bar=progress(arguments),
-        )
+        groups = deduplicate(**compared(arguments, rows))
         if arguments.removed is not None:
             _write_removed(rows, groups, arguments.removed)
         write_rows(rows, groups.kept.tolist(), arguments.output, as_json=arguments.json)

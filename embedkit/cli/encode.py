@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import time
@@ -11,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from embedkit.cli.backends import in_processes
 from embedkit.cli.options import MODEL, add_text_column, explicit, progress, show
 from embedkit.cli.rows import counted
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     import numpy as np
     import numpy.typing as npt
 
@@ -166,7 +164,7 @@ def _run_file(arguments: argparse.Namespace) -> None:
         "show_progress_bar": progress(arguments),
     }
     form = encoder.encode([], **options)
-    with _share(encoder, arguments) as sharing:
+    with in_processes(encoder, arguments.processes, arguments.threads) as sharing:
         pieces = _Counted(
             _embed(
                 sharing,
@@ -195,13 +193,6 @@ class _Counted:
         for texts, rows in self._pieces:
             self.rows += len(rows)
             yield texts, rows
-
-
-def _share(encoder: Encoder, arguments: argparse.Namespace) -> AbstractContextManager[Encoder | EncoderPool]:
-    """Return the encoder itself, or a pool of processes."""
-    if arguments.processes is None:
-        return contextlib.nullcontext(encoder)
-    return encoder.pool(arguments.processes, threads=arguments.threads)
 
 
 def _embed(encoder: Encoder | EncoderPool, texts: Iterable[str], options: dict[str, Any]) -> Iterator[Piece]:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.backends import report_unknown
-from embedkit.cli.options import MODEL, add_text_column, progress
+from embedkit.cli.backends import in_processes, report_unknown
+from embedkit.cli.options import COLLECTION, MODEL, add_text_column, progress
 from embedkit.cli.rows import counted
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from embedkit.runtime.encoder import Encoder
-    from embedkit.runtime.pool import EncoderPool
     from embedkit.serving.retrieval.collection import Collection
 
 logger = logging.getLogger("embedkit")
@@ -158,9 +154,7 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_collection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "collection", metavar="IDX", help="the folder of a collection, milvus:URI#NAME or qdrant:URL#NAME"
-    )
+    parser.add_argument("collection", metavar="IDX", help=COLLECTION)
 
 
 def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
@@ -171,22 +165,17 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
     model = arguments.model or _maker_of(arguments)
     loaded = Encoder.load(model)
     documents = _documents(arguments, loaded)
-    with _processes(loaded, arguments.processes) as encoder:
+    with in_processes(loaded, arguments.processes) as encoder:
         collection = Collection.build(
             documents,
             encoder=encoder,
             queries=arguments.queries,
-            embeddings=arguments.embeddings,
             path=arguments.output,
             index=arguments.kind,
             lexical=arguments.lexical,
-            text_column=arguments.text_column,
-            id_column="id" if arguments.split else arguments.id_column,
-            metadata_columns=arguments.metadata_columns,
-            skip_empty=arguments.skip_empty,
             source=lasting_source(model),
             replace=arguments.replace,
-            show_progress_bar=progress(arguments),
+            **_reading(arguments),
         )
     report_unknown(loaded)
     return "built", collection, {}
@@ -200,19 +189,23 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
     named = arguments.model
     loaded = Encoder.load(named) if named else recorded_model(Collection.describe(arguments.collection))
     documents = _documents(arguments, loaded)
-    with _processes(loaded, arguments.processes) as encoder:
+    with in_processes(loaded, arguments.processes) as encoder:
         collection = Collection.open(arguments.collection, encoder=encoder)
-        done = collection.upsert(
-            documents,
-            embeddings=arguments.embeddings,
-            text_column=arguments.text_column,
-            id_column="id" if arguments.split else arguments.id_column,
-            metadata_columns=arguments.metadata_columns,
-            skip_empty=arguments.skip_empty,
-            show_progress_bar=progress(arguments),
-        )
+        done = collection.upsert(documents, **_reading(arguments))
         removed = collection.delete(_outdated(collection, documents)) if isinstance(documents, _Windows) else 0
     return "changed", collection, done._asdict() | ({"removed": removed} if removed else {})
+
+
+def _reading(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return how documents are read and embedded."""
+    return {
+        "embeddings": arguments.embeddings,
+        "text_column": arguments.text_column,
+        "id_column": "id" if arguments.split else arguments.id_column,
+        "metadata_columns": arguments.metadata_columns,
+        "skip_empty": arguments.skip_empty,
+        "show_progress_bar": progress(arguments),
+    }
 
 
 class _Windows:
@@ -261,11 +254,6 @@ def _outdated(collection: Collection, windows: _Windows) -> list[str]:
             ids.append(f"{document}#{number}")
             number += 1
     return ids
-
-
-def _processes(encoder: Encoder, processes: int | None) -> AbstractContextManager[Encoder | EncoderPool]:
-    """Return the encoder in that many processes, or the encoder itself if None."""
-    return contextlib.nullcontext(encoder) if processes is None else encoder.pool(processes)
 
 
 def _maker_of(arguments: argparse.Namespace) -> str:

@@ -205,16 +205,13 @@ def _command_parser(name: str, module: CommandModule) -> argparse.ArgumentParser
 
 def _add_examples(name: str, parser: argparse.ArgumentParser, examples: str) -> None:
     """Add examples to the end of the help of a command and of each sub-command."""
-    parser.epilog = f"examples:\n{_indented(examples)}"
+    lines = examples.strip().splitlines()
+    parser.epilog = "\n".join(["examples:", *(f"  {line.strip()}" for line in lines)])
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for word, sub_parser in _sub_parsers(parser):
         start = f"embedkit {name} {word} "
-        own = [line for line in examples.strip().splitlines() if line.startswith(start)]
+        own = [line for line in lines if line.startswith(start)]
         _add_examples(f"{name} {word}", sub_parser, "\n".join(own))
-
-
-def _indented(examples: str) -> str:
-    return "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
 
 
 def _sub_parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from embedkit.atomic import atomic_file, storage_errors
-from embedkit.cli.options import MODEL, add_text_column
+from embedkit.cli.options import MODEL, add_text_column, progress
 from embedkit.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -176,6 +176,18 @@ class SpooledRows:
             yield Document(place, text)
         if number + 1 > len(self):
             logger.warning("left out %s without text", counted(number + 1 - len(self), "row"))
+
+
+def compared(arguments: argparse.Namespace, rows: SpooledRows) -> dict[str, Any]:
+    """Return the arguments that the functions of ``embedkit.serving.retrieval.similar`` have in common."""
+    source = rows.source()
+    return {
+        "texts": source,
+        "encoder": rows.encoder,
+        "threshold": arguments.threshold,
+        "index": arguments.kind,
+        "show_progress_bar": progress(arguments),
+    }
 
 
 def check_output(output: Path | None, forms: Sequence[str]) -> None:
