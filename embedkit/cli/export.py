@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.options import add_output, check_output
 
@@ -105,11 +105,23 @@ def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Export, and print the results of the gates."""
-    check_output(arguments, whole_folder=arguments.format == "sentence-transformers" and not arguments.all)
-    if arguments.all:
-        _run_all(arguments)
-        return
     from embedkit.evaluation.sts import load_scored_pairs
+
+    check_output(arguments, whole_folder=arguments.format == "sentence-transformers" and not arguments.all)
+    options: dict[str, Any] = {
+        "target": arguments.target,
+        "name": arguments.name,
+        "licence": arguments.licence,
+        "max_length": arguments.max_length,
+        "trust_remote_code": arguments.trust_remote_code,
+        "dev": load_scored_pairs(arguments.dev) if arguments.dev else None,
+        "vocabulary": _vocabulary_texts(arguments.vocabulary),
+        "calibration": _read_all(arguments.calibration),
+    }
+    (_export_all if arguments.all else _export)(arguments, options)
+
+
+def _export(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     from embedkit.export.folder import export_folder
     from embedkit.export.pipeline import ExportReport, export_source
 
@@ -117,16 +129,9 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.source,
         arguments.output,
         precision=arguments.precision or ("fp16" if arguments.target == "gpu" else "int8"),
-        target=arguments.target,
         word_table=arguments.word_table,
-        name=arguments.name,
-        licence=arguments.licence,
-        max_length=arguments.max_length,
-        trust_remote_code=arguments.trust_remote_code,
-        dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
-        vocabulary=_vocabulary_texts(arguments.vocabulary),
         vocabulary_size=arguments.vocabulary_size,
-        calibration=_read_all(arguments.calibration),
+        **options,
     )
     if arguments.json:
         print(json.dumps(dataclasses.asdict(report), ensure_ascii=False, default=str))
@@ -137,26 +142,13 @@ def run(arguments: argparse.Namespace) -> None:
             print("\n".join(_lines(str(report.path / name), manifest, (report.path / name).stat().st_size)))
 
 
-def _run_all(arguments: argparse.Namespace) -> None:
+def _export_all(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     from embedkit.benchmarking.variants import choose, export_all
-    from embedkit.evaluation.sts import load_scored_pairs
 
-    variants = export_all(
-        arguments.source,
-        arguments.output,
-        target=arguments.target,
-        licence=arguments.licence,
-        max_length=arguments.max_length,
-        trust_remote_code=arguments.trust_remote_code,
-        name=arguments.name,
-        dev=load_scored_pairs(arguments.dev) if arguments.dev else None,
-        vocabulary=_vocabulary_texts(arguments.vocabulary),
-        calibration=_read_all(arguments.calibration),
-        replace=arguments.replace,
-    )
+    variants = export_all(arguments.source, arguments.output, replace=arguments.replace, **options)
     chosen = choose(variants)
     if arguments.json:
-        listed = [dataclasses.asdict(each) for each in variants]
+        listed = [dataclasses.asdict(variant) for variant in variants]
         print(json.dumps({"variants": listed, "chosen": chosen and chosen.name}, default=str))
     else:
         print("\n".join(_variant_lines(variants, chosen)))
@@ -165,21 +157,21 @@ def _run_all(arguments: argparse.Namespace) -> None:
 def _variant_lines(variants: Sequence[Variant], chosen: Variant | None) -> Iterator[str]:
     labels = ("MB", "speed", "texts/s", "1 text ms", "parity", "score", "invariance")
     yield f"  {'variant':<26}" + "".join(f"{label:>11}" for label in labels)
-    for each in variants:
-        mark = "*" if each.on_frontier else " "
-        if each.path is None:
-            yield f"{mark} {each.name:<26}missed: {each.missed}"
+    for variant in variants:
+        mark = "*" if variant.on_frontier else " "
+        if variant.path is None:
+            yield f"{mark} {variant.name:<26}missed: {variant.missed}"
             continue
         figures = (
-            f"{(each.size_bytes or 0) / 1e6:.2f}",
-            f"{each.speed or 0:.2f}",
-            f"{each.texts_per_second:.0f}",
-            f"{each.one_text_ms:.3f}",
-            f"{each.largest_difference:.1e}",
-            f"{each.score:.5f}",
-            f"{each.invariance:.1e}",
+            f"{(variant.size_bytes or 0) / 1e6:.2f}",
+            f"{variant.speed or 0:.2f}",
+            f"{variant.texts_per_second:.0f}",
+            f"{variant.one_text_ms:.3f}",
+            f"{variant.largest_difference:.1e}",
+            f"{variant.score:.5f}",
+            f"{variant.invariance:.1e}",
         )
-        yield f"{mark} {each.name:<26}" + "".join(f"{figure:>11}" for figure in figures)
+        yield f"{mark} {variant.name:<26}" + "".join(f"{figure:>11}" for figure in figures)
     yield "* not beaten in size, speed and fidelity; parity and invariance: largest change of a value"
     yield (
         f"chosen: {chosen.path}, the fastest that keeps its score"

@@ -65,9 +65,11 @@ def _compare(sources: list[str], arguments: argparse.Namespace) -> str:
 
     page = arguments.output or Path("comparison.md")
     check_path(page, ".md")
-    evaluations = [each for path in arguments.quality for each in read_evaluations(path)]
-    evaluations += [each for path in arguments.speed for each in read_evaluations(path, required=False)]
-    reports = [each for path in arguments.speed for each in read_reports(path)]
+    evaluations = [evaluation for path in arguments.quality for evaluation in read_evaluations(path)]
+    evaluations += [
+        evaluation for path in arguments.speed for evaluation in read_evaluations(path, required=False)
+    ]
+    reports = [report for path in arguments.speed for report in read_reports(path)]
     identify = bool(evaluations or reports)
     entries = distinct([read_entry(source, page=page, identify=identify) for source in sources])
     write_comparison(entries, page, reports=reports, evaluations=evaluations)
@@ -159,7 +161,9 @@ def _bundle_entry(source: str) -> Entry:
 
 
 def _facts(card: Card | Manifest) -> dict[str, str]:
-    corpora = (f"{each.get('name')}: {each.get('rows', 0):,} rows, {each.get('licence')}" for each in card.corpus)
+    corpora = (
+        f"{source.get('name')}: {source.get('rows', 0):,} rows, {source.get('licence')}" for source in card.corpus
+    )
     facts = {
         "method": card.method,
         "base": card.base,
