@@ -46,8 +46,8 @@ def reading(path: Path | str) -> Iterator[None]:
 
 def find_files(folder: Path) -> list[Path]:
     """Return all ``*.parquet`` below a folder, sorted, except hidden ones."""
-    found = folder.rglob("*.parquet")
-    return sorted(path for path in found if path.is_file() and not is_hidden(path.relative_to(folder)))
+    paths = folder.rglob("*.parquet")
+    return sorted(path for path in paths if path.is_file() and not is_hidden(path.relative_to(folder)))
 
 
 def is_hidden(path: PurePath) -> bool:
@@ -60,20 +60,18 @@ def partitions(names: Sequence[str]) -> list[Values]:
 
     They are integers if they are in all files.
     """
-    found: list[dict[str, str | None]] = []
+    rows: list[dict[str, str | None]] = []
     for name in names:
         matches = filter(None, map(_PARTITION.fullmatch, PurePath(name).parts[:-1]))
-        found.append({unquote(match[1]): None if match[2] == _NULL else unquote(match[2]) for match in matches})
+        rows.append({unquote(match[1]): None if match[2] == _NULL else unquote(match[2]) for match in matches})
     numeric = {
         key
-        for key in {key for each in found for key in each}
-        if all(
-            re.fullmatch(r"0|-?[1-9][0-9]{0,17}", value) for each in found if (value := each.get(key)) is not None
-        )
+        for key in {key for row in rows for key in row}
+        if all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", value) for row in rows if (value := row.get(key)) is not None)
     }
     return [
-        {key: int(value) if key in numeric and value is not None else value for key, value in each.items()}
-        for each in found
+        {key: int(value) if key in numeric and value is not None else value for key, value in row.items()}
+        for row in rows
     ]
 
 

@@ -59,8 +59,8 @@ class Row:
         for column in columns:
             if column in self.fields:
                 return self.fields[column]
-        found = ", ".join(map(str, self.fields)) or "none"
-        raise DataError(f"{self.place}: expected a column {' or '.join(columns)}; its columns are: {found:.200}")
+        names = ", ".join(map(str, self.fields)) or "none"
+        raise DataError(f"{self.place}: expected a column {' or '.join(columns)}; its columns are: {names:.200}")
 
     def text(self, *columns: str) -> str:
         """Return a string field."""
@@ -382,10 +382,10 @@ class HubDataset:
 
     def _load(self, configuration: str | None, wanted: str) -> Iterator[Record]:
         splits = self._call("get_dataset_split_names", configuration)
-        found = wanted if wanted in splits or len(splits) != 1 else splits[0]
+        chosen = wanted if wanted in splits or len(splits) != 1 else splits[0]
         # Streamed, so that datasets does not keep a second copy of what is kept here.
         with self._errors():
-            yield from self._call("load_dataset", configuration, split=found, streaming=True)
+            yield from self._call("load_dataset", configuration, split=chosen, streaming=True)
 
     def _kept(self, name: str, load: Callable[[], Iterable[Record]]) -> Iterator[Record]:
         """Yield rows from the cache file, which is written on first use of a pinned commit; else load them."""

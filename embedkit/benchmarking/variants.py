@@ -148,8 +148,8 @@ def export_all(
 
 def choose(variants: Sequence[Variant]) -> Variant | None:
     """Return the fastest variant with a sufficient score, the smallest of equally fast ones, or None."""
-    enough = [each for each in variants if each.on_frontier and (each.score or 0.0) >= ENOUGH]
-    return max(enough, key=lambda each: (each.speed or 0.0, -(each.size_bytes or 0)), default=None)
+    enough = [variant for variant in variants if variant.on_frontier and (variant.score or 0.0) >= ENOUGH]
+    return max(enough, key=lambda variant: (variant.speed or 0.0, -(variant.size_bytes or 0)), default=None)
 
 
 def _choose_providers(target: str) -> list[str] | None:
@@ -246,17 +246,17 @@ def _describe(title: str, report: ExportReport | GateError, timings: Mapping[str
 
 def _mark(variants: Sequence[Variant]) -> list[Variant]:
     """Mark the variants that no other dominates."""
-    merits = [_merits(each) for each in variants]
+    merits = [_merits(variant) for variant in variants]
     return [
         dataclasses.replace(
-            each,
+            variant,
             on_frontier=mine is not None
             and not any(
                 other is not None and other != mine and all(a >= b for a, b in zip(other, mine, strict=True))
                 for other in merits
             ),
         )
-        for each, mine in zip(variants, merits, strict=True)
+        for variant, mine in zip(variants, merits, strict=True)
     ]
 
 

@@ -62,14 +62,14 @@ def run(arguments: argparse.Namespace) -> int | None:
     config = adaptation_config(arguments.model, _changes(arguments))
     folder = Path(arguments.run or Path("runs") / arguments.output.stem)
     with stop_flag() as should_stop:
-        found = adapt(config, folder, arguments.output, Control(arguments.resume, should_stop))
-    if found is None:
+        adaptation = adapt(config, folder, arguments.output, Control(arguments.resume, should_stop))
+    if adaptation is None:
         print("stopped; resume with the same command and --resume")
         return 130
     if arguments.json:
-        print(json.dumps(dataclasses.asdict(found), default=str))
+        print(json.dumps(dataclasses.asdict(adaptation), default=str))
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join(_lines(adaptation)))
     return None
 
 

@@ -154,11 +154,11 @@ def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[
     elif arguments.quality or arguments.tasks:
         raise InputError("--quality and --task need --report")
     tasks = [load_task(name, data=arguments.data) for name in dict.fromkeys(arguments.tasks)]
-    found = [evaluation for path in arguments.quality for evaluation in read_evaluations(path)]
+    evaluations = [evaluation for path in arguments.quality for evaluation in read_evaluations(path)]
     for source in sources if tasks else ():
         model = load_model(source)
-        found += [evaluate(model, task, progress=progress(arguments)).to_json() for task in tasks]
-    return found
+        evaluations += [evaluate(model, task, progress=progress(arguments)).to_json() for task in tasks]
+    return evaluations
 
 
 def _candidate(source: str) -> Candidate:

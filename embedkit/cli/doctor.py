@@ -103,13 +103,13 @@ def _instructions(problems: list[str]) -> dict[str, Any]:
     """The instruction set that the kernel of graphs runs on, and all that it could run on here."""
     from embedkit.runtime.native_network import choose_instructions, native_instructions
 
-    found = list(native_instructions())
+    names = list(native_instructions())
     try:
-        chosen = choose_instructions() if found else None
+        chosen = choose_instructions() if names else None
     except EmbedkitError as error:
         problems.append(str(error))
         chosen = None
-    return {"chosen": chosen, "found": found}
+    return {"chosen": chosen, "found": names}
 
 
 def _missing_by_extra() -> dict[str, list[str]] | None:
@@ -179,10 +179,10 @@ def _kernels_line(kernels: dict[str, bool], instructions: dict[str, Any]) -> str
     )
     beside = f" (also available: {', '.join(others)})" if others else ""
     at_work = f" on {chosen}{beside}" if chosen else ""
-    found = [f"{name}{at_work if name == 'bert' else ''}" for name, there in kernels.items() if there]
+    compiled = [f"{name}{at_work if name == 'bert' else ''}" for name, there in kernels.items() if there]
     missing = [name for name, there in kernels.items() if not there]
     without = f"{', '.join(missing)} not compiled, encoding is slower"
-    return "; ".join([*([", ".join(found)] if found else []), *([without] if missing else [])])
+    return "; ".join([*([", ".join(compiled)] if compiled else []), *([without] if missing else [])])
 
 
 def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:

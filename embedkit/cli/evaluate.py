@@ -110,19 +110,19 @@ def run(arguments: argparse.Namespace) -> None:
     tasks = [load_task(kept_file(name, lines=".tsv"), **wishes) for name in names]
     sources = list(dict.fromkeys(arguments.models))
     _check_kinds(sources, arguments.backend, tasks)
-    found: dict[str, list[Evaluation]] = {}
+    evaluated: dict[str, list[Evaluation]] = {}
     try:
         for source in sources:
-            model, found[source] = load_model(source, arguments.backend), []
+            model, evaluated[source] = load_model(source, arguments.backend), []
             for task in tasks:
-                found[source].append(evaluate(model, task, progress=progress(arguments)))
+                evaluated[source].append(evaluate(model, task, progress=progress(arguments)))
             report_unknown(model)
     except (Exception, KeyboardInterrupt):
-        if any(found.values()):
+        if any(evaluated.values()):
             logger.warning("stopped early; these results are complete")
-            _show(arguments, found, None)
+            _show(arguments, evaluated, None)
         raise
-    _show(arguments, found, _compare(found, arguments.significance, seeds=arguments.seeds))
+    _show(arguments, evaluated, _compare(evaluated, arguments.significance, seeds=arguments.seeds))
 
 
 def _show(

@@ -102,8 +102,8 @@ class SpooledRows:
         if is_collection(self._place):
             if self._embeddings is not None:
                 raise InputError("embeddings: a collection brings its own; leave them out")
-            found = Collection.open(self._place).store.source()
-            rows = Rows(map(self._record, found.documents), found.embeddings, found.maker)
+            stored = Collection.open(self._place).store.source()
+            rows = Rows(map(self._record, stored.documents), stored.embeddings, stored.maker)
         else:
             rows = read_rows(self._place, self._embeddings)
         if rows.embeddings is None and self._model is None:

@@ -201,12 +201,12 @@ def _log_plan(config: RunConfig) -> None:
     from embedkit.training.recipes import RECIPES
     from embedkit.training.recipes.run import plan
 
-    found = plan(config)
-    if found is None:
+    planned = plan(config)
+    if planned is None:
         logger.info("the numbers of steps and evaluations are known once a run has prepared the corpus")
         return
-    each = "; for each stage that uses [optim]" if config.method in RECIPES else ""
-    logger.info("planned%s: %s steps, %s evaluations", each, f"{found.steps:,}", f"{found.evaluations:,}")
+    stages = "; for each stage that uses [optim]" if config.method in RECIPES else ""
+    logger.info("planned%s: %s steps, %s evaluations", stages, f"{planned.steps:,}", f"{planned.evaluations:,}")
 
 
 def _report(folder: Path) -> None:

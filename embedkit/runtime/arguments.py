@@ -116,18 +116,18 @@ def check_iterable(texts: Any, name: str = "texts") -> Iterable[Any]:
     """
     if type(texts) is list:  # as most are
         return texts
-    found = type(texts).__name__
+    kind = type(texts).__name__
     if isinstance(texts, Mapping):
-        raise InputError(f"expected an iterable as {name}, got {found}; give its values()")
+        raise InputError(f"expected an iterable as {name}, got {kind}; give its values()")
     if hasattr(texts, "columns"):
-        raise InputError(f"expected an iterable as {name}, got {found}, a table; give its column of texts")
+        raise InputError(f"expected an iterable as {name}, got {kind}, a table; give its column of texts")
     if isinstance(texts, str):
         raise InputError(f"expected an iterable as {name}, got one str; wrap it in a list")
     if hasattr(texts, "to_pylist"):  # of pyarrow, whose own items are no str
         return list(texts.to_pylist())
     is_single = isinstance(texts, (bytes, bytearray, type)) or getattr(texts, "ndim", None) == 0
     if is_single or not isinstance(texts, Iterable):
-        raise InputError(f"expected an iterable as {name}, got {found}")
+        raise InputError(f"expected an iterable as {name}, got {kind}")
     return texts
 
 

@@ -190,7 +190,7 @@ class Engine:
 
     def verify(
         self,
-        found: Tokens,
+        tokens: Tokens,
         golden: Tokens,
         values: npt.NDArray[np.float32],
         tolerance: float,
@@ -201,7 +201,7 @@ class Engine:
         ``found`` are the tokens of the golden texts on this machine, ``digest`` that of the bits of the network's
         arithmetic.
         """
-        same = found.ids == golden.ids and found.type_ids == golden.type_ids
+        same = tokens.ids == golden.ids and tokens.type_ids == golden.type_ids
         rows = self._run_all(golden, self._network.golden_batches(golden.lengths, most_tokens=self._max_tokens))
         difference = float(np.abs(rows - values).max())
         same_bits = None if digest is None else digest == digest_of(rows)

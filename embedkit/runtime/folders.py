@@ -331,7 +331,7 @@ def _with_one_type(rule: dict[str, Any] | None) -> dict[str, Any]:
     if rule is None:
         return {"type": "TemplateProcessing", "single": [first], "pair": [first, second], "special_tokens": {}}
     if rule["type"] == "Sequence":
-        return rule | {"processors": [_with_one_type(each) for each in rule["processors"]]}
+        return rule | {"processors": [_with_one_type(step) for step in rule["processors"]]}
     if rule["type"] == "TemplateProcessing":
         template = {name: [_of_one_type(piece) for piece in rule[name]] for name in ("single", "pair")}
         return rule | template
@@ -423,15 +423,15 @@ def _read_modules(folder: Path) -> list[tuple[str, Path]]:
         return []
     modules = read_json(path, kind=list)
     try:
-        found = [(module["type"].rpartition(".")[2], folder / module["path"]) for module in modules]
+        kinds = [(module["type"].rpartition(".")[2], folder / module["path"]) for module in modules]
         others = [module["type"] for module in modules if not module["type"].startswith(_NAMESPACES)]
     except (TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{path}: every module must have a type and a path") from error
     if others:
         raise ModelError(f"{path} has the module {others[0]}, whose code embedkit does not know")
-    if not found:
+    if not kinds:
         raise ModelError(f"{path} has no modules")
-    return [(name, place) for name, place in found if name != "Dropout"]
+    return [(name, place) for name, place in kinds if name != "Dropout"]
 
 
 def _kind(
@@ -464,18 +464,18 @@ def _check_modalities(folder: Path, transformer: Mapping[str, Any], output: str)
         )
 
 
-def _check_modules(folder: Path, kind: str, found: list[str]) -> None:
+def _check_modules(folder: Path, kind: str, kinds: list[str]) -> None:
     """Check the kinds of modules and their order."""
-    if not found:  # a plain transformers model
+    if not kinds:  # a plain transformers model
         return
     if kind == "cross-encoder":
-        if found != ["Transformer"]:
+        if kinds != ["Transformer"]:
             raise ModelError(
-                f"{folder} is a cross-encoder with the modules {', '.join(found)}; embedkit supports classifiers "
+                f"{folder} is a cross-encoder with the modules {', '.join(kinds)}; embedkit supports classifiers "
                 "with a Transformer only, and no rerankers made of causal language models"
             )
         return
-    rest = list(found)
+    rest = list(kinds)
     for wanted in ("Transformer", "Pooling"):
         if rest[:1] != [wanted]:
             break
@@ -486,7 +486,7 @@ def _check_modules(folder: Path, kind: str, found: list[str]) -> None:
         if set(rest) <= {"Dense"}:
             return
     raise ModelError(
-        f"{folder} has the modules {', '.join(found)}; embedkit supports Transformer, Pooling, then at most one "
+        f"{folder} has the modules {', '.join(kinds)}; embedkit supports Transformer, Pooling, then at most one "
         "WordMemory, any number of Dense and at most one Normalize"
     )
 
@@ -558,9 +558,9 @@ def stored_activation(settings: Mapping[str, Any], network: Mapping[str, Any]) -
     ``settings`` are those of ``config_sentence_transformers.json``, ``network`` those of ``config.json``.
     """
     nested = network.get("sentence_transformers")
-    found = [
+    names = [
         settings.get("activation_fn"),
         nested.get("activation_fn") if isinstance(nested, dict) else None,
         network.get("sbert_ce_default_activation_function"),
     ]
-    return next((str(each) for each in found if each), None)
+    return next((str(name) for name in names if name), None)

@@ -60,8 +60,8 @@ _HUB_ID = re.compile(f"{_HUB_NAME}/{_HUB_NAME}")
 
 def bundled_names() -> list[str]:
     """Return the names of the bundled models."""
-    found = BUNDLED.iterdir() if BUNDLED.is_dir() else ()
-    return sorted(Path(each.name).stem for each in found if each.name.endswith(".onnx"))
+    files = BUNDLED.iterdir() if BUNDLED.is_dir() else ()
+    return sorted(Path(file.name).stem for file in files if file.name.endswith(".onnx"))
 
 
 def is_hub_id(text: str) -> bool:
@@ -307,8 +307,8 @@ class PublishedModel:
         with atomic_file(self._cached) as temporary:
             temporary.write_bytes(path.read_bytes())
 
-    def _check(self, found: str, source: str) -> None:
-        if found != self.sha256:
+    def _check(self, digest: str, source: str) -> None:
+        if digest != self.sha256:
             raise ModelNotFoundError(
                 f"{source} is not the {self.name} of this version of embedkit: its SHA-256 differs"
             )

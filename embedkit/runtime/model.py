@@ -155,9 +155,9 @@ class Model(ABC, Generic[AnyTokenizer]):
             "max_tokens_per_batch": max_tokens_per_batch,
             "instructions": instructions,
         }
-        path, found = load_model(source, kind=cls._kind, file=file)
+        path, content = load_model(source, kind=cls._kind, file=file)
         try:
-            model = cls(found, **options, weights_folder=weights_folder)
+            model = cls(content, **options, weights_folder=weights_folder)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
         model._origin = Origin(str(path.resolve()), {"file": file, **options})
@@ -302,8 +302,8 @@ def load_model(
         return path, folder
     bundles = sorted(path.glob("*.onnx")) if file is None else [path / file]
     if len(bundles) != 1:
-        found = f"{len(bundles)} .onnx files, of which one has to be chosen" if bundles else "neither"
-        raise ModelError(f"{path} should hold one bundle or a {marker}; it has {found}")
+        reason = f"{len(bundles)} .onnx files, of which one has to be chosen" if bundles else "neither"
+        raise ModelError(f"{path} should hold one bundle or a {marker}; it has {reason}")
     return path, read_bundle(bundles[0])
 
 

@@ -21,8 +21,8 @@ UNKNOWN = "unknown"
 
 def numerics_of(model: object) -> str:
     """Return the arithmetic of a model; :data:`UNKNOWN` if it does not name one."""
-    found = getattr(model, "numerics", None)
-    return found if isinstance(found, str) and found else UNKNOWN
+    name = getattr(model, "numerics", None)
+    return name if isinstance(name, str) and name else UNKNOWN
 
 
 def digest_of(values: npt.NDArray[np.float32]) -> str:
@@ -32,7 +32,7 @@ def digest_of(values: npt.NDArray[np.float32]) -> str:
 
 def joined(*several: Iterable[str]) -> tuple[str, ...]:
     """Return every arithmetic in the arguments once, in alphabetical order."""
-    return tuple(sorted({each for names in several for each in names}))
+    return tuple(sorted({name for names in several for name in names}))
 
 
 def warn_of_mixture(place: object, kept: Iterable[str], used: Iterable[str]) -> None:

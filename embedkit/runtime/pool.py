@@ -250,8 +250,8 @@ class _Worker:
 
     def wait_for(self, fingerprint: str) -> None:
         """Wait until the worker has loaded the model, which must have this fingerprint."""
-        found, _ = self.child.receive()
-        if found["fingerprint"] != fingerprint:
+        answer, _ = self.child.receive()
+        if answer["fingerprint"] != fingerprint:
             raise ModelError("the model's file has changed since it was loaded; load it again")
 
     def encode(self, request: _Request) -> _Part | Exception:
@@ -259,9 +259,9 @@ class _Worker:
         texts, first = request.texts, request.first
         try:
             self.child.send({"texts": _as_plain(texts, first), "first": first, "options": request.options})
-            found, content = self.child.receive()
-            rows = np.frombuffer(content, dtype=found["dtype"]).reshape(found["shape"])
-            return _Part(rows.copy(), found["truncated"])  # writable for the caller
+            answer, content = self.child.receive()
+            rows = np.frombuffer(content, dtype=answer["dtype"]).reshape(answer["shape"])
+            return _Part(rows.copy(), answer["truncated"])  # writable for the caller
         except Exception as error:  # noqa: BLE001 - raised by `_Request.result`
             return error
 

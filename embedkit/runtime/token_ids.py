@@ -144,8 +144,8 @@ class TokenSpans:
 
     def find(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[TokenSpan]]:
         """Return the tokens of each text, with or without those that the tokenizer adds."""
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special_tokens)
-        return [_spans(text, encoding) for text, encoding in zip(texts, found, strict=True)]
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=special_tokens)
+        return [_spans(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
 
 def _spans(text: str, encoding: tokenizers.Encoding) -> list[TokenSpan]:

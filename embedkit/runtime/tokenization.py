@@ -220,11 +220,11 @@ class Tokenizer(_FastTokenizer):
             raise InputError(f"the tokenizer refused these texts: {error}") from error
 
     def _encode(self, texts: list[str], threads: int) -> Tokens:
-        found = self._pieces.encode(texts, threads) if self._pieces else None
-        if found is None:
+        encoded = self._pieces.encode(texts, threads) if self._pieces else None
+        if encoded is None:
             rows = self._encode_without_kernel(texts)
             return Tokens([ids for ids, _ in rows], [position for position, (_, cut) in enumerate(rows) if cut])
-        ids, cut, left = found
+        ids, cut, left = encoded
         if left:
             rows = self._encode_without_kernel([texts[position] for position in left])
             ids = ids.fill(left, [row for row, _ in rows])
@@ -360,10 +360,10 @@ class PairTokenizer(_FastTokenizer):
         return rows
 
     def _encode(self, pairs: list[tuple[str, str]]) -> Tokens:
-        found = self._pieces.encode(pairs) if self._pieces else None
-        if found is None:
+        encoded = self._pieces.encode(pairs) if self._pieces else None
+        if encoded is None:
             return self._encode_without_kernel(pairs)
-        ids, types, cut, left = found
+        ids, types, cut, left = encoded
         if left:
             others = self._encode_without_kernel([pairs[position] for position in left])
             ids, types = ids.fill(left, others.ids), types.fill(left, others.type_ids or [])
@@ -443,15 +443,15 @@ def _contradictions(what: str = "the tokenizer contradicts itself") -> Iterator[
 def _find_pad_id(tokenizer: tokenizers.Tokenizer) -> int:
     if tokenizer.padding:
         return int(tokenizer.padding["pad_id"])
-    found = (tokenizer.token_to_id(token) for token in _PAD_TOKENS)
+    numbers = (tokenizer.token_to_id(token) for token in _PAD_TOKENS)
     # Any id does where the mask is 0, so a tokenizer without a padding token is no obstacle.
-    return next((number for number in found if number is not None), 0)
+    return next((number for number in numbers if number is not None), 0)
 
 
 def _find_unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
     named = getattr(tokenizer.model, "unk_token", None)  # a Unigram model does not tell
-    found = (tokenizer.token_to_id(token) for token in ([named] if named else _UNKNOWN_TOKENS))
-    return next((number for number in found if number is not None), None)
+    numbers = (tokenizer.token_to_id(token) for token in ([named] if named else _UNKNOWN_TOKENS))
+    return next((number for number in numbers if number is not None), None)
 
 
 def _find_special_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
@@ -461,8 +461,8 @@ def _find_special_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
 
 def _check_pair(pair: object, position: int) -> tuple[str, str]:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        found = f"{type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, (tuple, list)) else "")
-        raise InputError(f"pairs[{position}] is {found}, expected two texts, as in [(first, second), ...]")
+        kind = f"{type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, (tuple, list)) else "")
+        raise InputError(f"pairs[{position}] is {kind}, expected two texts, as in [(first, second), ...]")
     first, second = pair
     if type(first) is not str or type(second) is not str:
         _check_texts(pair, 0, name=f"pairs[{position}]")

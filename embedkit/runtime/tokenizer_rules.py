@@ -33,8 +33,8 @@ def rules_of(part: Any) -> list[dict[str, Any]]:
 
 
 def _flat(rule: dict[str, Any]) -> list[dict[str, Any]]:
-    inner = [each for name in _PARTS for each in rule.get(name, ())]
-    return [step for each in inner for step in _flat(each)] if rule["type"] == "Sequence" else [rule]
+    inner = [part for name in _PARTS for part in rule.get(name, ())]
+    return [step for part in inner for step in _flat(part)] if rule["type"] == "Sequence" else [rule]
 
 
 def check_rules(tokenizer: tokenizers.Tokenizer, frame: int, max_length: int) -> None:

@@ -96,31 +96,31 @@ class UnigramPieces(KernelPieces):
 
 def _read_parts(tokenizer: tokenizers.Tokenizer) -> _Parts | None:
     """Return the kernel's arguments for the normaliser and the pre-tokenizer, None for others than it supports."""
-    splitters, found = rules_of(tokenizer.pre_tokenizer), _read_normalizers(rules_of(tokenizer.normalizer))
+    splitters, normalizers = rules_of(tokenizer.pre_tokenizer), _read_normalizers(rules_of(tokenizer.normalizer))
     split_whitespace = bool(splitters) and splitters[0] == {"type": "WhitespaceSplit"}
     rest = splitters[1:] if split_whitespace else splitters
-    if found is None or len(rest) != 1 or rest[0]["type"] != "Metaspace":
+    if normalizers is None or len(rest) != 1 or rest[0]["type"] != "Metaspace":
         return None
     scheme = rest[0]["prepend_scheme"]
     if scheme == "first" and split_whitespace:  # only a part at the very beginning would have the prefix
         return None
-    return _Parts(rest[0]["replacement"], scheme != "never", rest[0]["split"], split_whitespace, **found)
+    return _Parts(rest[0]["replacement"], scheme != "never", rest[0]["split"], split_whitespace, **normalizers)
 
 
 def _read_normalizers(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return those of the kernel's arguments, None unless it supports them in this order."""
-    left, found = iter(steps), {}
+    left, arguments = iter(steps), {}
     step = next(left, None)
     if step and step["type"] == "Precompiled":
-        found["charsmap"] = base64.b64decode(step["precompiled_charsmap"])
+        arguments["charsmap"] = base64.b64decode(step["precompiled_charsmap"])
         step = next(left, None)
     if step and step["type"] == "Strip":
-        found |= {"strip_left": step["strip_left"], "strip_right": step["strip_right"]}
+        arguments |= {"strip_left": step["strip_left"], "strip_right": step["strip_right"]}
         step = next(left, None)
     if step and step["type"] == "Replace" and step["pattern"] == _SEVERAL_SPACES:
-        found["spaces"] = step["content"]
+        arguments["spaces"] = step["content"]
         step = next(left, None)
-    return None if step else found
+    return None if step else arguments
 
 
 _CONTROL, _JOINS, _UNCLEAR = 1, 2, 3

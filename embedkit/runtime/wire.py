@@ -165,12 +165,12 @@ def refuse_external_data(model: bytes) -> None:
 
 def largest_initializers(model: bytes, count: int) -> list[Initializer]:
     """The ``count`` weights of the main graph that take most bytes, largest first."""
-    found = [
+    weights = [
         Initializer(_text(tensor, _TENSOR_NAME), len(tensor))
         for graph in _messages(memoryview(model), _GRAPH)
         for tensor in _messages(graph, _INITIALIZER)
     ]
-    return sorted(found, key=lambda tensor: (-tensor.size_bytes, tensor.name))[:count]
+    return sorted(weights, key=lambda tensor: (-tensor.size_bytes, tensor.name))[:count]
 
 
 def expose_logits(model: bytes) -> tuple[bytes, str | None]:

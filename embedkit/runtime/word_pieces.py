@@ -84,13 +84,13 @@ class PlainTexts:
 
     def encode(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
         """Return ids of texts normalised by :meth:`spell`, with special tokens, and whether each was truncated."""
-        found = []
+        rows = []
         for encoding in self.quick.encode_batch_fast(texts):
             ids = encoding.ids
             # Reading `overflowing` copies the whole rest of a text, so it is read only if there can be one.
             cut = len(ids) == self.room and bool(encoding.overflowing)
-            found.append(([*self.before, *ids, *self.after], cut))
-        return found
+            rows.append(([*self.before, *ids, *self.after], cut))
+        return rows
 
 
 def plain_characters() -> str:
@@ -146,9 +146,9 @@ class WordPieces(KernelPieces):
 
     def encode(self, texts: list[str], threads: int = 1) -> tuple[TokenIds, list[int], list[int]] | None:
         """Return ids as :meth:`KernelPieces.encode`; the kernel may learn the characters of the texts before."""
-        found = super().encode(texts, threads)
-        if found is None or not found[2] or not self._learn([texts[position] for position in found[2]]):
-            return found
+        encoded = super().encode(texts, threads)
+        if encoded is None or not encoded[2] or not self._learn([texts[position] for position in encoded[2]]):
+            return encoded
         return super().encode(texts, threads)
 
     def _learn(self, texts: list[str]) -> bool:
@@ -252,10 +252,10 @@ class PairPieces:
 
         The last have no ids. Returns None until enough texts have come for the kernel to pay off.
         """
-        found = self.words.encode(list(chain.from_iterable(pairs)))
-        if found is None:
+        encoded = self.words.encode(list(chain.from_iterable(pairs)))
+        if encoded is None:
             return None
-        pieces, cut, left = found
+        pieces, cut, left = encoded
         counts = pieces.lengths
         counts[cut] += 1  # at least
         counts = counts.reshape(-1, 2)
