@@ -11,21 +11,22 @@ __all__: list[str] = []
 
 
 class Adapter:
-    """An encoder with the settings of an adapter, which stay what they were when it was loaded.
-
-    Args:
-        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
-        truncate_dim: number of leading dimensions to keep; all if None.
-        threads: number of threads; if None, all available.
-
-    Raises:
-        ModelNotFoundError, ModelError: the model cannot be loaded.
-        InputError: ``truncate_dim`` or ``threads`` does not fit.
-    """
+    """An encoder with the settings of an adapter, which stay what they were when it was loaded."""
 
     def __init__(
         self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None
     ) -> None:
+        """Load the model.
+
+        Args:
+            model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
+            truncate_dim: number of leading dimensions to keep; all if None.
+            threads: number of threads; if None, all available.
+
+        Raises:
+            ModelNotFoundError, ModelError: the model cannot be loaded.
+            InputError: ``truncate_dim`` or ``threads`` does not fit.
+        """
         super().__init__()
         self._model, self._truncate_dim, self._threads = model, truncate_dim, threads
         self._encoder = Encoder.load(model, threads=threads)

@@ -42,17 +42,7 @@ class _Embedder(Adapter):
 
 @component
 class EmbedkitTextEmbedder(_Embedder):
-    """Embeds a query, with the model's prompt for queries if it has one.
-
-    Args:
-        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
-        truncate_dim: number of leading dimensions to keep; all if None.
-        threads: number of threads; if None, all available.
-
-    Raises:
-        ModelNotFoundError, ModelError: the model cannot be loaded.
-        InputError: ``truncate_dim`` or ``threads`` does not fit.
-    """
+    """Embeds a query, with the model's prompt for queries if it has one."""
 
     @component.output_types(embedding=list[float])  # type: ignore[untyped-decorator]
     def run(self, text: str) -> dict[str, list[float]]:
@@ -66,17 +56,7 @@ class EmbedkitTextEmbedder(_Embedder):
 
 @component
 class EmbedkitDocumentEmbedder(_Embedder):
-    """Embeds documents, with the model's prompt for documents if it has one.
-
-    Args:
-        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
-        truncate_dim: number of leading dimensions to keep; all if None.
-        threads: number of threads; if None, all available.
-
-    Raises:
-        ModelNotFoundError, ModelError: the model cannot be loaded.
-        InputError: ``truncate_dim`` or ``threads`` does not fit.
-    """
+    """Embeds documents, with the model's prompt for documents if it has one."""
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:

@@ -27,17 +27,7 @@ __all__ = ["EmbedkitBackend"]
 
 
 class EmbedkitBackend(Adapter, BaseEmbedder):  # type: ignore[misc]  # KeyBERT has no types
-    """Embeds documents, and their words as the short texts that they are.
-
-    Args:
-        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
-        truncate_dim: number of leading dimensions to keep; all if None.
-        threads: number of threads; if None, all available.
-
-    Raises:
-        ModelNotFoundError, ModelError: the model cannot be loaded.
-        InputError: ``truncate_dim`` or ``threads`` does not fit.
-    """
+    """Embeds documents, and their words as the short texts that they are."""
 
     def embed(self, documents: Iterable[str], verbose: bool = False) -> FloatArray:  # noqa: FBT001, FBT002 - KeyBERT's
         """Embed N texts: ``(N, D) float32, unit rows``; ``verbose`` shows progress.

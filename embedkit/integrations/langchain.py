@@ -23,17 +23,7 @@ __all__ = ["EmbedkitEmbeddings"]
 
 
 class EmbedkitEmbeddings(Adapter, Embeddings):  # type: ignore[misc]  # LangChain's types are not available
-    """Embeds queries and documents with the model's respective prompts, if any.
-
-    Args:
-        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
-        truncate_dim: number of leading dimensions to keep; all if None.
-        threads: number of threads; if None, all available.
-
-    Raises:
-        ModelNotFoundError, ModelError: the model cannot be loaded.
-        InputError: ``truncate_dim`` or ``threads`` does not fit.
-    """
+    """Embeds queries and documents with the model's respective prompts, if any."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed documents: N lists of D numbers, unit vectors.

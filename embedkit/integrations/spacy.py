@@ -36,15 +36,7 @@ class SpacyEmbedder(Adapter):
     """Sets ``vector`` and ``similarity`` of documents; spans and tokens are embedded, by their text, when asked.
 
     The vectors are not stored with a document: process its text again after reading it from a file.
-
-    Args:
-        model: argument of :meth:`embedkit.Encoder.load`: a path, a bundled name or a hub id.
-        truncate_dim: number of leading dimensions to keep; all if None.
-        threads: number of threads; if None, all available. Use 1 with ``n_process``.
-
-    Raises:
-        ModelNotFoundError, ModelError: the model cannot be loaded.
-        InputError: ``truncate_dim`` or ``threads`` does not fit.
+    Use ``threads=1`` with ``n_process``.
     """
 
     def __call__(self, doc: Doc) -> Doc:
