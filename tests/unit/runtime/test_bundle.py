@@ -144,7 +144,7 @@ def test_every_flipped_bit_is_a_bundle_error(toy_bundle, tmp_path):
             bundle_module._parse(tmp_path / "flipped.onnx", bytes(damaged))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from([b"", b"\x08\x08"]), st.binary(max_size=300))
 def test_noise_is_a_bundle_error(start, noise):
     with pytest.raises(BundleError):

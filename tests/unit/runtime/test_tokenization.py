@@ -118,7 +118,7 @@ WORDS = ["dog", "dogs.", " ", "\n", "\xe9", "x" * 150, "[MASK]", "\U0001f600", "
 
 
 @given(words=st.lists(st.sampled_from(WORDS), max_size=80), gap=st.sampled_from([" ", "  ", "\n", ""]))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_long_texts_have_the_ids_of_their_beginning(tokenizer, words, gap):
     text = gap.join(words)
     whole = tokenizer.with_max_length(10_000).tokenize([text]).ids[0]
@@ -191,7 +191,7 @@ WORDS = st.lists(
 
 
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=6), st.integers(5, 16))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_pairs_are_cut_as_the_longest_first_strategy_does(toy_tokenizer_json, pairs, max_length):
     from tokenizers import Tokenizer as Fast
 

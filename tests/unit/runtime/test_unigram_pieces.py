@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FullTokenizer
@@ -158,19 +158,16 @@ ANY = st.lists(PARTS, max_size=30).map("".join) | st.text(max_size=20)
 
 
 @given(st.lists(ANY, max_size=5))
-@settings(deadline=None)
 def test_texts_are_normalised_as_by_the_tokenizer(normalized, texts):
     normalized.compare(texts)
 
 
 @given(st.lists(ANY, max_size=5))
-@settings(deadline=None)
 def test_texts_are_split_as_by_the_tokenizer(split, texts):
     split.compare(texts)
 
 
 @given(st.lists(st.text("abcxyz \u4e2d\U0001f600", max_size=20), max_size=5))
-@settings(deadline=None)
 def test_pieces_of_unusual_models_are_those_of_the_tokenizer(odd, texts):
     odd.compare([*texts, "aaaa", "<0x61>b", "bc", "xyzq", "\u4e2d<0x62>"])
 

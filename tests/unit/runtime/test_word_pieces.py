@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FullTokenizer
 from tokenizers.models import WordPiece
@@ -107,7 +107,6 @@ def test_letters_are_those_of_the_tokenizer(letters, texts):
 
 
 @given(st.lists(ANY, max_size=5))
-@settings(deadline=None)
 def test_pieces_of_a_real_vocabulary_are_those_of_the_tokenizer(real, texts):
     real.compare(texts)
 
@@ -187,7 +186,6 @@ def test_other_scripts_are_learned(script, options):
 
 
 @given(st.lists(st.text(LEARNED_LETTERS, max_size=20), max_size=5))
-@settings(deadline=None)
 def test_learned_characters_are_those_of_the_tokenizer(learned, texts):
     learned.compare(texts)
 
