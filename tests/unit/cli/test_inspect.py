@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from embedkit.cli.main import main
 from embedkit.runtime.bundle import read_bundle, write_bundle
-
-Write = Callable[..., Path]
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 import torch
@@ -44,9 +43,6 @@ from embedkit.runtime.tokenization import TokenBatch, Tokenizer
 
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 KINDS = ("fp32", "int8", "int8-static")
-Rows = npt.NDArray[np.float64]
-MakeEncoder = Callable[..., SentenceEncoder]
-MakePairs = Callable[..., PairEncoder]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import random
 import time
 import tracemalloc
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +29,6 @@ from embedkit.errors import (
 from embedkit.runtime import bundle as bundle_module
 from embedkit.runtime.bundle import Bundle, read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
-
-Rewrite = Callable[[Callable[[onnx.ModelProto], None]], Path]
 
 
 @pytest.fixture
@@ -55,7 +52,6 @@ def rewrite(toy_bundle, tmp_path):
 
 
 def entry(model, name):
-    found: onnx.StringStringEntryProto
     (found,) = (item for item in model.metadata_props if item.key == f"embedkit.{name}")
     return found
 

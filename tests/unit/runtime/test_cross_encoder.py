@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +14,6 @@ from embedkit import CrossEncoder, Encoder
 from embedkit.errors import BundleError, ModelError, TextOverflowError
 from embedkit.runtime import engine as engine_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
-
-Reference = Callable[..., np.ndarray]
-Write = Callable[..., Path]
 
 PAIRS = [
     ("a dog in the garden", "the cat"),

@@ -12,9 +12,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,6 @@ from embedkit.runtime import session as session_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.engine import EncodeOptions
 from embedkit.runtime.session import Session
-
-Reference = Callable[..., np.ndarray]
-Write = Callable[..., Path]
 
 TEXTS = ["a dog in the garden", "", "Music!", "one two three four five six seven eight nine ten eleven", "the sea"]
 

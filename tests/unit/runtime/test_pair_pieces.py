@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import strategies as st
 from tokenizers import Tokenizer as FullTokenizer
 
 from embedkit.runtime.kernels import wordpiece
@@ -13,10 +12,6 @@ from embedkit.runtime.tokenization import PairTokenizer
 
 pytestmark = pytest.mark.skipif(wordpiece is None, reason="the kernel was not built")
 
-WORDS = st.lists(
-    st.sampled_from(["dog", "sea", "running", "xyzzy", ".", "\xe9", "\u4e2d", "[SEP]", ""]), max_size=20
-).map(" ".join)
-PAIRS = st.lists(st.tuples(WORDS, WORDS), max_size=6)
 PROCESSORS = {
     "bert": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
     "types of one": {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},

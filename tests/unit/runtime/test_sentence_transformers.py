@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,8 +16,6 @@ from embedkit.errors import InputError, ModelError
 from embedkit.runtime import location
 from embedkit.runtime.sentence_transformers import pool
 from embedkit.runtime.tokenization import TokenBatch
-
-Reference = Callable[..., np.ndarray]
 
 TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as AnyTokenizer
@@ -13,8 +12,6 @@ from tokenizers import models, normalizers, pre_tokenizers
 from embedkit.errors import ModelError
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.runtime.tokenizer_rules import _Growth, rules_of
-
-Rule = dict[str, Any]
 
 
 def replace(pattern, content, kind="String"):
