@@ -115,7 +115,8 @@ def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> 
 
     An embedding is the mean of the words' vectors, which are those of :func:`from_teacher`: a direction reduced by
     PCA, and a weight by smooth inverse frequency. The teacher embeds each word twice in succession, so that
-    special tokens have a smaller share in its pooling, and principal components are divided by the square roots of
+    special tokens have a smaller share in its pooling. If it takes the state of the first token, the mean of all
+    states is taken, which says more about a single word. Principal components are divided by the square roots of
     their standard deviations, because a few of them would dominate a mean. Special tokens and ``[unused]`` pieces
     have the vector 0, and none are added to a text. The tokenizer is the teacher's.
 
@@ -133,7 +134,9 @@ def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> 
     content = json.loads(teacher.tokenizer.json)
     content["post_processor"] = None
     tokenizer = Tokenizer(json.dumps(content, ensure_ascii=False), teacher.max_length)
-    directions = _project(_embed_words(teacher, words, times=2), dimension, seed, flatten=0.5)
+    is_first = teacher.pooling == "cls" and teacher.head is None and teacher.memory is None
+    reader = SentenceEncoder(teacher.backbone, teacher.tokenizer, width=teacher.hidden) if is_first else teacher
+    directions = _project(_embed_words(reader, words, times=2), dimension, seed, flatten=0.5)
     table = StaticTable(StaticConfig(tokenizer.vocabulary_size, dimension))
     rows = torch.zeros(tokenizer.vocabulary_size, dimension)
     rows[words] = torch.from_numpy(_smooth_inverse_frequencies(len(words))[:, None] * directions).float()

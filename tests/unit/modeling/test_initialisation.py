@@ -10,6 +10,7 @@ from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, ModelError
 from embedkit.evaluation.sts import spearman
+from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_teacher, random, static_words
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -145,6 +146,14 @@ def test_a_word_has_the_direction_of_the_teacher_s_embedding_partly_whitened(tea
     expected = expected @ components / scatter**0.25
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(directions @ directions.T, expected @ expected.T, atol=1e-4)
+
+
+def test_a_teacher_of_the_first_token_gives_words_the_mean_of_its_states(teacher):
+    first = SentenceEncoder(teacher.backbone, teacher.tokenizer, pooling="cls", name="first")
+    mean = SentenceEncoder(teacher.backbone, teacher.tokenizer, pooling="mean", name="mean")
+    found, expected = (static_words(one, 32).backbone.get_input_embeddings().weight for one in (first, mean))
+    assert torch.equal(found, expected)
+    assert first.pooling == "cls"
 
 
 def test_frequent_words_have_short_vectors_and_special_tokens_none(teacher):
