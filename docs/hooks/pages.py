@@ -38,6 +38,7 @@ COPIES = {
     "cards/tiny-minilm.md": "models/tiny-minilm.md",
     "cards/reranker-tiny.md": "embedkit/bundled/reranker-tiny.md",
     "cards/mini-minilm.md": "models/mini-minilm.md",
+    "cards/small-minilm.md": "models/small-minilm.md",
     "cards/static-minilm.md": "models/static-minilm.md",
     "assets/frontier.svg": "benchmarks/frontier/frontier.svg",
     "assets/methods.svg": "benchmarks/methods/results.svg",
