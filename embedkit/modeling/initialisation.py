@@ -7,11 +7,13 @@ import json
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 from transformers import BertConfig, BertModel
 
 from embedkit.errors import ConfigError, ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
+from embedkit.modeling.pretrained import evaluating
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.static import StaticConfig, StaticTable
@@ -26,6 +28,7 @@ _WORD_SCALE = 0.05  # root mean square of the word table, as in trained BERT mod
 _POSITION_SCALE = 0.1  # scale of the random position and type rows, which blur a bag of words
 _BALLAST = np.array([1.0, -1.0]) / np.sqrt(2.0)
 _SIF_CONSTANT = 1e-4
+_WORDS_PER_BATCH = 512
 
 
 def random(
@@ -115,10 +118,10 @@ def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> 
 
     An embedding is the mean of the words' vectors, which are those of :func:`from_teacher`: a direction reduced by
     PCA, and a weight by smooth inverse frequency. The teacher embeds each word twice in succession, so that
-    special tokens have a smaller share in its pooling. If it takes the state of the first token, the mean of all
-    states is taken, which says more about a single word. Principal components are divided by the square roots of
-    their standard deviations, because a few of them would dominate a mean. Special tokens and ``[unused]`` pieces
-    have the vector 0, and none are added to a text. The tokenizer is the teacher's.
+    special tokens have a smaller share in its pooling. If it takes the state of the first token, the mean of the
+    word's own states is taken, which says more about a single word. Principal components are divided by the square
+    roots of their standard deviations, because a few of them would dominate a mean. Special tokens and
+    ``[unused]`` pieces have the vector 0, and none are added to a text. The tokenizer is the teacher's.
 
     Sources: Arora et al. 2017 (smooth inverse frequency); model2vec (words through a teacher, PCA, Zipf).
 
@@ -135,8 +138,8 @@ def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> 
     content["post_processor"] = None
     tokenizer = Tokenizer(json.dumps(content, ensure_ascii=False), teacher.max_length)
     is_first = teacher.pooling == "cls" and teacher.head is None and teacher.memory is None
-    reader = SentenceEncoder(teacher.backbone, teacher.tokenizer, width=teacher.hidden) if is_first else teacher
-    directions = _project(_embed_words(reader, words, times=2), dimension, seed, flatten=0.5)
+    embeddings = (_word_states if is_first else _embed_words)(teacher, words, times=2)
+    directions = _project(embeddings, dimension, seed, flatten=0.5)
     table = StaticTable(StaticConfig(tokenizer.vocabulary_size, dimension))
     rows = torch.zeros(tokenizer.vocabulary_size, dimension)
     rows[words] = torch.from_numpy(_smooth_inverse_frequencies(len(words))[:, None] * directions).float()
@@ -148,8 +151,23 @@ def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> 
 
 def _embed_words(teacher: SentenceEncoder, words: list[int], *, times: int = 1) -> FloatArray:
     """Return the teacher's embedding of each single word, in succession: ``(W, D) float32, unit rows``."""
+    return TorchEncoder(teacher).encode_ids(_framed(teacher, words, times))
+
+
+def _word_states(teacher: SentenceEncoder, words: list[int], *, times: int) -> FloatArray:
+    """Return the mean of the teacher's states at each word, in succession: ``(W, H) float32, unit rows``."""
+    rows = []
+    with torch.inference_mode(), evaluating(teacher):
+        for some in torch.tensor(_framed(teacher, words, times)).split(_WORDS_PER_BATCH):
+            states = teacher.backbone(input_ids=some, attention_mask=torch.ones_like(some)).last_hidden_state
+            rows.append(functional.normalize(states[:, 1 : 1 + times].mean(dim=1), dim=1))
+    found: FloatArray = torch.cat(rows).numpy()
+    return found
+
+
+def _framed(teacher: SentenceEncoder, words: list[int], times: int) -> list[list[int]]:
     frame = teacher.tokenizer.tokenize([""]).ids[0]
-    return TorchEncoder(teacher).encode_ids([[*frame[:1], *[word] * times, *frame[1:]] for word in words])
+    return [[*frame[:1], *[word] * times, *frame[1:]] for word in words]
 
 
 def _project(embeddings: FloatArray, width: int, seed: int, *, flatten: float = 0.0) -> Float64Array:
