@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,3 +88,14 @@ def slope(function: Callable[..., float], tensors: Sequence[Any], number: int, p
         moved[number][place] += step
         values.append(function(*moved))
     return (values[0] - values[1]) / 2e-4
+
+
+def refuse_conditions(monkeypatch: Any) -> None:
+    """Let the calling thread enter no ``threading.Condition``; others, such as the test runner's, may."""
+    caller, entered = threading.get_ident(), threading.Condition.__enter__
+
+    def enter(condition: threading.Condition) -> Any:
+        assert threading.get_ident() != caller, "a condition was entered"
+        return entered(condition)
+
+    monkeypatch.setattr(threading.Condition, "__enter__", enter)

@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from toys import refuse_conditions
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, StorageError, TextOverflowError, WorkerError
@@ -230,10 +230,7 @@ def test_an_encoder_without_a_file_has_no_pool(toy_bundle):
 def test_no_lock_is_taken_that_ctrl_c_could_leave_locked(pool, monkeypatch):
     """``Condition.__enter__`` is written in Python, and Ctrl-C may raise at its end, with the lock taken."""
 
-    def enter(self):
-        raise AssertionError("a condition was entered")
-
-    monkeypatch.setattr(threading.Condition, "__enter__", enter)
+    refuse_conditions(monkeypatch)
     assert len(pool.encode(TEXTS)) == len(TEXTS)
 
 
