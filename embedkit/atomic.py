@@ -27,6 +27,15 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageError(error.errno, f"cannot write {path}: {reason}") from error
 
 
+def state_of(path: Path) -> tuple[int, int, int] | None:
+    """Return what differs once a file was replaced or changed, without opening it; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success flush it to disk and rename it into place.

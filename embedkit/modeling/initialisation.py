@@ -158,11 +158,11 @@ def _word_states(teacher: SentenceEncoder, words: list[int], *, times: int) -> F
     """Return the mean of the teacher's states at each word, in succession: ``(W, H) float32, unit rows``."""
     rows = []
     with torch.inference_mode(), evaluating(teacher):
-        for some in torch.tensor(_framed(teacher, words, times)).split(_WORDS_PER_BATCH):
+        for some in torch.tensor(_framed(teacher, words, times), device=teacher.device).split(_WORDS_PER_BATCH):
             states = teacher.backbone(input_ids=some, attention_mask=torch.ones_like(some)).last_hidden_state
             rows.append(functional.normalize(states[:, 1 : 1 + times].mean(dim=1), dim=1))
-    found: FloatArray = torch.cat(rows).numpy()
-    return found
+    embeddings: FloatArray = torch.cat(rows).numpy(force=True)
+    return embeddings
 
 
 def _framed(teacher: SentenceEncoder, words: list[int], times: int) -> list[list[int]]:

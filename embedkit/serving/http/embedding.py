@@ -109,7 +109,7 @@ def _operands(wanted: Any) -> list[Any]:
 
 def least_tokens(texts: Sequence[str], max_length: int) -> int:
     """Return a lower bound on the number of tokens, estimated from the lengths of texts."""
-    return sum([min(max_length, 1 + len(text) // _CHARACTERS_OF_A_TOKEN) for text in texts])
+    return sum([least_pair_tokens(len(text), max_length) for text in texts])
 
 
 def least_pair_tokens(characters: int, max_length: int) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from embedkit.atomic import state_of
 from embedkit.config import from_mapping, load_toml, setting
 from embedkit.errors import ConfigError, InputError, OverloadedError, TooLargeError
 from embedkit.serving.http.admission import CALLER, Caller
@@ -153,7 +154,7 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[Key] = (), path: Path | None = None) -> None:
         self._keys, self._path = list(keys), path
-        self._seen = None if path is None else _state(path)
+        self._seen = None if path is None else state_of(path)
         self._looked = time.monotonic()
 
     @classmethod
@@ -192,7 +193,7 @@ class KeyRing:
         if self._path is None or now - self._looked < _LOOK_S:
             return
         self._looked = now
-        state = _state(self._path)
+        state = state_of(self._path)
         if state == self._seen:
             return
         self._seen = state
@@ -243,14 +244,6 @@ def _plain_keys(lines: Iterable[str], place: str) -> list[Key]:
     if not secrets or min(map(len, secrets)) < _LEAST_LENGTH:
         raise ConfigError(f"{place} should hold API keys of {_LEAST_LENGTH} characters or more")
     return [Key(_digest(secret.encode())) for secret in secrets]
-
-
-def _state(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _digest(key: bytes) -> bytes:

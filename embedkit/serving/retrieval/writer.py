@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from embedkit import __version__
-from embedkit.atomic import atomic_folder, flush, flush_folder, storage_errors
+from embedkit.atomic import atomic_folder, flush, flush_folder, state_of, storage_errors
 from embedkit.config import from_mapping
 from embedkit.errors import CollectionBusyError, CollectionError, CommittedError, EmbedkitError, WorkerError
 from embedkit.progress import Progress
@@ -97,24 +97,15 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
 @contextlib.contextmanager
 def _reporting_commits(manifest: Path) -> Iterator[None]:
     """Turn errors into :class:`CommittedError` once the manifest is replaced; requires the lock."""
-    before = _state(manifest)
+    before = state_of(manifest)
     try:
         yield
     except (EmbedkitError, OSError) as error:
-        if _state(manifest) == before:
+        if state_of(manifest) in {None, before}:  # unknown is not committed
             raise
         number = getattr(error if isinstance(error, OSError) else error.__cause__, "errno", None)
         message = f"the write is complete and durable, but what follows it failed: {error}"
         raise CommittedError(number, message) from error
-
-
-def _state(path: Path) -> tuple[int, int] | None:
-    """Return what differs after a file was replaced, without opening it."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 @contextlib.contextmanager

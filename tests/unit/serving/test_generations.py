@@ -204,24 +204,34 @@ def test_segments_need_no_descriptors(tmp_path, encoder):
     assert run(WRITE, tmp_path / "idx").stdout == "True\n1 31\n"
 
 
-# Merges with each number of free descriptors until one suffices; none of the failed merges may keep any.
-STARVE = """
+# What scripts begin with that count descriptors.
+MAPPED = """
 import gc, os, resource, runpy, sys
-from embedkit.errors import EmbedkitError
+from pathlib import Path
+from embedkit.errors import CommittedError, EmbedkitError
 from embedkit.serving.retrieval import Collection, segment_files
+from embedkit.serving.retrieval.manifest import Manifest
 
 segment_files.SMALL_BYTES = 0  # all files are mapped, which takes descriptors
 conftest, path = sys.argv[1:]
 collection = Collection.open(path, encoder=runpy.run_path(conftest)["WordEncoder"]())
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+def close_gaps():  # returns the first free descriptor, above all that are taken
+    gc.collect()
+    gc.disable()
+    highest = max(map(int, os.listdir("/dev/fd")))
+    while (free := os.open("/dev/null", os.O_RDONLY)) < highest:
+        pass
+    os.close(free)
+    return free
+"""
+
+# Merges with each number of free descriptors until one suffices; none of the failed merges may keep any.
+STARVE = """
 for number in range(4):
     collection.upsert([(f"d{number}", f"text {number}")], merge=False)
-gc.collect()
-gc.disable()
-soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-highest = max(map(int, os.listdir("/dev/fd")))
-while (free := os.open("/dev/null", os.O_RDONLY)) < highest:  # no gaps
-    pass
-os.close(free)
+free = close_gaps()
 opened, messages = os.listdir("/dev/fd"), set()
 for number in range(50):
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + number, hard))
@@ -239,28 +249,13 @@ print(done, number > 5, messages, len(collection.manifest.segments), len(collect
 
 def test_failed_merges_keep_no_descriptors(tmp_path, encoder):
     Collection.build(["a b", "b c", "c d"], encoder=encoder, path=tmp_path / "idx", lexical=True)
-    assert run(STARVE, tmp_path / "idx").stdout == "True True {'Too many open files'} 1 7\n"
+    assert run(MAPPED + STARVE, tmp_path / "idx").stdout == "True True {'Too many open files'} 1 7\n"
 
 
 # Upserts a document with each number of free descriptors, and compares what is reported with what was done.
 SCARCE = """
-import gc, os, resource, runpy, sys
-from embedkit.errors import CommittedError, EmbedkitError
-from embedkit.serving.retrieval import Collection, segment_files
-from embedkit.serving.retrieval.manifest import Manifest
-from pathlib import Path
-
-segment_files.SMALL_BYTES = 0  # all files are mapped, which takes descriptors
-conftest, path = sys.argv[1:]
-collection = Collection.open(path, encoder=runpy.run_path(conftest)["WordEncoder"]())
 collection.upsert([("a", "one")])  # imports what is imported on first use
-gc.collect()
-gc.disable()
-soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-highest = max(map(int, os.listdir("/dev/fd")))
-while (free := os.open("/dev/null", os.O_RDONLY)) < highest:  # no gaps
-    pass
-os.close(free)
+free = close_gaps()
 wrong, kinds = [], []
 for number in range(40):
     before = Manifest.read(Path(path)).generation
@@ -281,4 +276,4 @@ print(wrong, sorted(set(kinds)))
 
 def test_what_an_upsert_reports_without_descriptors_is_what_it_has_done(tmp_path, encoder):
     Collection.build(["a b", "b c"], encoder=encoder, path=tmp_path / "idx", lexical=True)
-    assert run(SCARCE, tmp_path / "idx").stdout == "[] ['done', 'failed']\n"
+    assert run(MAPPED + SCARCE, tmp_path / "idx").stdout == "[] ['done', 'failed']\n"
