@@ -8,16 +8,17 @@ from typing import cast
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from embedkit.errors import ModelError
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import DenseHead, SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product
-from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.bundle import Bundle, read_bundle
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_new"}
 
@@ -33,17 +34,7 @@ def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
     manifest = bundle.manifest
     if manifest.kind != "encoder":
         raise ModelError(f"{path} contains a {manifest.kind}, but training starts from an encoder")
-    bert = read_bert(bundle.model)
-    if bert is None:
-        raise ModelError(
-            f"training cannot start from {path}: its graph is not embedkit's own BERT in float32 or int8; use "
-            "the model folder that it was exported from"
-        )
-    if not bert.is_bert:
-        raise ModelError(
-            f"training cannot start from {path}: it is an MPNet or a ModernBERT; use the model folder that it was "
-            "exported from"
-        )
+    bert = _read(bundle, path)
     if not bert.hidden:
         raise ModelError(f"training cannot start from {path}: it is a static model without states")
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
@@ -60,8 +51,56 @@ def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
     return encoder.eval()
 
 
+def cross_from_bundle(path: str | os.PathLike[str], *, max_length: int) -> PairEncoder:
+    """Load the cross-encoder of a bundle for pairs of up to ``max_length`` tokens, as :func:`from_bundle` does.
+
+    Raises:
+        ModelNotFoundError, BundleError: the bundle cannot be found or is damaged.
+        ModelError: it contains an encoder, a graph other than embedkit's own BERT in float32 or int8, or too few
+            positions for pairs of that length.
+    """
+    bundle = read_bundle(path)
+    manifest = bundle.manifest
+    if manifest.kind != "cross-encoder":
+        raise ModelError(f"{path} contains an {manifest.kind}, expected a cross-encoder")
+    bert = _read(bundle, path)
+    tokenizer = PairTokenizer(bundle.tokenizer_json, max_length)
+    config = _config(bert, tokenizer)
+    config.num_labels = 1
+    if manifest.activation:
+        config.sentence_transformers = {"activation_fn": manifest.activation}
+    network = BertForSequenceClassification(config)
+    weights = {f"bert.{name}": values for name, values in _weights(bert).items()}
+    weights |= _product("bert.pooler.dense", cast("Product", bert.head))
+    weights |= _product("classifier", cast("Product", bert.last))
+    network.load_state_dict({name: torch.tensor(values) for name, values in weights.items()})
+    return PairEncoder(network, tokenizer, name=manifest.name).eval()
+
+
+def _read(bundle: Bundle, path: str | os.PathLike[str]) -> BertWeights:
+    bert = read_bert(bundle.model, pairs=bundle.manifest.kind == "cross-encoder")
+    if bert is None:
+        raise ModelError(
+            f"training cannot start from {path}: its graph is not embedkit's own BERT in float32 or int8; use "
+            "the model folder that it was exported from"
+        )
+    if not bert.is_bert:
+        raise ModelError(
+            f"training cannot start from {path}: it is an MPNet or a ModernBERT; use the model folder that it was "
+            "exported from"
+        )
+    return bert
+
+
 def _backbone(bert: BertWeights, tokenizer: Tokenizer) -> BertModel:
-    config = BertConfig(
+    backbone = BertModel(_config(bert, tokenizer), add_pooling_layer=False)
+    weights = {name: torch.tensor(values) for name, values in _weights(bert).items()}
+    backbone.load_state_dict(weights)
+    return backbone
+
+
+def _config(bert: BertWeights, tokenizer: Tokenizer | PairTokenizer) -> BertConfig:
+    return BertConfig(
         vocab_size=bert.words.size,
         hidden_size=bert.hidden,
         num_hidden_layers=len(bert.layers),
@@ -69,14 +108,10 @@ def _backbone(bert: BertWeights, tokenizer: Tokenizer) -> BertModel:
         intermediate_size=bert.intermediate,
         hidden_act=_ACTIVATION[bert.gelu],
         max_position_embeddings=bert.longest,
-        type_vocab_size=1,
+        type_vocab_size=1 if bert.types is None else len(bert.types),
         layer_norm_eps=bert.epsilon,
         pad_token_id=tokenizer.pad_id,
     )
-    backbone = BertModel(config, add_pooling_layer=False)
-    weights = {name: torch.tensor(values) for name, values in _weights(bert).items()}
-    backbone.load_state_dict(weights)
-    return backbone
 
 
 def _weights(bert: BertWeights) -> dict[str, FloatArray]:
@@ -85,13 +120,17 @@ def _weights(bert: BertWeights) -> dict[str, FloatArray]:
     weights = {
         "embeddings.word_embeddings.weight": bert.words.rows(),
         "embeddings.position_embeddings.weight": positions[-bert.longest :],  # BERT skips no id
-        # Folded into the positions at export.
-        "embeddings.token_type_embeddings.weight": np.zeros((1, bert.hidden), dtype=np.float32),
+        "embeddings.token_type_embeddings.weight": _types(bert),
         **_norm("embeddings.LayerNorm", bert.norm),
     }
     for index, layer in enumerate(bert.layers):
         weights |= _layer(f"encoder.layer.{index}", layer, bert.hidden // bert.heads)
     return weights
+
+
+def _types(bert: BertWeights) -> FloatArray:
+    """Return the rows of the token types; a single one was folded into the positions at export."""
+    return np.zeros((1, bert.hidden), dtype=np.float32) if bert.types is None else bert.types
 
 
 def _layer(name: str, layer: Layer, width: int) -> dict[str, FloatArray]:

@@ -124,9 +124,9 @@ class CrossEncoder(Model[PairTokenizer]):
         self,
         query: str,
         documents: Iterable[str],
-        *,
         top_k: int | None = None,
-        return_documents: bool = True,
+        return_documents: bool = True,  # noqa: FBT001, FBT002 - in this place, as in sentence-transformers
+        *,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         activation_fn: Activation | None = None,
@@ -138,7 +138,8 @@ class CrossEncoder(Model[PairTokenizer]):
             query: the first text of every pair.
             documents: the second texts.
             top_k: number of documents to return, all if None.
-            return_documents: whether to include the texts in the result.
+            return_documents: whether to include the texts in the result; sentence-transformers omits them by
+                default.
             batch_size: as in :meth:`predict`.
             show_progress_bar: as in :meth:`predict`.
             activation_fn: as in :meth:`predict`.

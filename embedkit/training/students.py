@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from embedkit.errors import ConfigError, InputError
-from embedkit.modeling.bundles import from_bundle
+from embedkit.modeling.bundles import cross_from_bundle, from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_teacher, random, remember_words
@@ -66,14 +66,16 @@ def load_cross_encoder(
     """Load the cross-encoder that ``student.source`` names, or make one of an encoder.
 
     A bundle's encoder gets a layer that matches words (:mod:`~embedkit.modeling.matching`); a folder's gets a
-    classifier only. ``mean`` and ``spread`` are those expected of the logits of a bundle's encoder. ``max_length``
-    is that of a pair, in tokens.
+    classifier only. A cross-encoder, of a bundle or a folder, is continued. ``mean`` and ``spread`` are those
+    expected of the logits of a bundle's encoder. ``max_length`` is that of a pair, in tokens.
 
     Raises:
         ModelNotFoundError, ModelError, BundleError: the model cannot be loaded.
     """
     source = config.resolve_model(str(config.student.source))
-    if source.endswith(".onnx"):
+    if source.endswith(".onnx") and read_bundle(find_model(source)).manifest.kind == "cross-encoder":
+        model = cross_from_bundle(find_model(source), max_length=max_length)
+    elif source.endswith(".onnx"):
         encoder = from_bundle(find_model(source))
         model = matching_encoder(encoder, mean=mean, spread=spread, max_length=max_length, seed=config.seed)
     elif is_cross_encoder(find_folder(source)):

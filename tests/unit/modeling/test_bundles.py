@@ -5,15 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel, MPNetConfig, MPNetModel
 
 from embedkit.errors import ModelError
 from embedkit.export.pipeline import export
-from embedkit.modeling.bundles import from_bundle
+from embedkit.modeling.bundles import cross_from_bundle, from_bundle
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
-from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.tokenization import PairTokenizer
 
 
 @pytest.fixture
@@ -111,3 +114,57 @@ def test_another_network_on_the_kernel_is_refused(tokenizer, tmp_path):
 def test_a_cross_encoder_is_refused(toy_cross_bundle):
     with pytest.raises(ModelError, match="contains a cross-encoder"):
         from_bundle(toy_cross_bundle)
+
+
+@pytest.fixture
+def make_cross(tokenizer):
+    def make(*, activation=None, types=2):
+        config = BertConfig(
+            vocab_size=tokenizer.vocabulary_size,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=40,
+            max_position_embeddings=16,
+            type_vocab_size=types,
+            initializer_range=0.3,
+            num_labels=1,
+        )
+        if activation is not None:
+            config.sentence_transformers = {"activation_fn": activation}
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            network = BertForSequenceClassification(config)
+        return PairEncoder(network, PairTokenizer(tokenizer.json, 16), name="cross").eval()
+
+    return make
+
+
+@pytest.mark.parametrize(("precision", "apart"), [("fp32", 1e-5), ("int8", 0.1)])
+@pytest.mark.parametrize("types", [1, 2])
+def test_a_cross_encoder_s_logits_are_the_bundles(make_cross, texts, tmp_path, types, precision, apart):
+    export(make_cross(types=types), tmp_path / "a.onnx", precision=precision)
+    pairs = list(zip(texts, reversed(texts), strict=True))
+
+    found = cross_from_bundle(tmp_path / "a.onnx", max_length=16)
+
+    logits = TorchCrossEncoder(found).logits(found.tokenizer.tokenize(pairs))
+    expected = CrossEncoder.load(tmp_path / "a.onnx").predict(pairs, activation_fn="identity")
+    assert np.ptp(expected) > 0.3
+    assert np.abs(logits - expected).max() < apart
+
+
+def test_a_cross_encoder_keeps_name_and_activation_and_can_be_shorter(make_cross, tmp_path):
+    export(make_cross(activation="torch.nn.modules.linear.Identity"), tmp_path / "a.onnx", precision="fp32")
+    found = cross_from_bundle(tmp_path / "a.onnx", max_length=12)
+    assert (found.name, found.activation, found.max_length) == ("cross", "identity", 12)
+    found.save(tmp_path / "folder")
+    assert PairEncoder.load(tmp_path / "folder").activation == "identity"
+
+
+def test_no_cross_encoder_is_read_from_an_encoder_or_longer_than_its_positions(make_cross, toy_bundle, tmp_path):
+    with pytest.raises(ModelError, match="contains an encoder, expected a cross-encoder"):
+        cross_from_bundle(toy_bundle, max_length=8)
+    export(make_cross(), tmp_path / "a.onnx", precision="fp32")
+    with pytest.raises(ModelError, match="supports at most 16 tokens"):
+        cross_from_bundle(tmp_path / "a.onnx", max_length=17)

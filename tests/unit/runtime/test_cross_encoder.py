@@ -68,7 +68,7 @@ def test_documents_are_ranked_best_first(model):
     assert [found["corpus_id"] for found in ranked] == order.tolist()
     assert [found["text"] for found in ranked] == [documents[row] for row in order]
     np.testing.assert_array_equal([found["score"] for found in ranked], scores[order])
-    assert model.rank("a cat", iter(documents), top_k=2) == ranked[:2]
+    assert model.rank("a cat", iter(documents), top_k=2) == model.rank("a cat", documents, 2, True) == ranked[:2]
     assert model.rank("a cat", documents, top_k=9, return_documents=False) == [
         {"corpus_id": found["corpus_id"], "score": found["score"]} for found in ranked
     ]

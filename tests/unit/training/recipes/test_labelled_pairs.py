@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedkit import CrossEncoder
 from embedkit.errors import ConfigError, DataError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
@@ -108,6 +109,22 @@ def test_a_bundle_s_encoder_gets_a_layer_too(recipe, tmp_path):
     recipe["optim"]["steps"] = 2
     train(recipe, tmp_path / "run")
     assert PairEncoder.load(tmp_path / "run" / "model").config.num_hidden_layers == 3
+
+
+def test_a_cross_encoder_s_bundle_continues_to_learn(recipe, tmp_path):
+    recipe["student"] = {"source": "reranker-tiny", "dropout": 0.0}
+    recipe["optim"]["steps"] = 30
+    recipe["optim"]["lr"] = 1e-4
+
+    train(recipe, tmp_path / "run")
+
+    relevant, irrelevant = ([(r["query"], r["passage"]) for r in ROWS if bool(r["grade"]) == so] for so in (1, 0))
+    before, after = (
+        CrossEncoder.load("reranker-tiny"),
+        TorchCrossEncoder(PairEncoder.load(tmp_path / "run" / "model")),
+    )
+    gaps = [model.predict(relevant).mean() - model.predict(irrelevant).mean() for model in (before, after)]
+    assert gaps[1] > gaps[0] > 0.2
 
 
 def test_labels_follow_the_rows_that_a_corpus_keeps(pairs, tmp_path):
