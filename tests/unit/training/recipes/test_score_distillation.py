@@ -26,6 +26,7 @@ from embedkit.training.recipes.run import Plan, plan, resolve, run, training_tex
 from embedkit.training.recipes.score_distillation import (
     PairGroups,
     ScoreDistillationConfig,
+    _prepare,
     _student,
     load_pair_teachers,
     ranking_evaluation,
@@ -237,6 +238,21 @@ def test_teachers_and_batches_read_fewer_tokens_than_the_student(recipe, toy_cro
     assert PairEncoder.load(tmp_path / "run" / "model").max_length == 20
 
 
+def test_the_scores_of_several_teachers_are_their_mean(recipe, corpora, toy_cross_bundle):
+    both = [{"source": recipe.pop("teacher")["source"]}, {"source": str(toy_cross_bundle)}]
+    config = resolve({**recipe, "teachers": both})
+    settings = from_mapping(ScoreDistillationConfig, config.settings)
+    teachers = load_pair_teachers(config, settings)
+
+    pairs = _prepare(config, settings, corpora[1], teachers, Control(show_progress=False))
+
+    asked = np.repeat(QUERIES, pairs.candidates.shape[1]).tolist()
+    texts = list(zip(asked, corpora[1].texts(pairs.candidates.ravel()), strict=True))
+    first, second = (teacher.logits(texts) for teacher in teachers)
+    assert np.abs(first - second).max() > 0.1
+    np.testing.assert_allclose(pairs.scores.ravel(), (first + second) / 2, atol=1e-4)
+
+
 def test_the_plan_counts_groups_of_queries(recipe, corpora):
     del recipe["optim"]["steps"]
     recipe["optim"]["epochs"] = 3
@@ -259,7 +275,7 @@ def test_the_recipes_of_rerankers_share_their_pairs():
     tiny, more, small = (load_toml(RECIPES / f"reranker-{name}.toml") for name in ("tiny", "more", "small"))
     one, other = resolve(merge(tiny, more)), resolve(merge(merge(tiny, more), small))
     assert resolve(tiny).corpus != one.corpus
-    assert (one.student.source, other.student.source) == ("tiny.onnx", "small.onnx")
+    assert (one.student.source, other.student.source) == ("tiny.onnx", "mini.onnx")
     assert (one.name, other.name) == ("reranker-tiny", "reranker-small")
     assert (one.settings, one.corpus, one.teacher) == (other.settings, other.corpus, other.teacher)
 
