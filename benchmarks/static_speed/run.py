@@ -4,7 +4,7 @@ Both run in this process with the same texts and number of threads. A figure is 
 to model2vec, which other work on the machine disturbs less than the times themselves.
 
     pip install model2vec
-    python benchmarks/static_speed/run.py FOLDER_OF_MODEL2VEC TEXTS.txt [--threads 2]
+    python benchmarks/static_speed/run.py FOLDER_OF_MODEL2VEC TEXTS.txt [--threads 1]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import model2vec
 
 from embedkit import Encoder
+from embedkit.evaluation.machine import processor_name
 from embedkit.export.pipeline import export_source
 
 RESULTS = Path(__file__).with_name("results.md")
@@ -32,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)  # of the tokenizers package, at its first use
@@ -50,8 +51,12 @@ def main() -> None:
         measured = [measure(runners, texts, count, arguments.rounds) for count in (len(texts), 1)]
         rows = [(name, *(each[name] for each in measured)) for name in runners]
     lines = [f"| {name} | {many:.2f} | {one:.2f} |" for name, many, one in rows]
-    title = f"# Static models\n\nThe time of model2vec {model2vec.__version__} divided by that of each form,"
-    title += f" {arguments.threads} threads, by `python benchmarks/static_speed/run.py`.\n"
+    threads = "one thread" if arguments.threads == 1 else f"{arguments.threads} threads"
+    title = f"""# Static models
+
+The time of model2vec {model2vec.__version__} divided by that of each form, on {threads} of {processor_name()}, for
+{arguments.texts.stem}: medians of {arguments.rounds} turns, by `python benchmarks/static_speed/run.py`.
+"""
     head = [title, f"| {arguments.folder.name} | {len(texts)} texts | one text |", "|---|---:|---:|"]
     RESULTS.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8")
     print("\n".join(lines))

@@ -1,4 +1,4 @@
-"""The ONNX graph of a BERT-family encoder or cross-encoder or a ModernBERT, written operator by operator.
+"""The ONNX graph of a BERT-family or ModernBERT encoder or cross-encoder, written operator by operator.
 
 Nothing is traced, so the graph does not depend on the versions of torch and transformers, and every operator in it
 is intentional. Some computations are folded into the weights: query, key and value are one product that includes
@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -31,11 +32,11 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.static import STATIC
 from embedkit.protocols import FloatArray
-from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _FAMILY = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")
-# Encoders that are the same network under other names, and ModernBERT; their cross-encoders end in other layers.
-_ENCODERS = ("distilbert", "electra", "modernbert")
+# The same network under other names, and ModernBERT; DistilBERT's cross-encoders end in another activation.
+_OTHERS = ("electra", "modernbert")
+_ENCODERS = ("distilbert",)
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")  # counted from pad_token_id + 1
 _MPNET_FIRST_POSITION = 2  # whatever its pad_token_id
 # Parts of the names of an architecture's weights, and of BERT's.
@@ -60,6 +61,29 @@ _NAMES = {
     },
 }
 _ACTIVATIONS = {"distilbert": "activation", "modernbert": "hidden_activation"}  # in configurations
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """What a cross-encoder has after pooling: a product, its activation, a norm if there is one, the last product.
+
+    All but the activation are names of weights.
+    """
+
+    dense: str
+    last: str
+    activation: Literal["tanh", "gelu"] = "tanh"
+    norm: str | None = None
+
+
+_CLASSIFIERS = {
+    "bert": Classifier("pooler.dense", "classifier"),
+    "electra": Classifier("classifier.dense", "classifier.out_proj", "gelu"),
+    "modernbert": Classifier("head.dense", "classifier", "gelu", "head.norm"),
+}
+_ROBERTA_CLASSIFIER = Classifier("classifier.dense", "classifier.out_proj")  # and that of all others
+
+_EPSILONS = {"modernbert": "norm_eps"}
 _BIAS_OF_DISTANCES = "encoder.relative_attention_bias"
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _DISTILBERT_EPSILON = 1e-12  # not a part of its configuration
@@ -75,15 +99,28 @@ def is_bert(model: SentenceEncoder | PairEncoder) -> bool:
     config = model.config
     if config.model_type == STATIC:
         return isinstance(model, SentenceEncoder) and _is_plain(model)
-    supported = _FAMILY if isinstance(model, PairEncoder) else (*_FAMILY, *_ENCODERS)
+    supported = (*_FAMILY, *_OTHERS) if isinstance(model, PairEncoder) else (*_FAMILY, *_OTHERS, *_ENCODERS)
     return (
         config.model_type in supported
-        and (isinstance(model, PairEncoder) or _is_plain(model))
+        and (_has_known_activation(config) if isinstance(model, PairEncoder) else _is_plain(model))
         and _activation(config) in _GELU
+        and not getattr(config, "is_decoder", False)
         and getattr(config, "position_embedding_type", "absolute") == "absolute"
         and getattr(config, "embedding_size", config.hidden_size) == config.hidden_size  # no projection of words
         and (config.model_type != "modernbert" or _is_rotated(config))
     )
+
+
+def classifier_of(model: PairEncoder) -> Classifier:
+    """Return the layers after pooling of a cross-encoder that passes :func:`is_bert`."""
+    return _CLASSIFIERS.get(model.config.model_type, _ROBERTA_CLASSIFIER)
+
+
+def _has_known_activation(config: Any) -> bool:
+    """Whether a classifier with a GELU has the same one as the layers."""
+    names = {"electra": "gelu", "modernbert": getattr(config, "classifier_activation", "")}
+    own = names.get(config.model_type)
+    return own is None or _GELU.get(own) == _GELU.get(_activation(config))
 
 
 def _is_rotated(config: Any) -> bool:
@@ -118,27 +155,30 @@ def _activation(config: Any) -> str:
 def write_bert(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
     """Write the graph of an encoder or a cross-encoder that passes :func:`is_bert`."""
     weights = _read_weights(model)
+    is_modern = model.config.model_type == "modernbert"
     if isinstance(model, PairEncoder):
-        return _CrossEncoderWriter(model, weights, arithmetic).write()
+        writer = _ModernCrossEncoderWriter if is_modern else _CrossEncoderWriter
+        return writer(model, weights, arithmetic).write()
     if model.config.model_type == STATIC:
         return _StaticWriter(model, weights, arithmetic).write()
-    if model.config.model_type == "modernbert":
-        return _ModernWriter(model, weights, arithmetic).write()
-    return _EncoderWriter(model, weights, arithmetic).write()
+    return (_ModernEncoderWriter if is_modern else _EncoderWriter)(model, weights, arithmetic).write()
 
 
 class _BodyWriter:
     """Writes the layers of a transformer, from token ids to token states."""
 
-    def __init__(
-        self, config: Any, tokenizer: Tokenizer | PairTokenizer, weights: Weights, arithmetic: Arithmetic
-    ) -> None:
+    def __init__(self, model: SentenceEncoder | PairEncoder, weights: Weights, arithmetic: Arithmetic) -> None:
+        config: Any = model.config
+        tokenizer = model.tokenizer
+        self.backbone, self.config = model.body.base_model, config
         self.weights, self.arithmetic = weights, arithmetic
         self.vocabulary_size, self.max_length = tokenizer.vocabulary_size, tokenizer.max_length
         self.hidden = int(config.hidden_size)
         self.layers = int(config.num_hidden_layers)
         self.heads = int(getattr(config, "num_attention_heads", 1))
-        self.epsilon = float(getattr(config, "layer_norm_eps", _DISTILBERT_EPSILON))
+        self.epsilon = float(
+            getattr(config, _EPSILONS.get(config.model_type, "layer_norm_eps"), _DISTILBERT_EPSILON)
+        )
         self.gelu = _GELU.get(_activation(config))
         is_offset = config.model_type in _OFFSET_POSITIONS
         self.first_position = int(config.pad_token_id or 0) + 1 if is_offset else 0
@@ -159,6 +199,16 @@ class _BodyWriter:
     def first_states(self, name: str, states: str) -> str:
         """Return the state of the first token: ``(B, H)``."""
         return self.graph.add("Gather", name, states, self.graph.constant("first", np.array(0)), axis=1)
+
+    def _mean(self, rows: str, mask: str, prefix: str = "") -> str:
+        """Return the mean over each text's tokens; ONNX Runtime merges repeated computations of the count."""
+        graph = self.graph
+        row = graph.add("Unsqueeze", f"{prefix}mask_row", mask, graph.integers(1))
+        summed = graph.add("MatMul", f"{prefix}masked_sum", row, rows)
+        summed = graph.add("Squeeze", f"{prefix}summed", summed, graph.integers(1))
+        count = graph.add("ReduceSum", f"{prefix}count", mask, graph.integers(1), keepdims=1)
+        count = graph.add("Max", f"{prefix}safe_count", count, graph.number("one", 1.0))
+        return graph.add("Div", f"{prefix}pooled", summed, count)
 
     def _embed(self) -> str:
         graph, name = self.graph, "embeddings"
@@ -277,7 +327,7 @@ class _EncoderWriter(_BodyWriter):
     """Writes an encoder up to its unit rows."""
 
     def __init__(self, model: SentenceEncoder, weights: Weights, arithmetic: Arithmetic) -> None:
-        super().__init__(model.backbone.config, model.tokenizer, weights, arithmetic)
+        super().__init__(model, weights, arithmetic)
         self.model = model
 
     def write(self) -> onnx.ModelProto:
@@ -300,24 +350,9 @@ class _EncoderWriter(_BodyWriter):
         table = self.weights[f"{MEMORY_ROWS}.weight"][: self.vocabulary_size]
         return self._mean(self.arithmetic.gather(self.graph, MEMORY_ROWS, table, "input_ids"), mask, "memory.")
 
-    def _mean(self, rows: str, mask: str, prefix: str = "") -> str:
-        """Return the mean over each text's tokens; ONNX Runtime merges repeated computations of the count."""
-        graph = self.graph
-        row = graph.add("Unsqueeze", f"{prefix}mask_row", mask, graph.integers(1))
-        summed = graph.add("MatMul", f"{prefix}masked_sum", row, rows)
-        summed = graph.add("Squeeze", f"{prefix}summed", summed, graph.integers(1))
-        count = graph.add("ReduceSum", f"{prefix}count", mask, graph.integers(1), keepdims=1)
-        count = graph.add("Max", f"{prefix}safe_count", count, graph.number("one", 1.0))
-        return graph.add("Div", f"{prefix}pooled", summed, count)
 
-
-class _ModernWriter(_EncoderWriter):
+class _ModernWriter(_BodyWriter):
     """Writes ModernBERT: rotated positions, windows, gates, and norms of the inputs of blocks."""
-
-    def __init__(self, model: SentenceEncoder, weights: Weights, arithmetic: Arithmetic) -> None:
-        super().__init__(model, weights, arithmetic)
-        self.config: Any = model.config
-        self.epsilon = float(self.config.norm_eps)
 
     def _embed(self) -> str:
         name = "embeddings.tok_embeddings"
@@ -347,7 +382,7 @@ class _ModernWriter(_EncoderWriter):
     def _rotation(self, kind: str, length: str) -> tuple[str, str]:
         """Look up the cosines and sines of each position: ``(L, 1, H / heads / 2)`` each."""
         graph, name = self.graph, f"rotation.{kind}"
-        table = graph.constant(name, _rotation_of_positions(self.model, kind))
+        table = graph.constant(name, _rotation_of_positions(self.backbone, kind, self.max_length))
         rows = graph.add("Slice", f"{name}.rows", table, graph.integers(0), length, graph.integers(0))
         rows = graph.add("Unsqueeze", f"{name}.of_heads", rows, graph.integers(1))
         names = [f"{name}.cosines", f"{name}.sines"]
@@ -401,24 +436,39 @@ class _StaticWriter(_EncoderWriter):
         return self.arithmetic.gather(self.graph, "words", table, "input_ids"), mask
 
 
+class _ModernEncoderWriter(_ModernWriter, _EncoderWriter):
+    """Writes a ModernBERT encoder."""
+
+
 class _CrossEncoderWriter(_BodyWriter):
     """Writes a cross-encoder up to the sigmoid of its logit."""
 
     def __init__(self, model: PairEncoder, weights: Weights, arithmetic: Arithmetic) -> None:
-        super().__init__(model.config, model.tokenizer, weights, arithmetic)
+        super().__init__(model, weights, arithmetic)
         self.typed = model.token_types > 1  # a single type is folded into the position rows, as for texts
+        self.classifier = classifier_of(model)
 
     def write(self) -> onnx.ModelProto:
-        graph = self.graph
-        states, _ = self.body()
-        # BERT: pooler.dense and classifier; RoBERTa and derivatives: classifier.dense and classifier.out_proj.
-        bert = "pooler.dense.weight" in self.weights
-        dense, last = ("pooler.dense", "classifier") if bert else ("classifier.dense", "classifier.out_proj")
-        pooled = graph.add("Tanh", "pooled", self._linear(dense, self.first_states("first_states", states)))
+        graph, classifier = self.graph, self.classifier
+        pooled = self._linear(classifier.dense, self._pool(*self.body()))
+        if classifier.activation == "gelu":
+            pooled = graph.add("Gelu", "pooled", pooled, approximate=self.gelu)
+        else:
+            pooled = graph.add("Tanh", "pooled", pooled)
+        if classifier.norm is not None:
+            pooled = self._normalise(classifier.norm, pooled)
         # A single column stays float32: int8 would save 3H bytes and blur every score.
         self.arithmetic = FloatArithmetic()
-        logit = graph.add("Squeeze", "logit", self._linear(last, pooled), graph.integers(1))
+        logit = graph.add("Squeeze", "logit", self._linear(classifier.last, pooled), graph.integers(1))
         return graph.finish("cross_encoder", PAIR_INPUTS, graph.add("Sigmoid", "score", logit))
+
+    def _pool(self, states: str, mask: str) -> str:
+        is_mean = getattr(self.config, "classifier_pooling", "cls") == "mean"  # ModernBERT has both
+        return self._mean(states, mask, "states.") if is_mean else self.first_states("first_states", states)
+
+
+class _ModernCrossEncoderWriter(_ModernWriter, _CrossEncoderWriter):
+    """Writes a ModernBERT cross-encoder."""
 
 
 def _read_weights(model: SentenceEncoder | PairEncoder) -> Weights:
@@ -457,16 +507,15 @@ def _bias_of_distances(model: SentenceEncoder | PairEncoder) -> FloatArray:
     return _to_array(torch.cat([bias[:, 1:, 0].flip(1), bias[:, 0]], dim=1))
 
 
-def _rotation_of_positions(model: SentenceEncoder, kind: str) -> FloatArray:
+def _rotation_of_positions(body: Any, kind: str, count: int) -> FloatArray:
     """Return the cosines and then the sines of each position: ``(P, H / heads)``."""
-    places = torch.arange(model.tokenizer.max_length, device=model.device)
-    body: Any = model.backbone
-    inputs = torch.empty(0, device=model.device), places[None]
+    places = torch.arange(count, device=body.device)
+    inputs = torch.empty(0, device=body.device), places[None]
     with torch.inference_mode():
         if hasattr(body, "rotary_emb"):
             parts = body.rotary_emb(*inputs, kind)
         else:  # transformers before version 5: each layer has its own
-            layer = body.layers[_kinds_of_layers(model.config).index(kind)]
+            layer = body.layers[_kinds_of_layers(body.config).index(kind)]
             parts = layer.attn.rotary_emb(*inputs)
     return np.hstack([_to_array(part[0, :, : part.shape[2] // 2]) for part in parts])
 

@@ -68,17 +68,19 @@ def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
 
 
 def _last_of_tokens(graph: onnx.GraphProto) -> set[str]:
-    """Return the last values ``(B, L, ...)``, after which there are only rows ``(B, ...)``: (masked) token states.
+    """Return the last values ``(B, L, ...)``, (masked) token states, after which there are only rows.
 
-    Their position depends on the architecture, not on a name. A value of unknown shape counts as one of them.
+    Rows are ``(B, ...)`` or ``(B, 1, ...)``. The place of the states depends on the architecture, not on a name.
+    A value of unknown shape counts as one of them.
     """
     types = {value.name: value.type.tensor_type for value in graph.value_info}
-    axes = {name: len(each.shape.dim) for name, each in types.items() if each.HasField("shape")}
+    shapes = {name: each.shape.dim for name, each in types.items() if each.HasField("shape")}
+    rows = {name for name, axes in shapes.items() if len(axes) < 3 or axes[1].dim_value == 1}
     writers = {output: node for node in graph.node for output in node.output}
     last, waiting = set[str](), [graph.output[0].name]
     while waiting:
         for name in writers[waiting.pop()].input:
-            if name in writers and axes.get(name, 3) > 2:
+            if name in writers and name not in rows:
                 last.add(name)
             elif name in writers:
                 waiting.append(name)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from tokenizers import normalizers
 
 from embedkit.errors import ExportError
 from embedkit.export.gates import Candidate, Gate, largest_difference, rounded, run_torch, smallest_cosine
@@ -142,6 +143,10 @@ class _Reader:
 
     def __init__(self, layout: Layout, model: SentenceEncoder | PairEncoder, *, trust_remote_code: bool) -> None:
         self._tokenizer = library_tokenizer(layout.backbone, trust_remote_code=trust_remote_code)
+        if layout.lowercase:  # which is a setting of sentence-transformers alone
+            backend = self._tokenizer.backend_tokenizer
+            steps = [normalizers.Lowercase(), *([backend.normalizer] if backend.normalizer else [])]
+            backend.normalizer = normalizers.Sequence(steps)
         self._typed = isinstance(model, PairEncoder) and model.token_types > 1
         self.special_tokens = self._tokenizer.all_special_tokens
         self.length = self._find_length(layout.backbone, longest_text(model.config))

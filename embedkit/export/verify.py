@@ -39,7 +39,7 @@ from torch.overrides import TorchFunctionMode
 
 from embedkit.errors import ExportError
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.bert import is_bert
+from embedkit.export.bert import classifier_of, is_bert
 from embedkit.export.gates import (
     Candidate,
     Gate,
@@ -358,12 +358,16 @@ def _count_float_products(model: onnx.ModelProto) -> int:
 def _expect(model: SentenceEncoder | PairEncoder, *, quantized: bool) -> dict[str, int]:
     """Return the number of operators of each group in a graph of the BERT family."""
     layers = int(model.config.num_hidden_layers)
+    norms, gelus = 2 * layers + (model.config.model_type != STATIC), layers
+    if isinstance(model, PairEncoder):
+        classifier = classifier_of(model)
+        norms, gelus = norms + (classifier.norm is not None), gelus + (classifier.activation == "gelu")
     # After the layers, a cross-encoder's pooler is quantized; its last product has a single column.
     dense = 1 if isinstance(model, PairEncoder) else int(model.head is not None)
     products = 4 * layers + dense  # projection, attention's output, two of the feed-forward
     return {
-        "layer_norms": 2 * layers + (model.config.model_type != STATIC),
-        "gelus": layers,
+        "layer_norms": norms,
+        "gelus": gelus,
         "quantized_products": products if quantized else 0,
         "pieces_of_decomposed": 0,
     }

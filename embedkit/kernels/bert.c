@@ -413,6 +413,24 @@ static int check_sizes(const Net *n) {
     return -1;
 }
 
+static int read_activation(Net *n, const char *name) {
+    n->head_kind = strcmp(name, "tanh") == 0 ? TANH : strcmp(name, "gelu") == 0 ? n->gelu : AS_IS;
+    if (n->head_kind != AS_IS || strcmp(name, "linear") == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "the head's activation is %s, expected linear, tanh or gelu", name);
+    return -1;
+}
+
+static int read_head_norm(Net *n, PyObject *norm) {
+    PyObject *weight, *bias;
+    if (norm == Py_None) return 0;
+    if (!n->has_head) {
+        PyErr_SetString(PyExc_ValueError, "a norm after a head, which does not exist");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(norm, "OO", &weight, &bias)) return -1;
+    return read_norm(&n->head_norm, weight, bias, n->dimension);
+}
+
 /* The column of a cross-encoder followed by its bias. */
 static int read_score(Net *n, PyObject *score) {
     if (score == Py_None) return 0;
@@ -432,22 +450,22 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
         "hidden",       "heads",       "intermediate", "memory_width",  "dimension", "vocabulary",
         "epsilon",      "tanh",        "first_token",  "unit",          "instructions", "words",
         "word_scales",  "memory",      "memory_scales", "positions",    "types",     "norm",
-        "layers",       "head",        "tanh_head",    "score",         "packed",    "skipped",
-        "bias",         "rotations",   "pre_norm",     "gated",         NULL};
+        "layers",       "head",        "head_activation", "score",      "packed",    "skipped",
+        "bias",         "rotations",   "pre_norm",     "gated",         "head_norm", NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Net *n = &self->net;
-    int tanh_gelu, first_token, unit, tanh_head, vocabulary, width, pre_norm = 0, gated = 0;
-    const char *name;
+    int tanh_gelu, first_token, unit, vocabulary, width, pre_norm = 0, gated = 0;
+    const char *name, *activation;
     PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
-        *score, *packed, *biases = Py_None, *rotations = Py_None;
+        *score, *packed, *biases = Py_None, *rotations = Py_None, *head_norm = Py_None;
     n->skipped = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOpOO|iOOpp", names, &n->hidden,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOsOO|iOOppO", names, &n->hidden,
                                      &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary,
                                      &n->epsilon, &tanh_gelu, &first_token, &unit, &name, &words, &scales,
                                      &memory, &memory_scales, &positions, &types, &weight, &bias, &layers,
-                                     &head, &tanh_head, &score, &packed, &n->skipped, &biases, &rotations,
-                                     &pre_norm, &gated))
+                                     &head, &activation, &score, &packed, &n->skipped, &biases, &rotations,
+                                     &pre_norm, &gated, &head_norm))
         goto failed;
     if (!(self->target = find_target(name))) goto failed;
     if (!(self->lock = PyThread_allocate_lock())) {
@@ -461,8 +479,7 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     n->pre_norm = pre_norm;
     n->gated = gated;
     n->has_head = head != Py_None;
-    n->head_kind = tanh_head ? TANH : AS_IS;
-    if (check_sizes(n) < 0 ||
+    if (check_sizes(n) < 0 || read_activation(n, activation) < 0 ||
         read_words(&n->words, words, &self->words, scales, &self->word_scales, vocabulary, n->hidden) < 0 ||
         read_memory(self, memory, memory_scales, vocabulary, width) < 0 ||
         read_places(self, positions, types) < 0 || read_rotations(n, rotations) < 0 || read_bias(n, biases) < 0)
@@ -475,7 +492,7 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
                         "without a head, the dimension is the hidden size and the memory's width");
         goto failed;
     }
-    if (read_score(n, score) < 0) goto failed;
+    if (read_head_norm(n, head_norm) < 0 || read_score(n, score) < 0) goto failed;
     return (PyObject *)self;
 failed:
     Py_DECREF(self);
@@ -515,6 +532,7 @@ static void network_dealloc(PyObject *object) {
     }
     release(n->layer);
     free_product(self, &n->head);
+    free_norm(&n->head_norm);
     free_norm(&n->embedding_norm);
     release(n->score);
     release(n->bias);

@@ -36,7 +36,8 @@ class Network:
     # forms, of the same V words; its mean is appended to the pooled state. Without one, memory_width M is 0.
     # With H = 0 that mean is all: words and positions are None, norms empty, and texts of any length.
     # These tables, positions (P, H) float32 and token types (T, H) float32, if any, are not copied.
-    # head: H + M -> D, then tanh if tanh_head. unit: rows are scaled to length 1.
+    # head: H + M -> D, then head_activation: "linear" for none, "tanh", or "gelu" in the form of the layers; then
+    # head_norm, if there is one. unit: rows are scaled to length 1.
     # skipped: an id whose tokens have position 0 and are not counted, so that other tokens have positions from 1,
     # as of RoBERTa's padding; -1 if all tokens are counted from 0.
     # bias: (heads, 2 P - 1) float32, added to a score by the distance of the key from the query, from 1 - P to
@@ -72,7 +73,7 @@ class Network:
         norm: Norm,
         layers: Sequence[Layer],
         head: Product | None,
-        tanh_head: bool,
+        head_activation: str,
         score: Array | None,
         packed: Array | None,
         skipped: int = -1,
@@ -80,6 +81,7 @@ class Network:
         rotations: Sequence[Array] = (),
         pre_norm: bool = False,
         gated: bool = False,
+        head_norm: Norm | None = None,
     ) -> Self: ...
 
     # ids (N,) int32 of concatenated texts, types (N,) int32 if the network has token types, starts (B + 1,) int32

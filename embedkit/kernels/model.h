@@ -79,7 +79,8 @@ typedef struct {
     Norm embedding_norm;
     Layer *layer;
     Product head;
-    float *score; /* [dimension] and a bias: the last column of a cross-encoder, or NULL */
+    Norm head_norm; /* applied to what the head gives; without weights: none */
+    float *score;   /* [dimension] and a bias: the last column of a cross-encoder, or NULL */
 } Net;
 
 /* Rows of bytes: a byte times step, plus least, is the quantized value. */

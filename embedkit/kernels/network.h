@@ -232,6 +232,8 @@ static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int 
     if (n->has_head) apply(&n->head, w->pooled, texts, rows, n->head_kind, &w->narrow_bytes, w);
     for (int t = 0; t < texts; t++) {
         float *row = rows + (size_t)t * n->dimension;
+        const Norm *norm = &n->head_norm;
+        if (norm->weight) normalise_row(row, NULL, row, n->dimension, norm->weight, norm->bias, n->epsilon);
         bool finite = is_finite(row, n->dimension);
         if (n->score) out[t] = score_of(n, row, w->logits);
         if (n->unit) finite &= scale_to_unit(row, n->dimension);

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -26,6 +27,7 @@ from embedkit.modeling.pretrained import (
     check_fit,
     decisive_settings,
     fingerprint,
+    first_line,
     load_reported,
     loading,
     model_name,
@@ -118,6 +120,7 @@ class PairEncoder(Network):
         network, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
         if missing:  # transformers would initialise them randomly
             raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
+        _check_logits(network, folder)
         if layout.activation is not None:  # version 6 stores it elsewhere; transformers saves its configuration
             network.config.sentence_transformers = {"activation_fn": layout.activation}
         tokenizer = _load_tokenizer(layout, network.config, max_length, trust_remote_code=trust_remote_code)
@@ -199,9 +202,24 @@ def _from_pretrained(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with loading(folder, "model"):
         options["config"] = AutoConfig.from_pretrained(folder, **options, **changes)
+        options["config"].return_dict = True
         load = functools.partial(AutoModelForSequenceClassification.from_pretrained, folder, **options)
         model, missing = load_reported(load)
     return model, [key for key in missing if not key.endswith("position_ids")]
+
+
+def _check_logits(network: PreTrainedModel, folder: Path) -> None:
+    """Check that the network turns tokens into logits.
+
+    Raises:
+        ModelError: it does not.
+    """
+    ids = torch.zeros((1, 2), dtype=torch.int64)
+    try:
+        with torch.inference_mode():
+            network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.squeeze(1)
+    except Exception as error:  # an architecture's own code raises anything
+        raise ModelError(f"the classifier in {folder} gives no logits: {first_line(error)}") from error
 
 
 def _load_tokenizer(

@@ -311,6 +311,7 @@ def _from_pretrained(folder: Path, *, trust_remote_code: bool) -> tuple[Any, lis
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if getattr(config, "use_cache", False):  # of keys and values, for the generation of text
         config.use_cache = False
+    config.return_dict = True
     if config.model_type == _MULTIMODAL:
         config.vision_config = config.audio_config = None
     options = {"config": config, "trust_remote_code": trust_remote_code}

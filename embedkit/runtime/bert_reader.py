@@ -88,11 +88,16 @@ class _Reader:
         pooled, head, activation = self._head(pooled, self.hidden + (0 if memory is None else memory.width))
         if self.epsilon is None:
             raise OtherGraphError("there is no LayerNorm")
+        head_norm: Norm | None = None
+        if self.pairs and self.cursor.operator == "LayerNormalization":
+            pooled, head_norm = self._normalise(pooled)
         output, last = self._score(pooled) if self.pairs else (self._scale(pooled), None)
         embedded = words, positions, skipped, types, norm, bias
         form = tuple(self.rotations), bool(self.pre_norm), bool(self.gated)
         settings = self.epsilon, self.heads or 1, self.gelu or "erf"
-        read = BertWeights(*embedded, *form, *settings, tuple(layers), pooling, memory, head, activation, last)
+        read = BertWeights(
+            *embedded, *form, *settings, tuple(layers), pooling, memory, head, activation, head_norm, last
+        )
         self._finish(output, read)
         return read
 
@@ -104,7 +109,7 @@ class _Reader:
         nothing = np.zeros((memory.size, 0), dtype=np.float32)
         words, norm = WordTable(nothing), Norm(nothing[0], nothing[0])
         embedded = words, nothing, None, None, norm, None, (), False, False
-        read = BertWeights(*embedded, 0.0, 1, "erf", (), "mean", memory, head, activation, None)
+        read = BertWeights(*embedded, 0.0, 1, "erf", (), "mean", memory, head, activation, None, None)
         self._finish(self._scale(pooled), read)
         return read
 
@@ -242,9 +247,13 @@ class _Reader:
         gate = None
         if self.gated:
             wide, gate = cursor.take_many("Split", 2, wide, axis=2, num_outputs=2)
-        self.gelu = _same(self.gelu, _GELU.get(cursor.attribute("approximate")))
-        opened = cursor.take("Gelu", wide, approximate=cursor.attribute("approximate"))
+        opened = self._gelu(wide)
         return opened if gate is None else cursor.take("Mul", opened, gate)
+
+    def _gelu(self, value: str) -> str:
+        form = self.cursor.attribute("approximate")
+        self.gelu = _same(self.gelu, _GELU.get(form))
+        return self.cursor.take("Gelu", value, approximate=form)
 
     def _attend(self, merged: str, ignored: str) -> tuple[str, int | None, int | None]:
         """Read attention; return its output, and the layer's rotation and window."""
@@ -351,13 +360,15 @@ class _Reader:
         rows, memory = self._look_up()
         return self.cursor.take("Concat", pooled, self._mean(rows, mask), axis=1), memory
 
-    def _head(self, pooled: str, width: int) -> tuple[str, Product | None, Literal["tanh", "linear"]]:
+    def _head(self, pooled: str, width: int) -> tuple[str, Product | None, Literal["tanh", "linear", "gelu"]]:
         if self.cursor.operator not in _PRODUCTS:
             return pooled, None, "linear"
         product, head = self._affine(pooled, width)
-        if self.cursor.operator != "Tanh":
-            return product, head, "linear"
-        return self.cursor.take("Tanh", product), head, "tanh"
+        if self.cursor.operator == "Tanh":
+            return self.cursor.take("Tanh", product), head, "tanh"
+        if self.cursor.operator == "Gelu" and self.pairs:
+            return self._gelu(product), head, "gelu"
+        return product, head, "linear"
 
     def _scale(self, pooled: str) -> str:
         take = self.cursor.take
@@ -378,8 +389,8 @@ class _Reader:
         require(self.graph.outputs == [Value(name, _FLOAT32, ("batch", *axes))], "other outputs")
         require(self.graph.inputs == [*self.inputs, *self.defaults], "other inputs")
         require(len({product.kind for product in read.products}) <= 1, "products of several kinds")
-        has_pooler = read.pooling == "cls" and read.memory is None and read.activation == "tanh"
-        require(has_pooler or not self.pairs, "another pooling")
+        has_classifier = read.head is not None and read.memory is None and read.activation != "linear"
+        require(has_classifier or not self.pairs, "another classifier")
         require(read.positions is not None or len(read.rotations) > 0, "no positions")
         require(read.bias is None or read.bias.shape[1] == 2 * read.longest - 1, "a bias of other lengths")
         head = (read.longest, read.hidden // read.heads)

@@ -149,8 +149,9 @@ class BertWeights:
         memory: of an encoder, M values per word of the word table; their mean over all tokens is appended to the
             pooled state, if there is one.
         head: a product after all that, if there is one. The rows of an encoder are then scaled to length 1.
-        activation: activation of the head.
-        last: of a cross-encoder, a product of one column in float32, after the head; its sigmoid is the score.
+        activation: activation of the head; ``"gelu"`` is the form of the layers.
+        head_norm: of a cross-encoder, applied after that, if there is one.
+        last: of a cross-encoder, a product of one column in float32, after all that; its sigmoid is the score.
     """
 
     words: WordTable
@@ -169,7 +170,8 @@ class BertWeights:
     pooling: Literal["mean", "cls"]
     memory: WordTable | None
     head: Product | None
-    activation: Literal["tanh", "linear"]
+    activation: Literal["tanh", "linear", "gelu"]
+    head_norm: Norm | None
     last: Product | None
 
     @property

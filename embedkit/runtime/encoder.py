@@ -429,7 +429,7 @@ class Encoder(Model[Tokenizer]):
         if role is not None:
             check_choice(role, get_args(Role), "role")
             options = with_prompt(options, role, self._manifest.prompts)
-        return self._choose_prompt(options["prompt_name"], None)
+        return self._choose_prompt(options["prompt_name"], options.get("prompt"))
 
     def _choose_prompt(self, prompt_name: str | None, prompt: str | None) -> str:
         if prompt is not None and prompt_name is not None:

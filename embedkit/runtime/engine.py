@@ -288,11 +288,14 @@ class EncodeOptions(TypedDict, total=False):
 
 
 def with_prompt(options: EncodeOptions, role: Role, prompts: Container[str]) -> EncodeOptions:
-    """Select the prompt for queries or documents, if ``prompts`` has one and the caller chose none."""
+    """Select the prompt for queries or documents, unless the caller chose one; where there is none, it is empty.
+
+    A default prompt is often that of queries, which documents must not get.
+    """
     if options.get("prompt") is not None or options.get("prompt_name") is not None:
         return options
     found = next((name for name in _PROMPTS[role] if name in prompts), None)
-    return {**options, "prompt_name": found}
+    return {**options, "prompt_name": found, "prompt": "" if found is None else None}
 
 
 def read_chunks(items: Iterable[Any], *, most_items: int, most_characters: int) -> Iterator[list[Any]]:

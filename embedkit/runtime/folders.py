@@ -509,8 +509,7 @@ def _pooling(path: Path, settings: dict[str, Any]) -> str:
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in POOLING_KEYS.items() if settings.get(key) is True]
-        is_silent = not any(key in settings for key in POOLING_KEYS)
-        modes = ["mean"] if not modes and not is_silent else modes  # as sentence-transformers reads it
+        modes = modes or ["mean"]  # as sentence-transformers reads it
     names = [modes] if isinstance(modes, str) else modes
     if not isinstance(names, list) or not names or not all(name in POOLINGS for name in names):
         raise ModelError(f"{path}: pooling is {modes!r}; embedkit supports {', '.join(POOLINGS)}")

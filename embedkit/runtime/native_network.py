@@ -377,7 +377,8 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
             for layer in weights.layers
         ],
         "head": None if weights.head is None else _product(weights.head),
-        "tanh_head": weights.activation == "tanh",
+        "head_activation": weights.activation,
+        "head_norm": None if weights.head_norm is None else _norm(weights.head_norm),
         "score": None if weights.last is None else _score(weights.last),
         "bias": weights.bias,
         "rotations": weights.rotations,

@@ -31,6 +31,8 @@ DIGESTS = [
     "976b9949209d554c",
     "16ba48bbd2a82a21",
     "b7ef47cd00175a8b",
+    "2d96c38de12f76ee",
+    "b38cf520af4907b8",
 ]
 X86 = {
     "avx2": "-mavx2 -mfma",

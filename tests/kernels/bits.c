@@ -72,6 +72,7 @@ typedef struct {
     bool first_token, score, biased;
     bool pre_norm, gated;
     int rotations, window; /* 0: none; the window is that of the second layer */
+    bool head_normed;
 } Shape;
 
 static void draw_product(Product *p, const Shape *s, int inputs, int outputs, const Target *target) {
@@ -157,6 +158,7 @@ static void draw_net(Net *n, const Shape *s, const Target *target) {
         }
     }
     if (n->has_head) draw_product(&n->head, s, pooled, s->dimension, target);
+    if (s->head_normed) draw_norm(&n->head_norm, s->dimension);
     if (s->biased) n->bias = draw_floats((size_t)n->heads * biases_of_head(n), 3.0f, 0.0f);
     if (s->score) n->score = draw_floats((size_t)n->dimension + 1, 0.3f, 0.0f);
 }
@@ -191,6 +193,7 @@ static void free_net(Net *n) {
         free_norm(&n->layer[l].norm);
     }
     free_product(&n->head);
+    free_norm(&n->head_norm);
     free_norm(&n->embedding_norm);
     release(n->layer);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) release(parts[i]);
@@ -258,6 +261,8 @@ int main(void) {
         {128, 4, 64, 0, 0, 127, false, WORDS_INT8, GELU_TANH, AS_IS, false, false, false, true, true, 1, 12},
         {128, 1, 64, 0, 64, 63, true, WORDS_INT4, GELU_ERF, TANH, true, false, true, false, true, 0, 1},
         {128, 4, 192, 0, 128, 40, false, WORDS_INT8, GELU_ERF, AS_IS, false, false}, /* with excess */
+        {64, 2, 192, 0, 128, 0, false, WORDS_FLOAT, GELU_ERF, GELU_ERF, true, true, false, true, true, 2, 5, true},
+        {128, 2, 64, 0, 64, 127, false, WORDS_INT8, GELU_TANH, GELU_TANH, false, true, false, true, true, 1, 12, true},
     };
     int differing = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

@@ -238,7 +238,8 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
         "norm": norm(hidden_bytes),
         "layers": [layer() for _ in range(draw.below(3))],
         "head": product(pooled, dimension) if with_head else None,
-        "tanh_head": draw.below(2),
+        "head_activation": draw.one_of(["linear", "tanh", "gelu"], ["relu", ""]),
+        "head_norm": norm(draw.one_of([dimension], [64, 0])) if draw.below(3) == 0 else None,
         "score": draw.floats(dimension + 1) if with_score else None,
     }
     lengths = [draw.below(places + 1) for _ in range(draw.below(6))]

@@ -284,14 +284,27 @@ def test_bert_under_other_names_runs_on_the_kernel(make_any, tmp_path, architect
     assert "native" in report.manifest.gates
 
 
+def test_a_decoder_of_the_family_is_traced_with_its_mask(make_any, tmp_path):
+    encoder, decoder = (make_any("electra", embedding_size=32, is_decoder=each) for each in (False, True))
+
+    export(decoder, tmp_path / "toy.onnx", precision="fp32")
+
+    expected = TorchEncoder(decoder).encode(TEXTS)
+    np.testing.assert_allclose(Encoder.load(tmp_path / "toy.onnx").encode(TEXTS), expected, atol=1e-5)
+    assert np.abs(TorchEncoder(encoder).encode(TEXTS) - expected).max() > 1e-3
+
+
 def test_networks_that_differ_from_bert_are_traced(make_any):
     model = make_any("distilbert")
     assert is_bert(model)
     model.config.activation = "relu"
     assert not is_bert(model)
     assert not is_bert(make_any("electra"))  # projects its words
-    assert not is_bert(make_any("distilbert", "cross-encoder"))  # ends in other layers
-    assert not is_bert(make_any("electra", "cross-encoder", embedding_size=32))
+    assert not is_bert(make_any("distilbert", "cross-encoder"))  # has a ReLU in its classifier
+    assert is_bert(make_any("electra", "cross-encoder", embedding_size=32))
+    assert not is_bert(make_any("electra", "cross-encoder", embedding_size=32, hidden_act="gelu_new"))
+    assert is_bert(make_any("modernbert", "cross-encoder"))
+    assert not is_bert(make_any("modernbert", "cross-encoder", classifier_activation="relu"))
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bytes"])

@@ -60,6 +60,18 @@ def test_a_setting_that_was_misread_fails(folder, file, settings):
     assert found.figures["differently_tokenized"]
 
 
+def test_lowercasing_by_sentence_transformers_is_read(folder):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    change(folder / "tokenizer_config.json", do_lower_case=False)
+    before = SentenceEncoder.load(folder)
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+
+    assert check(SentenceEncoder.load(folder), folder).passed
+    assert not check(before, folder).passed
+
+
 def test_a_graph_that_differs_from_the_folder_fails(folder, make_encoder):
     model = SentenceEncoder.load(folder)
     other = make_encoder(pooling="cls", initializer_range=0.4)

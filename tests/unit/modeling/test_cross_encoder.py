@@ -4,7 +4,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+)
 
 from embedkit.errors import ModelError, ModelNotFoundError
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
@@ -200,6 +206,24 @@ def test_missing_weights_are_an_error(pair_encoder, raw_folder, tmp_path):
     (raw_folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"lacks 2 of the model's weights, for example classifier\.bias"):
         PairEncoder.load(raw_folder)
+
+
+def test_a_network_that_returns_tuples_is_read(pair_encoder, tmp_path):
+    pair_encoder.save(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"return_dict": False}))
+
+    found = TorchCrossEncoder(PairEncoder.load(tmp_path)).predict(PAIRS)
+
+    np.testing.assert_array_equal(found, TorchCrossEncoder(pair_encoder).predict(PAIRS))
+
+
+def test_a_classifier_without_logits_is_refused(pair_encoder, tmp_path, monkeypatch):
+    pair_encoder.save(tmp_path)
+    monkeypatch.setattr(BertForSequenceClassification, "forward", lambda self, **_: None)
+
+    with pytest.raises(ModelError, match="gives no logits: 'NoneType' object has no attribute"):
+        PairEncoder.load(tmp_path)
 
 
 def test_several_labels_are_refused(raw_folder):

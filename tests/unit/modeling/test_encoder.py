@@ -163,6 +163,15 @@ def test_half_precision_weights_are_widened(make_encoder, tmp_path):
     assert {parameter.dtype for parameter in SentenceEncoder.load(tmp_path).parameters()} == {torch.float32}
 
 
+def test_a_network_that_returns_tuples_is_read(make_encoder, batch, tmp_path):
+    encoder = make_encoder()
+    encoder.save(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"return_dict": False}))
+
+    assert torch.equal(SentenceEncoder.load(tmp_path)(*batch), encoder(*batch))
+
+
 class TestFingerprint:
     def test_depends_on_everything_that_decides_embeddings(self, make_encoder, tokenizer):
         variants = [

@@ -63,7 +63,6 @@ def test_the_newer_way_to_name_the_pooling_is_read(folder, mode):
         {"pooling_mode": "median"},
         {"pooling_mode": ["mean", "median"]},
         {"pooling_mode": 3},
-        {},
     ],
 )
 def test_another_pooling_is_refused(folder, settings):
@@ -79,6 +78,7 @@ def test_another_pooling_is_refused(folder, settings):
         ({"pooling_mode": ["mean", "lasttoken"]}, "mean+lasttoken"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "cls+mean"),
         ({"pooling_mode_mean_tokens": False}, "mean"),  # all off is the mean, as in sentence-transformers
+        ({}, "mean"),
     ],
 )
 def test_several_poolings_are_joined(folder, settings, expected):

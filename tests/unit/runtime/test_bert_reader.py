@@ -18,6 +18,8 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from transformers import (
     BertConfig,
     BertModel,
+    ElectraConfig,
+    ElectraModel,
     ModernBertConfig,
     ModernBertModel,
     MPNetConfig,
@@ -52,6 +54,7 @@ def make_encoder(toy_tokenizer_json):
         BertConfig: BertModel,
         RobertaConfig: RobertaModel,
         MPNetConfig: MPNetModel,
+        ElectraConfig: lambda config, **_: ElectraModel(config),
         ModernBertConfig: lambda config, **_: ModernBertModel(config),
     }
     tokenizer = Tokenizer(toy_tokenizer_json, 20)
@@ -97,7 +100,7 @@ def make_pairs(make_encoder):
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(4)
             for name, parameter in pairs.network.named_parameters():
-                if "pooler" in name or "classifier" in name:
+                if any(part in name for part in ("pooler", "classifier", "head.")):
                     parameter.add_(0.3 * torch.randn_like(parameter))
         return pairs
 
@@ -161,6 +164,8 @@ def embed(graph, batch):
         pooled = np.hstack([pooled, remembered])
     pooled = pooled if graph.head is None else multiply(graph.head, pooled)
     pooled = np.tanh(pooled) if graph.activation == "tanh" else pooled
+    pooled = gelu(pooled, graph.gelu) if graph.activation == "gelu" else pooled
+    pooled = pooled if graph.head_norm is None else normalise(pooled, graph.head_norm, graph.epsilon)
     if graph.last is not None:
         return 1 / (1 + np.exp(-multiply(graph.last, pooled)[:, 0]))
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
@@ -330,18 +335,31 @@ def test_the_bundle_of_the_package_is_read():
 
 
 @pytest.mark.parametrize("products", KINDS)
-@pytest.mark.parametrize("family", [BertConfig, RobertaConfig, MPNetConfig])
-def test_cross_encoders_are_read(make_pairs, products, family):
-    pairs = make_pairs(family=family, type_vocab_size=2 if family is BertConfig else 1)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        (BertConfig, {"type_vocab_size": 2}),
+        (RobertaConfig, {"type_vocab_size": 1}),
+        (MPNetConfig, {}),
+        (ElectraConfig, {"type_vocab_size": 2, "embedding_size": 32}),
+        (ModernBertConfig, {}),
+        (ModernBertConfig, {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True}),
+    ],
+    ids=str,
+)
+def test_cross_encoders_are_read(make_pairs, products, family, changes):
+    pairs = make_pairs(family=family, **changes)
 
     graph = check(write(pairs, products, "int8"), pairs, 1e-5 if products == "fp32" else 2e-2)
 
     assert {product.kind for product in graph.products} == {products}
     assert len(graph.products) == 9
-    assert graph.pooling == "cls"
+    assert graph.pooling == changes.get("classifier_pooling", "cls")
     assert graph.last is not None
     assert graph.last.weight.shape == (32, 1)
-    assert (graph.types is None) == (family is not BertConfig)
+    assert (graph.types is None) == (changes.get("type_vocab_size", 1) == 1)
+    assert (graph.head_norm is None) == (family is not ModernBertConfig)
+    assert graph.activation == ("gelu" if family in (ElectraConfig, ModernBertConfig) else "tanh")
 
 
 def test_every_array_is_aligned(make_encoder):

@@ -266,6 +266,17 @@ def test_a_model_without_prompts_encodes_queries_as_they_are(encoder):
     np.testing.assert_array_equal(encoder.encode_document("a dog"), encoder.encode("a dog"))
 
 
+def test_the_default_prompt_is_not_that_of_a_role_without_one(write_toy_bundle, tmp_path):
+    path = write_toy_bundle(tmp_path / "toy.onnx", prompts={"query": "question: "}, default_prompt="query")
+    encoder = Encoder.load(path)
+    plain = encoder.encode(["a dog"], prompt="")
+
+    assert not np.allclose(encoder.encode(["a dog"]), plain)
+    np.testing.assert_array_equal(encoder.encode_query(["a dog"]), encoder.encode(["a dog"]))
+    np.testing.assert_array_equal(encoder.encode_document(["a dog"]), plain)
+    np.testing.assert_array_equal(encoder.encode_tokens(encoder.tokenize(["a dog"], role="document")), plain)
+
+
 # Refused arguments
 
 
