@@ -17,6 +17,9 @@ The layers are processed from first to last:
 A cross-encoder is cut likewise, on pairs. Its pooler reads the teacher's last state like a layer and keeps the
 units that change the logit most, and its last product is refitted to the teacher's logits.
 
+A shallow student can take words that have passed through the teacher's first layers, each alone in a text
+(:func:`absorb_layers`): its word table holds what these layers know of a word without its context.
+
 The narrower state consists of the leading principal components of the teacher's state (after the embeddings and
 after each kept layer), rotated at random so that all columns carry equal variance, as LayerNorm expects.
 
@@ -47,6 +50,7 @@ from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _TEXTS_PER_BATCH = 64
+_WORDS_PER_BATCH = 512
 _SCORE_RIDGE = 1e-2  # there is one observation for each pair, not for each token
 _USUAL = 0.95  # share of feed-forward units whose largest activation counts as usual
 _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
@@ -101,6 +105,56 @@ def from_layers(
         student.backbone = type(student.backbone)(student.backbone.config, add_pooling_layer=False).eval()
         _Cut(teacher.backbone, student.backbone, chosen, _tokenize(student.tokenizer, texts), seed).copy()
     return student
+
+
+def absorb_layers(teacher: SentenceEncoder, count: int) -> SentenceEncoder:
+    """Return a copy of a BERT encoder whose word table replaces its first ``count`` layers.
+
+    The row of a word is its state after these layers when it is the only word of a text. Position and type rows
+    are 0, so attention of the layers that are left starts blind to order.
+
+    Raises:
+        ModelError: the teacher is of another family, or has fewer layers.
+    """
+    if not 0 <= count <= _depth(teacher):
+        raise ModelError(f"words cannot take {count} layers of {teacher.name}, which has {_depth(teacher)}")
+    if count == 0:
+        return teacher
+    shallow = copy.deepcopy(teacher)
+    network: Any = shallow.backbone
+    embeddings, layers = network.embeddings, network.encoder.layer
+    norm = layers[count - 1].output.LayerNorm
+    with torch.no_grad(), evaluating(teacher):
+        states = _states_alone(teacher, count)
+        embeddings.word_embeddings.weight.copy_((states - norm.bias) / norm.weight)
+        embeddings.position_embeddings.weight.zero_()
+        embeddings.token_type_embeddings.weight.zero_()
+    embeddings.LayerNorm.load_state_dict(norm.state_dict())
+    network.encoder.layer = layers[count:]
+    network.config.num_hidden_layers -= count
+    return shallow
+
+
+def _states_alone(teacher: SentenceEncoder, layer: int) -> Tensor:
+    """Return the state of each token after a layer, in a text of that token: ``(V, H)``.
+
+    Tokens that frame a text have those of an empty one.
+    """
+    frame = torch.tensor(teacher.tokenizer.tokenize([""]).ids[0])
+    tokens = torch.arange(teacher.tokenizer.vocabulary_size)
+    states = torch.empty(len(tokens), teacher.hidden)
+    for some in tokens.split(_WORDS_PER_BATCH):
+        framed = torch.cat([frame[:1].expand(len(some), 1), some[:, None], frame[1:].expand(len(some), -1)], dim=1)
+        states[some] = _hidden(teacher, framed, layer)[:, 1]
+    states[frame] = _hidden(teacher, frame[None], layer)[0]
+    return states
+
+
+def _hidden(teacher: SentenceEncoder, ids: Tensor, layer: int) -> Tensor:
+    network: Any = teacher.backbone
+    outputs = network(input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
+    states: Tensor = outputs.hidden_states[layer]
+    return states
 
 
 def cross_from_layers(

@@ -53,6 +53,12 @@ class StudentConfig:
         'layers of the teacher, or of tokenizer, for start = "layers", counted from 1; default: evenly spaced, '
         "including the last",
     )
+    word_layers: int = setting(
+        0,
+        'for start = "layers": number of the teacher\'s first layers that each word passes through, alone in a text, '
+        "before it becomes a row of the student's word table; teacher_layers come after them",
+        minimum=0,
+    )
     tokenizer: str | None = setting(
         None, "model whose tokenizer, words and layers a student without source uses; default: the teacher"
     )
@@ -93,6 +99,10 @@ class StudentConfig:
             raise ConfigError("layer_repeats requires layers")
         if self.teacher_layers and self.start != "layers":
             raise ConfigError('teacher_layers requires start = "layers"')
+        if self.word_layers and self.start != "layers":
+            raise ConfigError('word_layers requires start = "layers"')
+        if self.teacher_layers and min(self.teacher_layers) <= self.word_layers:
+            raise ConfigError(f"teacher_layers: only layers after word_layers = {self.word_layers} are left")
         if self.positions is not None and self.positions < self.max_length:
             raise ConfigError(f"positions = {self.positions} is less than max_length = {self.max_length}")
 

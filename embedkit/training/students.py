@@ -21,7 +21,7 @@ from embedkit.modeling.matching import matching_encoder
 from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_model, prune_tokenizer
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
-from embedkit.modeling.teacher_layers import from_layers
+from embedkit.modeling.teacher_layers import absorb_layers, from_layers
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
@@ -140,7 +140,9 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
     elif student.start == "teacher":
         encoder = from_teacher(teacher, size, **lengths)
     else:
-        encoder = from_layers(teacher, size, _sample(config), layers=student.teacher_layers or None, **lengths)
+        absorbed = absorb_layers(teacher, student.word_layers)
+        chosen = [number - student.word_layers for number in student.teacher_layers]
+        encoder = from_layers(absorbed, size, _sample(config), layers=chosen or None, **lengths)
     encoder.pooling = student.pooling
     if student.layer_repeats is not None:
         repeat_layers(encoder.backbone, student.layer_repeats)

@@ -129,6 +129,15 @@ def test_from_layers_it_has_the_requested_shape(wide_teacher, text):
     assert student.fingerprint() == cut(wide_teacher, text, layers=2, hidden=16, inner=24).fingerprint()
 
 
+def test_words_pass_through_the_layers_before_those_it_takes(wide_teacher, text):
+    student = cut(wide_teacher, text, layers=1, hidden=16, inner=24, word_layers=2, teacher_layers=(3,))
+    plain = cut(wide_teacher, text, layers=1, hidden=16, inner=24, teacher_layers=(3,))
+    assert student.config.num_hidden_layers == 1
+    assert student.fingerprint() != plain.fingerprint()
+    with pytest.raises(ConfigError, match="only layers after word_layers = 2 are left"):
+        cut(wide_teacher, text, layers=1, hidden=16, inner=24, word_layers=2, teacher_layers=(2,))
+
+
 def test_words_and_layers_can_come_from_a_bundle(wide_teacher, text):
     bundle = text / "wide.onnx"
     export(SentenceEncoder.load(wide_teacher), bundle, precision="fp32")
@@ -204,6 +213,7 @@ def test_heads_that_do_not_divide_are_refused(teacher):
     [
         {"source": "x", "memory": 8},
         {"start": "teacher", "teacher_layers": (1,)},
+        {"start": "teacher", "word_layers": 1},
         {"layers": 0, "layer_repeats": 2},
     ],
 )
