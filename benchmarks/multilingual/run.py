@@ -5,7 +5,8 @@
 DIR holds `sts/stsb-multi-mt` and `multilingual/eval` with `tatoeba`, `xquad` (in BEIR's layout, a folder for each
 language) and `sib200`; every language that is there is measured. Models are bundles, names of bundles, or model
 folders, which run on torch. The teacher reads texts after `--prompt`, and the passages of XQuAD after
-`--passage-prompt`; all others read plain texts. Results go to results.json and results.md next to this file.
+`--passage-prompt`; all others read plain texts. Results go to results.json and results.md next to this file, and
+models whose figures are there are measured again only with `--again`, as needed after a change of prompts or sets.
 
 * STS: Spearman's correlation of cosines and scores, STS-B machine-translated.
 * Tatoeba: share of sentences whose nearest neighbour is their translation, mean of both directions.
@@ -73,27 +74,41 @@ def main() -> None:
     parser.add_argument("--prompt", default="query: ", help="the teacher's prompt of texts and questions")
     parser.add_argument("--passage-prompt", default="passage: ", help="the teacher's prompt of paragraphs")
     parser.add_argument("--limit", type=int, metavar="N", help="use the first N rows of each set and language")
+    parser.add_argument(
+        "--again", action="store_true", help="measure models anew whose figures are in results.json"
+    )
     arguments = parser.parse_args()
     readers = {Path(source).stem: Reader(_load(source)) for source in arguments.models}
     teacher = Reader(_load(arguments.teacher), arguments.prompt, arguments.passage_prompt)
     readers = {f"{Path(arguments.teacher).stem} (teacher)": teacher} | readers
     measures = dict(_measures(arguments.data, arguments.limit))
-    rows: dict[str, dict[str, float]] = {}
-    with Progress("measures", len(readers) * len(measures), unit="sets") as progress:
-        for label, reader in readers.items():
-            rows[label] = {}
-            for (task, language), measure in measures.items():
-                rows[label][f"{task} {language}"] = 100 * measure(reader)
-                progress.advance(note=f"{label}: {task} {language}")
     about = {
         label: {"fingerprint": reader.encoder.fingerprint, "numerics": numerics_of(reader.encoder)}
         for label, reader in readers.items()
     }
+    rows = {} if arguments.again else _measured(about, arguments.limit)
+    missing = {label: reader for label, reader in readers.items() if label not in rows}
+    with Progress("measures", len(missing) * len(measures), unit="sets") as progress:
+        for label, reader in missing.items():
+            rows[label] = {}
+            for (task, language), measure in measures.items():
+                rows[label][f"{task} {language}"] = 100 * measure(reader)
+                progress.advance(note=f"{label}: {task} {language}")
+    rows = {label: rows[label] for label in readers}
     report = {"limit": arguments.limit, "models": about, "figures": rows}
     (HERE / "results.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     table = describe(rows, arguments.limit)
     (HERE / "results.md").write_text(table, encoding="utf-8")
     print(table)
+
+
+def _measured(about: Mapping[str, object], limit: int | None) -> dict[str, dict[str, float]]:
+    """Return the figures in results.json of the models that have not changed since."""
+    if not (HERE / "results.json").is_file():
+        return {}
+    report = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
+    known = report["models"] if report["limit"] == limit else {}
+    return {label: report["figures"][label] for label in about if known.get(label) == about[label]}
 
 
 def _load(source: str) -> TextEncoder:

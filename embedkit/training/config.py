@@ -55,8 +55,8 @@ class StudentConfig:
     )
     word_layers: int = setting(
         0,
-        'for start = "layers": number of the teacher\'s first layers that each word passes through, alone in a text, '
-        "before it becomes a row of the student's word table; teacher_layers come after them",
+        'for start = "layers": number of the teacher\'s first layers that each word passes through, alone in a '
+        "text, before it becomes a row of the student's word table; teacher_layers come after them",
         minimum=0,
     )
     tokenizer: str | None = setting(
