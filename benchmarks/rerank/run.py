@@ -1,15 +1,20 @@
 """What re-ranking gives and costs.
 
-    python benchmarks/rerank/run.py --data DIR --reranker reranker-tiny.onnx --reranker teacher-int8.onnx
+    python benchmarks/rerank/run.py --data DIR --reranker reranker-tiny
+    python benchmarks/rerank/run.py --data DIR --reranker reranker-tiny --teacher teacher-int8.onnx \
+        --queries 60 --candidates 50 --search encoder --results sample
 
 Ranks the retrieval sets under DIR/retrieval (nDCG@10) by an encoder, by BM25 and by both, each alone and with its
 best hundred re-ranked by every cross-encoder, and the re-ranking sets under DIR/rerank (MAP) by each model alone.
 "Half" gives the re-ranker half of the weight (``rerank_weight=0.5``), and the search, or the encoder, the other.
-Times 100 candidates of 100 words, alternately by all models. Writes NAME.json and NAME.md next to this file.
+Gains over the search, or the encoder, alone have 95 % intervals over 1,000 samples of the queries. ``--teacher``
+is one more cross-encoder, to whose gain those of the others are compared. Times 100 candidates of 100 words,
+alternately by all models. Writes NAME.json and NAME.md next to this file.
 
-A large cross-encoder takes hours for all pairs. ``--queries 50`` ranks every set by 50 queries, spread evenly over
-the set and the same for all ways; ``--candidates 50`` re-ranks fewer. Both are stated in the results. A later run
-with the same numbers and ``--results NAME`` adds its models.
+A large cross-encoder takes hours for all pairs. ``--queries 60`` ranks every set by 60 queries, spread evenly over
+the set and the same for all ways; ``--candidates 50`` re-ranks fewer, ``--search encoder`` what one search found.
+The first two are stated in the results. A later run with the same numbers and ``--results NAME`` adds its models:
+it measures the times, and otherwise only what NAME.json lacks.
 """
 
 from __future__ import annotations
@@ -17,17 +22,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
+from embedkit.evaluation.comparison import Difference, Samples
 from embedkit.evaluation.reranking import Query, RerankingSet, average_precisions, load_lists, merged
+from embedkit.evaluation.results import Evidence
 from embedkit.evaluation.retrieval import Judged, RetrievalSet, load_retrieval, ndcg
 from embedkit.evaluation.retrieval import Ranking as Judgement
 from embedkit.evaluation.tasks import EmbeddingPool, PairPool, Pool
@@ -37,14 +43,18 @@ from embedkit.serving.retrieval.exact_index import Ranking
 from embedkit.serving.retrieval.search import Fusion
 
 HERE = Path(__file__).parent
-TIMED, THREADS, ROUNDS = 100, 2, 5
+TIMED, ROUNDS = 100, 8
 WEIGHTS = {"": 1.0, "half ": 0.5}
 WORDS = "the model reads a query and one of the passages that an index found for it"
+PLUS = " + "
 FUSIONS: dict[str, Any] = {
     "encoder": None,
     "BM25": Fusion(method="weighted", dense_weight=0.0),
     "hybrid": "rrf",
 }
+
+Sets = Mapping[str, Mapping[str, list[float]]]
+"""Set -> way -> a figure of each query."""
 
 
 def main() -> None:
@@ -55,29 +65,38 @@ def main() -> None:
     parser.add_argument(
         "--reranker", action="append", default=[], help="bundle of a cross-encoder; may be repeated"
     )
+    parser.add_argument("--teacher", help="bundle of the cross-encoder that the others learned from")
+    parser.add_argument(
+        "--search", action="append", choices=list(FUSIONS), help="first stage; may be repeated; default: all"
+    )
     parser.add_argument("--queries", type=int, help="queries of each set; default: all")
     parser.add_argument("--candidates", type=int, default=100, help="documents to re-rank; default: 100")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the models; default: 2")
     parser.add_argument("--results", default="results", metavar="NAME", help="name of the files to write")
     arguments = parser.parse_args()
     path = HERE / f"{arguments.results}.json"
-    encoder = Encoder.load(arguments.encoder, threads=THREADS)
-    rerankers = [CrossEncoder.load(source, threads=THREADS) for source in arguments.reranker]
+    encoder = Encoder.load(arguments.encoder, threads=arguments.threads)
+    sources = [*arguments.reranker, *filter(None, [arguments.teacher])]
+    rerankers = [CrossEncoder.load(source, threads=arguments.threads) for source in sources]
+    searches = arguments.search or list(FUSIONS)
     found = earlier(path, arguments.queries, arguments.candidates)
+    if arguments.teacher:
+        found["teacher"] = rerankers[-1].name
     for folder in sorted(path for path in (arguments.data / "retrieval").iterdir() if path.is_dir()):
         task = load_retrieval(folder, name=folder.name)
         task = dataclasses.replace(task, queries=spread(task.queries, arguments.queries))
         found["queries"][folder.name] = len(task.queries)
         figures = found["retrieval"].setdefault(folder.name, {})
-        figures |= retrieve(task, encoder, rerankers, arguments.candidates)
+        figures |= retrieve(task, encoder, rerankers, searches, arguments.candidates, figures)
         write(path, found)
     for file in sorted((arguments.data / "rerank").glob("*.jsonl")):
         lists = load_lists(file, name=file.stem)
         lists = dataclasses.replace(lists, queries=spread(lists.queries, arguments.queries))
         found["queries"][file.stem] = len(lists.queries)
         figures = found["reranking"].setdefault(file.stem, {})
-        figures |= rank(lists, encoder, rerankers)
+        figures |= rank(lists, encoder, [each for each in rerankers if way_of(encoder, each) not in figures])
         write(path, found)
-    found["ms"] = time_candidates(rerankers)
+    found["threads"], found["ms"] = arguments.threads, time_candidates(rerankers)
     write(path, found)
 
 
@@ -88,7 +107,7 @@ def earlier(path: Path, queries: int | None, candidates: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if asked.items() <= found.items():
             return found
-    return {**asked, "queries": {}, "retrieval": {}, "reranking": {}, "ms": {}}
+    return {**asked, "queries": {}, "retrieval": {}, "reranking": {}, "ms": {}, "threads": None, "teacher": None}
 
 
 def spread(queries: Sequence[Any], count: int | None) -> list[Any]:
@@ -111,9 +130,14 @@ class Remembering:
 
 
 def retrieve(
-    task: RetrievalSet, encoder: Encoder, rerankers: Sequence[CrossEncoder], candidates: int
-) -> dict[str, float]:
-    """Return nDCG@10 of each way to search, alone and re-ranked."""
+    task: RetrievalSet,
+    encoder: Encoder,
+    rerankers: Sequence[CrossEncoder],
+    searches: Sequence[str],
+    candidates: int,
+    known: Container[str],
+) -> dict[str, list[float]]:
+    """Return each query's nDCG@10 by each way to search that is not known yet, alone and re-ranked."""
     documents = [{"id": key, "text": text} for key, text in task.documents.items()]
     scorers = [Remembering(model, f"{task.name}, {model.name}") for model in rerankers]
     figures = {}
@@ -121,20 +145,27 @@ def retrieve(
         collection = Collection.build(
             documents, encoder=encoder, path=Path(folder) / "index", lexical=True, skip_empty=True
         )
-        for name, hybrid in FUSIONS.items():
+        for name in searches:
             ways: dict[str, dict[str, Any]] = {name: {}}
             for model in scorers:
                 for label, weight in WEIGHTS.items():
-                    ways[f"{name} + {label}{model.name}"] = {"rerank": model, "rerank_weight": weight}
+                    ways[f"{name}{PLUS}{label}{model.name}"] = {"rerank": model, "rerank_weight": weight}
             for way, options in ways.items():
+                if way in known:
+                    continue
                 gains = []
                 for query in task.queries:
                     hits = collection.search(
-                        query.text, k=candidates, hybrid=hybrid, candidates=candidates, **options
+                        query.text, k=candidates, hybrid=FUSIONS[name], candidates=candidates, **options
                     )
                     gains.append(measure(query, [hit.id for hit in hits]))
-                figures[way] = float(np.mean(gains))
+                figures[way] = rounded(gains)
     return figures
+
+
+def rounded(figures: Iterable[float]) -> list[float]:
+    """Return a query's figures as they are stored."""
+    return [round(float(figure), 4) for figure in figures]
 
 
 def measure(query: Judged, ids: Iterable[str]) -> float:
@@ -144,10 +175,10 @@ def measure(query: Judged, ids: Iterable[str]) -> float:
     return ndcg(Judgement(np.array(ranked, dtype=np.float64), np.array(wanted, dtype=np.float64)))
 
 
-def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, float]:
-    """Return the MAP of each model on given candidates."""
+def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, list[float]]:
+    """Return each query's average precision by the encoder on given candidates, alone and re-ranked."""
     pool = EmbeddingPool(encoder, task.texts(), label=task.name)
-    figures = {encoder.name: float(average_precisions(pool, task.queries, merged).mean())}
+    figures = {encoder.name: rounded(average_precisions(pool, task.queries, merged))}
     for model in rerankers:
         with Progress(f"{task.name}, {model.name}", None, unit="pairs") as bar:
             pairs = PairPool(model, bar)
@@ -156,8 +187,13 @@ def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]
                     merged(blend(weight, *(of_query(each, query) for each in (pairs, pool))), query)
                     for query in task.queries
                 ]
-                figures[f"{label}{model.name}"] = float(np.mean(blended))
+                figures[way_of(encoder, model, label)] = rounded(blended)
     return figures
+
+
+def way_of(encoder: Encoder, model: CrossEncoder, label: str = "") -> str:
+    """Return the name under which a model's figures on re-ranking sets are stored."""
+    return f"{encoder.name}{PLUS}{label}{model.name}"
 
 
 def of_query(pool: Pool, query: Query) -> FloatArray:
@@ -173,43 +209,104 @@ def blend(weight: float, *scores: FloatArray) -> FloatArray:
     return found.scores[np.argsort(found.rows)]
 
 
-def time_candidates(models: Sequence[CrossEncoder]) -> dict[str, float]:
-    """Return each model's median milliseconds of processor time for 100 candidates of 100 words."""
+def time_candidates(models: Sequence[CrossEncoder]) -> dict[str, dict[str, float]]:
+    """Return each model's median milliseconds for 100 candidates of 100 words, of processors and by the clock."""
     generator = np.random.default_rng(0)
     texts = [" ".join(generator.choice(WORDS.split(), 100)) for _ in range(TIMED)]
-    seconds: dict[str, list[float]] = {model.name: [] for model in models}
+    clocks = {"processor": time.process_time, "clock": time.perf_counter}
+    seconds: dict[str, list[list[float]]] = {model.name: [] for model in models}
     for _ in range(ROUNDS):
         for model in models:
-            began = time.process_time()
+            began = [clock() for clock in clocks.values()]
             model.rank("what does a cross-encoder read", texts, show_progress_bar=False)
-            seconds[model.name].append(time.process_time() - began)
-    return {name: 1000 * statistics.median(each[1:]) for name, each in seconds.items()}
+            seconds[model.name].append(
+                [clock() - start for clock, start in zip(clocks.values(), began, strict=True)]
+            )
+    medians = {name: np.median(rounds[1:], axis=0) for name, rounds in seconds.items()}
+    return {
+        name: dict(zip(clocks, (1000 * each).round(1).tolist(), strict=True)) for name, each in medians.items()
+    }
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """Write the results as JSON and as a table."""
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    """Write the results as JSON and as tables."""
+    path.write_text(json.dumps(found) + "\n", encoding="utf-8")
     lines = [
         "# Re-ranking",
         "",
         f"Written by `benchmarks/rerank/run.py`. Searches re-rank their best {found['candidates']} documents. "
-        "Times are milliseconds of processor time for 100 passages of 100 words. Queries: "
+        "Gains are over the search, or the encoder, alone. Queries: "
         + ", ".join(f"{name} {count}" for name, count in found["queries"].items())
         + ".",
         "",
     ]
     for kind, measured in (("retrieval", "nDCG@10"), ("reranking", "MAP")):
-        sets = found[kind]
-        if sets:
-            lines += [f"| {measured} | {' | '.join(sets)} |", f"|---|{'---:|' * len(sets)}"]
-            ways = dict.fromkeys(way for figures in sets.values() for way in figures)
-            lines += [
-                f"| {way} | {' | '.join(f'{100 * figures[way]:.1f}' for figures in sets.values())} |"
-                for way in ways
-            ]
-            lines.append("")
-    lines += [f"- {name}: {value:.1f} ms" for name, value in found["ms"].items()]
+        if found[kind]:
+            lines += [*table(measured, found[kind]), ""]
+            if found["teacher"]:
+                lines += [*compare(measured, found[kind], found["teacher"]), ""]
+    if found["ms"]:
+        lines += [
+            f"Milliseconds for {TIMED} passages of 100 words (medians; threads: {found['threads']}):",
+            "",
+            "| | processor time | clock |",
+            "|---|---:|---:|",
+            *(f"| {name} | {ms['processor']:.1f} | {ms['clock']:.1f} |" for name, ms in found["ms"].items()),
+        ]
     path.with_suffix(".md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def table(measured: str, sets: Sets) -> list[str]:
+    """Return a table: the mean of each way on each set, their mean, and the gain of re-ranking."""
+    lines = [f"| {measured} | {' | '.join(sets)} | mean | gain |", f"|---|{'---:|' * (len(sets) + 2)}"]
+    for way in complete_ways(sets):
+        cells = [f"{100 * np.mean(figures[way]):.1f}" for figures in sets.values()]
+        own, search = sample(sets, way), way.partition(PLUS)[0]
+        gain = "" if way == search else shown(own.less(sample(sets, search)))
+        lines.append(f"| {way} | {' | '.join(cells)} | {100 * own.value:.1f} | {gain} |")
+    return lines
+
+
+def compare(measured: str, sets: Sets, teacher: str) -> list[str]:
+    """Return a table: the difference of each model's gain from the teacher's, and the share that it keeps.
+
+    There is no share where the interval of the teacher's gain includes losses.
+    """
+    lines = [f"| {measured} | less {teacher} | share of its gain |", "|---|---:|---:|"]
+    ways = complete_ways(sets)
+    for way in ways:
+        search, _, model = way.partition(PLUS)
+        other = search + PLUS + ("half " if model.startswith("half ") else "") + teacher
+        if not model or way == other or other not in ways:
+            continue
+        plain, own, theirs = (sample(sets, each) for each in (search, way, other))
+        low = theirs.less(plain).interval.low
+        share = ""
+        if low is not None and low > 0:
+            kept = (own.figures - plain.figures) / (theirs.figures - plain.figures)
+            ends = np.quantile(kept, [0.025, 0.975])
+            value = (own.value - plain.value) / (theirs.value - plain.value)
+            share = f"{100 * value:.0f} % [{100 * ends[0]:.0f}, {100 * ends[1]:.0f}]"
+        lines.append(f"| {way} | {shown(own.less(theirs))} | {share} |")
+    return lines
+
+
+def complete_ways(sets: Sets) -> list[str]:
+    """Return the ways that were measured on all sets."""
+    several = list(sets.values())
+    return [way for way in several[0] if all(way in figures for figures in several)]
+
+
+def sample(sets: Sets, way: str) -> Samples:
+    """Return the mean over sets on samples of their queries, the same for all ways."""
+    rows = (np.array(figures[way], dtype=np.float64) for figures in sets.values())
+    return Samples.of(Evidence.of_sets(map(Evidence.of_rows, rows)))
+
+
+def shown(difference: Difference) -> str:
+    """Return a difference x 100 with its interval."""
+    value, ends = difference.value or 0.0, difference.interval
+    return f"{100 * value:+.1f} [{100 * (ends.low or 0.0):+.1f}, {100 * (ends.high or 0.0):+.1f}]"
 
 
 if __name__ == "__main__":

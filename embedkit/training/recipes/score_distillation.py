@@ -145,7 +145,7 @@ def score_distillation(
         ConfigError: batches do not fit the pairs.
     """
     config = stage.config
-    pairs = _prepare(config, settings, stage.materials.corpus, teachers, stage.control)
+    pairs = prepare_pairs(config, settings, stage.materials.corpus, teachers, stage.control)
     if pairs is None:
         return TrainState()
     student = _student(config, settings, pairs)
@@ -157,7 +157,7 @@ def score_distillation(
     return stage.fit(method, batches, config.optim, ranking_evaluation(config, settings.dev, student))
 
 
-def _prepare(
+def prepare_pairs(
     config: RunConfig,
     settings: ScoreDistillationConfig,
     passages: Corpus,

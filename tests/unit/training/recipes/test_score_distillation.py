@@ -26,9 +26,9 @@ from embedkit.training.recipes.run import Plan, plan, resolve, run, training_tex
 from embedkit.training.recipes.score_distillation import (
     PairGroups,
     ScoreDistillationConfig,
-    _prepare,
     _student,
     load_pair_teachers,
+    prepare_pairs,
     ranking_evaluation,
 )
 from embedkit.training.recipes.stage import Control
@@ -244,7 +244,7 @@ def test_the_scores_of_several_teachers_are_their_mean(recipe, corpora, toy_cros
     settings = from_mapping(ScoreDistillationConfig, config.settings)
     teachers = load_pair_teachers(config, settings)
 
-    pairs = _prepare(config, settings, corpora[1], teachers, Control(show_progress=False))
+    pairs = prepare_pairs(config, settings, corpora[1], teachers, Control(show_progress=False))
 
     asked = np.repeat(QUERIES, pairs.candidates.shape[1]).tolist()
     texts = list(zip(asked, corpora[1].texts(pairs.candidates.ravel()), strict=True))
