@@ -45,6 +45,7 @@ from embedkit.runtime.tokenization import TokenBatch, Tokenizer
 
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 KINDS = ("fp32", "int8", "int8-static")
+PAIRS = ("pairs", "pairs of one type", "modern pairs")
 
 
 @pytest.fixture(scope="module")
@@ -417,6 +418,20 @@ def test_a_pooler_without_tanh_is_none(make_pairs):
     assert read(written) is None
 
 
+def test_an_encoder_with_the_norm_of_a_classifier_is_none(make_encoder):
+    written = write(make_encoder(head=32, activation="linear"))
+    (head,) = (node for node in written.graph.node if node.name == "head.linear.sum")
+    place = list(written.graph.node).index(head) + 1
+    for node in written.graph.node[place:]:
+        node.input[:] = ["normed" if name == head.output[0] else name for name in node.input]
+    inputs = [head.output[0], "embeddings.LayerNorm.weight", "embeddings.LayerNorm.bias"]
+    norm = helper.make_node("LayerNormalization", inputs, ["normed"], axis=-1, epsilon=1e-12)
+    written.graph.node.insert(place, norm)
+    onnx.checker.check_model(written)
+
+    assert read(written) is None
+
+
 def test_products_of_several_kinds_are_none(make_encoder):
     class Alternating(FloatArithmetic):
         def matmul(self, graph, name, value, weight):
@@ -434,7 +449,7 @@ def test_a_logit_of_bytes_is_none(make_pairs, monkeypatch):
 
 
 def variants(make_encoder, make_pairs):
-    """Return eight graphs that together contain everything a graph can consist of."""
+    """Return nine graphs that together contain everything a graph can consist of."""
     remembering = make_encoder(pooling="cls", head=6, activation="linear", memory=16)
     return {
         "memory": write(remembering, words="int4"),
@@ -442,13 +457,14 @@ def variants(make_encoder, make_pairs):
         "modernbert": write(make_encoder(family=ModernBertConfig)),
         "pairs": write(make_pairs()),
         "pairs of one type": write(make_pairs(type_vocab_size=1), "int8"),
+        "modern pairs": write(make_pairs(family=ModernBertConfig, classifier_pooling="mean")),
         "fp32": write(make_encoder(pooling="cls", num_hidden_layers=2)),
         "int8": write(make_encoder(head=6, num_hidden_layers=2), "int8", "int8"),
         "int8-static": write(make_encoder(num_hidden_layers=2), "int8-static", "int4"),
     }
 
 
-@pytest.fixture(scope="module", params=[*KINDS, "memory", "mpnet", "modernbert", "pairs", "pairs of one type"])
+@pytest.fixture(scope="module", params=[*KINDS, "memory", "mpnet", "modernbert", *PAIRS])
 def model(request, make_encoder, make_pairs):
     found = variants(make_encoder, make_pairs)[request.param]
     assert read(found) is not None
