@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     log_in_lines(logger)
     if not service.settings.is_local and not keys:
         logger.warning("anyone who can reach %s can use this server: it has no API key", service.settings.host)
-    Server(service, keys, agents=agents).run_until_signal()
+    Server(service, keys, agents=agents).run()
 
 
 def _load(arguments: argparse.Namespace) -> Service:

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         logger.warning("the server at %s has no API key: anyone who can reach it can use it", settings.host)
     if service is None:
         return Workers(arguments.models, settings, logger.level).run()
-    Server(service, keys).run_until_signal()
+    Server(service, keys).run()
     return 0
 
 

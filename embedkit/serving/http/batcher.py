@@ -98,6 +98,9 @@ class Batcher:
         batch_tokens: number of tokens after which no more texts join a batch.
         max_wait_ms: maximum time that a text waits for others.
         report: called with the statistics of every batch.
+
+    Attributes:
+        waiting_tokens: number of tokens waiting for a batch.
     """
 
     def __init__(
@@ -111,16 +114,11 @@ class Batcher:
         self._run, self._report = run, report
         self._batch_tokens, self._max_wait_s = batch_tokens, max_wait_ms / 1000
         self._jobs: deque[_Job] = deque()
-        self._waiting = 0
+        self.waiting_tokens = 0
         self._thread = background_threads(1, "batch")
         self._at_work = False
         self._timer: asyncio.TimerHandle | None = None
         self._crowd_until = 0.0
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Number of tokens waiting for a batch."""
-        return self._waiting
 
     async def submit(self, tokens: Tokens) -> FloatArray:
         """Run the tokens of N texts, together with those of other requests; return N rows in their order.
@@ -130,7 +128,7 @@ class Batcher:
         lengths = tokens.lengths.tolist()
         job = _Job(tokens, lengths, asyncio.get_running_loop().create_future(), time.monotonic())
         self._jobs.append(job)
-        self._waiting += sum(lengths)
+        self.waiting_tokens += sum(lengths)
         self._consider()
         return await job.answer
 
@@ -144,7 +142,7 @@ class Batcher:
             return
         now = time.monotonic()
         deadline = min(self._jobs[0].arrived + self._max_wait_s, self._crowd_until)
-        if self._waiting >= self._batch_tokens or now >= deadline:
+        if self.waiting_tokens >= self._batch_tokens or now >= deadline:
             self._start()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(deadline - now, self._start)
@@ -167,12 +165,12 @@ class Batcher:
         while self._jobs and left > 0:
             job = self._jobs.popleft()
             if job.answer.done():
-                self._waiting -= sum(job.lengths[job.taken :])
+                self.waiting_tokens -= sum(job.lengths[job.taken :])
                 continue
             alone = not self._jobs
             part = job.take(left if alone else min(left, max(1, self._batch_tokens // _SHARE)))
             left -= part.tokens
-            self._waiting -= part.tokens
+            self.waiting_tokens -= part.tokens
             parts.append(part)
             if not job.is_over:
                 self._jobs.append(job)

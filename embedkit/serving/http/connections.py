@@ -46,6 +46,7 @@ class Connection(asyncio.Protocol):
         body_since: when the headers of a request with an incomplete body were complete; else None.
         unread_since: when an answer was first seen waiting for its client; None if none waits.
         is_new: whether it has had no request.
+        arriving: the request whose body is incomplete, if any.
     """
 
     transport: asyncio.Transport
@@ -57,7 +58,7 @@ class Connection(asyncio.Protocol):
         self._header_bytes = self._complete_bytes = self._overhead_bytes = self._begun = 0
         self._is_upgrade = False
         self._requests: deque[Request] = deque()  # not answered yet; the first is in progress
-        self._arriving: Request | None = None
+        self.arriving: Request | None = None
         self._last_words: Answer | None = None
         self._is_advancing = False
         self._writable: asyncio.Event | None = None
@@ -181,13 +182,13 @@ class Connection(asyncio.Protocol):
         request.awaits_continue = (
             version != "1.0" and request.headers.get(b"expect", b"").lower() == b"100-continue"
         )
-        self._arriving = request
+        self.arriving = request
         self._requests.append(request)
         self._advance()
 
     def on_body(self, body: bytes) -> None:
         """Receive a part of the body, which is kept only until the request is answered."""
-        request, self._overhead_bytes = self._arriving, 0
+        request, self._overhead_bytes = self.arriving, 0
         if request is None or request.answered or request.task is not None:
             return
         request.body += body
@@ -198,10 +199,10 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Record a complete request."""
-        if self._is_upgrade or self._arriving is None:
+        if self._is_upgrade or self.arriving is None:
             return
         self.body_since = None
-        self._arriving.is_complete, self._arriving = True, None
+        self.arriving.is_complete, self.arriving = True, None
         self._advance()
         self._rest()
 
@@ -221,7 +222,7 @@ class Connection(asyncio.Protocol):
         if self._last_words is not None and not requests:
             self._write(self._last_words, [b"connection: close\r\n"])
             transport.close()
-        elif len(requests) > 1 or (requests and self._writable is not None and self._arriving is None):
+        elif len(requests) > 1 or (requests and self._writable is not None and self.arriving is None):
             transport.pause_reading()
         elif not transport.is_reading():
             transport.resume_reading()
@@ -289,7 +290,7 @@ class Connection(asyncio.Protocol):
 
     def _rest(self) -> None:
         """Become idle, unless a request is arriving or in progress."""
-        if self.headers_since is None and self.body_since is None and not self.is_at_work:
+        if self.headers_since is None and self.body_since is None and not self._requests:
             self.idle_since = time.monotonic()
 
     def give_up(self, answer: Answer) -> None:
@@ -298,7 +299,7 @@ class Connection(asyncio.Protocol):
             return
         self._parser = None
         self.headers_since = self.body_since = None
-        request, self._arriving = self._arriving, None
+        request, self.arriving = self.arriving, None
         if request is not None and (request.answered or request.task is not None):
             if request.answered:
                 self.transport.close()
@@ -312,19 +313,9 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     @property
-    def is_at_work(self) -> bool:
-        """Whether a request waits for its answer."""
-        return bool(self._requests)
-
-    @property
-    def arriving_path(self) -> str:
-        """Path of the arriving request, which decides the form of an error."""
-        return "/" if self._arriving is None else self._arriving.path
-
-    @property
     def body_bytes(self) -> int:
         """Bytes of the arriving body so far."""
-        return 0 if self._arriving is None else len(self._arriving.body)
+        return 0 if self.arriving is None else len(self.arriving.body)
 
     @property
     def unread_bytes(self) -> int:
@@ -372,10 +363,6 @@ class Connections:
     def __len__(self) -> int:
         """Number of connections."""
         return len(self._all)
-
-    def make(self) -> Connection:
-        """Return a new connection, which registers itself."""
-        return Connection(self)
 
     def enter(self, connection: Connection) -> None:
         """Register a connection; if there are too many, close the one that has been waited for longest."""
@@ -437,7 +424,7 @@ class Connections:
                 problem("/", 408, "the request's headers took longer than header_timeout_s to arrive")
             )
         elif _is_late(connection.body_since, settings.body_timeout_s, now):
-            path = connection.arriving_path
+            path = connection.arriving.path if connection.arriving else "/"
             connection.give_up(problem(path, 408, "the request's body took longer than body_timeout_s to arrive"))
         elif _is_late(connection.idle_since, settings.keep_alive_s, now):
             connection.transport.close()
@@ -454,8 +441,7 @@ class Connections:
     def finish(self, seconds: float) -> None:
         """Close idle connections without pending data; after a while, reject requests that are still arriving.
 
-        Args:
-            seconds: time since the server stopped accepting connections.
+        ``seconds`` is the time since the server stopped accepting connections.
         """
         now = time.monotonic()
         for connection in list(self._all):

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -15,7 +15,6 @@ from embedkit.errors import InputError, TextOverflowError, TooLargeError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.token_ids import TokenSpan
 from embedkit.runtime.tokenization import Tokens
@@ -70,8 +69,9 @@ class Limits:
 
     def check_filter(self, conditions: Mapping[str, Any] | None) -> None:
         """Reject a filter with too many values."""
-        given = [each for wanted in (conditions or {}).values() for each in _operands(wanted)]
-        values = sum(len(each) if isinstance(each, list) else 1 for each in given)
+        wanted = (conditions or {}).values()
+        operands = [each for one in wanted for each in (one.values() if isinstance(one, Mapping) else [one])]
+        values = sum(len(each) if isinstance(each, list) else 1 for each in operands)
         if values > self._settings.max_items:
             raise TooLargeError(
                 f"filter: {values} values in one request; at most {self._settings.max_items} are allowed"
@@ -84,11 +84,7 @@ class Limits:
             raise TooLargeError(f"the answer has more than {most} bytes, the maximum; ask for less in one request")
 
     def accept(self, tokens: Tokens, model: Encoder | CrossEncoder, *, truncate: bool | None = None) -> None:
-        """Count truncated texts, or reject them.
-
-        Raises:
-            TextOverflowError: texts are too long, and the request or else the settings do not allow truncation.
-        """
+        """Count truncated texts, or reject them unless the request or else the settings allow truncation."""
         wanted = self._settings.on_overflow == "truncate" if truncate is None else truncate
         if tokens.overflowing and not wanted:
             raise TextOverflowError(
@@ -101,10 +97,6 @@ class Limits:
     async def beside(characters: int, work: Callable[[], Result]) -> Result:
         """Run a function at once if the texts are short, else in a thread."""
         return work() if characters <= _CHARACTERS_AT_ONCE else await asyncio.to_thread(work)
-
-
-def _operands(wanted: Any) -> list[Any]:
-    return list(wanted.values()) if isinstance(wanted, Mapping) else [wanted]
 
 
 def least_tokens(texts: Sequence[str], max_length: int) -> int:
@@ -276,17 +268,6 @@ class Ranked:
         return order
 
 
-class Ranker(Protocol):
-    """Scores texts for a query."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """Manifest of the model."""
-
-    async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
-        """Score texts; raises the errors of :meth:`Embedder.embed`."""
-
-
 class CosineRanker:
     """Scores by the cosine of embeddings, if there is no cross-encoder."""
 
@@ -295,8 +276,8 @@ class CosineRanker:
         self.manifest = embedder.encoder.manifest
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
-        """See :class:`Ranker`; scores are in [-1, 1]."""
-        check_texts(texts)
+        """Score texts for a query, in [-1, 1]; raises the errors of :meth:`Embedder.embed`."""
+        _check_texts(texts)
         self._limits.check([query, *texts])
         with self._admission.reserve(self._embedder.price([query, *texts])):
             one, many = await asyncio.gather(
@@ -327,38 +308,31 @@ class CrossRanker:
         )
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
-        """See :class:`Ranker`; scores are in [0, 1]."""
-        check_texts(texts)
+        """Score texts for a query, in [0, 1]; raises the errors of :meth:`Embedder.embed`."""
+        _check_texts(texts)
         self._limits.check([query, *texts])
         with self._admission.reserve(self.price(query, map(len, texts))) as reservation:
-            return await self.run(query, texts, truncate=truncate, reservation=reservation)
+            return await self.run([(query, text) for text in texts], truncate=truncate, reservation=reservation)
 
     async def predict(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None) -> Ranked:
-        """Score pairs with arbitrary first texts; scores are in [0, 1]."""
+        """Score pairs with arbitrary first texts, as :meth:`rank` does."""
         self._limits.check([first + second for first, second in pairs])
-        with self._admission.reserve(
-            self.price("", (len(first) + len(second) for first, second in pairs))
-        ) as reservation:
-            return await self._run(pairs, truncate=truncate, reservation=reservation)
+        price = self.price("", (len(first) + len(second) for first, second in pairs))
+        with self._admission.reserve(price) as reservation:
+            return await self.run(pairs, truncate=truncate, reservation=reservation)
 
     async def run(
         self,
-        query: str,
-        texts: Sequence[str],
+        pairs: Sequence[tuple[str, str]],
         *,
         truncate: bool | None = None,
         reservation: Reservation | None = None,
     ) -> Ranked:
-        """Score texts that were admitted as part of ``reservation``, or of work that holds more than they cost."""
-        return await self._run([(query, text) for text in texts], truncate=truncate, reservation=reservation)
-
-    async def _run(
-        self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None, reservation: Reservation | None
-    ) -> Ranked:
+        """Score pairs that were admitted as part of ``reservation``, or of work that holds more than they cost."""
         characters = sum(len(first) + len(second) for first, second in pairs)
         tokens = await self._limits.beside(characters, lambda: self._model.tokenize(pairs))
         self._limits.accept(tokens, self._model, truncate=truncate)
-        count = int(tokens.lengths.sum())
+        count = tokens.total
         if reservation is not None:
             self._admission.correct(reservation, self._rate.seconds(count))
         with span("wait and score", model=self._model.name, tokens=count):
@@ -370,7 +344,6 @@ class CrossRanker:
         self._batcher.close()
 
 
-def check_texts(texts: Sequence[str]) -> None:
-    """Raise an InputError if there are no texts to rank."""
+def _check_texts(texts: Sequence[str]) -> None:
     if not texts:
         raise InputError("expected at least one text to rank, got an empty list")

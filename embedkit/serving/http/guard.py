@@ -17,15 +17,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from embedkit.atomic import state_of
 from embedkit.config import from_mapping, load_toml, setting
 from embedkit.errors import ConfigError, InputError, OverloadedError, TooLargeError
 from embedkit.serving.http.admission import CALLER, Caller
 from embedkit.serving.http.answers import Answer, explain, problem
-from embedkit.serving.http.routes import Found
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
+
+if TYPE_CHECKING:
+    from embedkit.serving.http.requests import Request
 
 logger = logging.getLogger(__name__)
 
@@ -164,11 +166,7 @@ class KeyRing:
 
     @classmethod
     def load(cls, settings: ServerSettings) -> KeyRing:
-        """Load the keys in ``api_key_file``, or the one in the environment.
-
-        Raises:
-            ConfigError: the file cannot be read, contains no key or an invalid one, or a key is too short.
-        """
+        """Load the keys in ``api_key_file``, or the one in the environment; ConfigError if they are invalid."""
         if settings.api_key_file is not None:
             path = Path(settings.api_key_file)
             return cls(_read(path), path)
@@ -256,18 +254,6 @@ _JSON = b"application/json"
 _PROBES = "/health"  # requested by address, by process supervisors; reveals nothing useful to other pages
 
 
-class Guarded(Protocol):
-    """What the guard needs of a request, and what it determines."""
-
-    method: str
-    found: Found
-    headers: dict[bytes, bytes]
-    address: str
-    notes: dict[str, Any]
-    seconds: float
-    caller: Caller
-
-
 class Guard:
     """Checks host, key and its scope, route, size and concurrency, in this order, before any of it costs more.
 
@@ -280,7 +266,7 @@ class Guard:
         self._hosts = settings.allowed_hosts
         self._at_work = 0
 
-    def admit(self, request: Guarded) -> Answer | None:
+    def admit(self, request: Request) -> Answer | None:
         """Check a request; return an answer if it is rejected."""
         found, headers = request.found, request.headers
         is_probe = found.is_public and found.path.startswith(_PROBES)
@@ -300,7 +286,7 @@ class Guard:
             return explain(error, found.path)
         return _check_body_type(request)
 
-    def enter(self, request: Guarded) -> None:
+    def enter(self, request: Request) -> None:
         """Take a slot for a complete request; OverloadedError if there is none. :meth:`leave` releases it."""
         self._require_place()
         self._at_work += 1
@@ -311,7 +297,7 @@ class Guard:
         """Release a slot."""
         self._at_work -= 1
 
-    def _identify(self, request: Guarded) -> Answer | None:
+    def _identify(self, request: Request) -> Answer | None:
         """Determine the client of a request by its key; return an answer if it may not send it.
 
         Raises an OverloadedError if the key has sent too many requests, or the address too many wrong keys.
@@ -363,7 +349,7 @@ class Guard:
             )
 
 
-def _check_route(request: Guarded) -> Answer | None:
+def _check_route(request: Request) -> Answer | None:
     found = request.found
     if found.route is not None:
         return None
@@ -373,7 +359,7 @@ def _check_route(request: Guarded) -> Answer | None:
     return problem(found.path, 405, f"this route answers {methods}", headers={"allow": methods})
 
 
-def _check_body_type(request: Guarded) -> Answer | None:
+def _check_body_type(request: Request) -> Answer | None:
     """Accept JSON, which browsers send to other sites only after a preflight, and bodies without a type.
 
     Browsers can be made to send bodies without a type, too, but then they name the page's origin.

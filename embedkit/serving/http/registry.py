@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +16,7 @@ from embedkit.runtime.engine import Verification
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.admission import Admission, Rate
 from embedkit.serving.http.batcher import Batcher, BatchReport
-from embedkit.serving.http.embedding import CosineRanker, CrossRanker, Embedder, Limits, Ranker
+from embedkit.serving.http.embedding import CosineRanker, CrossRanker, Embedder, Limits
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.shared_collection import SharedCollection
@@ -39,9 +40,8 @@ class Assets:
         Several workers share weights through ``weights_folder``.
 
         Raises:
-            ModelError: a model computes different results on this machine.
-            FingerprintError: none of the models matches the collection.
-            EmbedkitError: something cannot be loaded.
+            EmbedkitError: something cannot be loaded, a model computes different results on this machine, or none
+                of the models matches the collection.
         """
         options: dict[str, Any] = {"threads": settings.threads, "weights_folder": weights_folder}
         encoders = [Encoder.load(model, **options) for model in models]
@@ -62,6 +62,7 @@ class Registry:
         cross: the cross-encoder, if any.
         collection: the collection, if any.
         users: number of requests in progress that use the registry.
+        queues: name of each model -> function that counts the tokens waiting for a batch.
 
     Raises:
         ConfigError: two models have the same name, or an alias refers to no model.
@@ -71,23 +72,26 @@ class Registry:
         self.settings, self._metrics, self._admission = settings, metrics, admission
         self.users = 0
         self.limits = limits = Limits(settings, metrics)
-        self._queues: dict[str, Callable[[], int]] = {}
-        _check_names(assets)
+        self.queues: dict[str, Callable[[], int]] = {}
+        models: list[Encoder | CrossEncoder] = [*assets.encoders]
+        models += [assets.reranker] if assets.reranker else []
+        self._cards = {model.name: _card(model) for model in models}
+        if len(self._cards) < len(models):
+            twice = next(name for name, count in Counter(model.name for model in models).items() if count > 1)
+            raise ConfigError(f"two models are named {twice!r}, so clients could not choose between them")
         self._embedders = {
             encoder.name: Embedder(encoder, limits, admission, self._make_batcher) for encoder in assets.encoders
         }
-        reranker = assets.reranker
-        self.cross = None if reranker is None else CrossRanker(reranker, limits, admission, self._make_batcher)
-        self._aliases = _aliases(settings.aliases, {model.name for model in _models(assets)})
-        self._cards = {model.name: _card(model) for model in _models(assets)}
-        collection = assets.collection
-        self.collection = (
-            None
-            if collection is None
-            else SharedCollection(
-                collection, self._searcher(collection), self.cross, limits, admission, settings.refresh_s
+        self.cross: CrossRanker | None = None
+        if assets.reranker is not None:
+            self.cross = CrossRanker(assets.reranker, limits, admission, self._make_batcher)
+        self._aliases = _aliases(settings.aliases, self._cards)
+        self.collection: SharedCollection | None = None
+        if (collection := assets.collection) is not None:
+            embedder = next(one for one in self._embedders.values() if one.encoder is collection.query_encoder)
+            self.collection = SharedCollection(
+                collection, embedder, self.cross, limits, admission, settings.refresh_s
             )
-        )
 
     def embedder(self, name: str | None = None) -> Embedder:
         """Return the model with this name or alias, or the default one; ModelNotFoundError if there is none."""
@@ -98,14 +102,8 @@ class Registry:
             raise self._missing(name, list(self._embedders))
         return self._embedders[real]
 
-    def ranker(self, name: str | None = None) -> Ranker:
-        """Return the ranker with this name or alias: the cross-encoder, or an encoder by cosine.
-
-        Without a name, return the cross-encoder if there is one, else the default encoder.
-
-        Raises:
-            ModelNotFoundError: no model has this name.
-        """
+    def ranker(self, name: str | None = None) -> CrossRanker | CosineRanker:
+        """Return the cross-encoder or, by cosine, an encoder with this name or alias; by default the former."""
         real = self._real_name(name)
         if self.cross is not None and real in {None, self.cross.manifest.name}:
             return self.cross
@@ -138,11 +136,6 @@ class Registry:
             raise self._missing(name, list(self._cards))
         return self._cards[real]
 
-    @property
-    def queues(self) -> Mapping[str, Callable[[], int]]:
-        """Return a function for each model that counts the tokens waiting for a batch."""
-        return self._queues
-
     def warm_up(self) -> None:
         """Measure the speed of the models; call this before accepting requests."""
         for embedder in self._embedders.values():
@@ -157,11 +150,6 @@ class Registry:
     def _real_name(self, name: str | None) -> str | None:
         """Resolve an alias; None means the default model."""
         return self._aliases.get(name, name) if name is not None else None
-
-    def _searcher(self, collection: Collection) -> Embedder:
-        """Return the model that embeds the queries of the collection."""
-        encoder = collection.query_encoder
-        return next(one for one in self._embedders.values() if one.encoder is encoder)
 
     def _missing(self, name: str | None, there: list[str]) -> ModelNotFoundError:
         return ModelNotFoundError(
@@ -180,7 +168,7 @@ class Registry:
         batcher = Batcher(
             run, batch_tokens=self.settings.batch_tokens, max_wait_ms=self.settings.max_wait_ms, report=report
         )
-        self._queues[model] = lambda: batcher.waiting_tokens
+        self.queues[model] = lambda: batcher.waiting_tokens
         return batcher
 
 
@@ -198,19 +186,7 @@ def _open(path: str, encoders: Sequence[Encoder]) -> Collection:
     return Collection.open(path, encoder=builder, queries=queries)
 
 
-def _models(assets: Assets) -> Iterator[Encoder | CrossEncoder]:
-    yield from assets.encoders
-    if assets.reranker is not None:
-        yield assets.reranker
-
-
-def _check_names(assets: Assets) -> None:
-    names = [model.name for model in _models(assets)]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"two models are named {twice[0]!r}, so clients could not choose between them")
-
-
-def _aliases(given: Sequence[str], names: set[str]) -> dict[str, str | None]:
+def _aliases(given: Sequence[str], names: Iterable[str]) -> dict[str, str | None]:
     """Return the model name of each alias, or None for the default model."""
     found: dict[str, str | None] = {}
     for alias in given:

@@ -90,11 +90,6 @@ class Request:
         return self.found.path
 
     @property
-    def route(self) -> Route | None:
-        """The route that answers it, if any."""
-        return self.found.route
-
-    @property
     def is_public(self) -> bool:
         """Whether it is answered without a key and before its body arrives."""
         return self.found.is_public

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from embedkit.errors import ConfigError, EmbedkitError
 from embedkit.extras import require
 from embedkit.serving.http.agents import Agents
-from embedkit.serving.http.connections import Connections
+from embedkit.serving.http.connections import Connection, Connections
 from embedkit.serving.http.guard import KeyRing
 from embedkit.serving.http.protocols import cohere, collection, ollama, openai, operations, tei
 from embedkit.serving.http.requests import Application
@@ -33,11 +33,7 @@ _OUT_OF_FILES_S = 0.1
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound but not listening yet; port 0 selects an unused one.
-
-    Raises:
-        OSError: the address is not available.
-    """
+    """Return a socket that is bound but not listening yet; OSError if the address is not available."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         if sys.platform != "win32":  # where it would allow two servers on one port
@@ -87,34 +83,26 @@ class Listener:
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
         most_handshakes: int,
-        make_room: Callable[[], object] = lambda: None,
+        make_room: Callable[[], object],
     ) -> None:
         self._socket = bound
         self._socket.setblocking(False)
-        self._make, self._tls = make, tls
-        self._make_room = make_room
+        self._make, self._tls, self._make_room = make, tls, make_room
         self._handshake_timeout_s, self._most_handshakes = handshake_timeout_s, most_handshakes
         self._opening: dict[asyncio.Task[None], None] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._started = False
 
     def start(self) -> None:
         """Listen and accept connections; OSError if another socket is listening on the same address."""
         self._socket.listen(BACKLOG)
-        self._started = True
         if sys.platform == "win32":  # where event loops cannot tell when a socket is readable
             self._task = asyncio.get_running_loop().create_task(self._accept_each())
         else:
             self._resume()
 
     async def stop(self, *, others_accept: bool = False) -> None:
-        """Accept the connections in the backlog, and no more.
-
-        If other processes continue to accept connections from the socket, the backlog is left to them.
-        """
-        if not self._started:
-            return
+        """Accept the connections in the backlog, unless other processes accept them, and no more."""
         self._pause()
         with self._socket, contextlib.suppress(OSError):  # the backlog is empty, or too many files are open
             while not others_accept:
@@ -135,10 +123,9 @@ class Listener:
             self._retry.cancel()
 
     def _accept_next(self) -> None:
-        """Accept a connection, if no other process has accepted it."""
         try:
             self._accept()
-        except BlockingIOError:
+        except BlockingIOError:  # another process has accepted it
             return
         except OSError:  # too many files are open
             self._make_room()
@@ -230,6 +217,7 @@ class Server:
         agents: answers under ``/mcp``.
 
     Attributes:
+        url: its URL, once it is listening.
         started: whether it is listening.
         should_exit: whether it is to stop; another thread may set it.
 
@@ -251,24 +239,15 @@ class Server:
         self._tls = _tls_context(service.settings)
         self._reloading: asyncio.Task[None] | None = None
         self._signals: list[int] = []
-        self._url = ""
+        self.url = ""
         self.started = self.should_exit = False
 
-    @property
-    def url(self) -> str:
-        """The server's URL, once it is listening."""
-        return self._url
-
     def run(self) -> None:
-        """Serve until stopped."""
+        """Serve until stopped; SIGTERM is the usual way, and SIGINT a KeyboardInterrupt."""
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self._serve())
         if signal.SIGINT in self._signals:
             raise KeyboardInterrupt
-
-    def run_until_signal(self) -> None:
-        """Serve until stopped; SIGTERM counts as success, because it is how servers are stopped."""
-        self.run()
 
     async def _serve(self) -> None:
         TRACING.look()
@@ -290,7 +269,7 @@ class Server:
             bound = self._parent.listening if self._parent else bind(settings.host, settings.port)
             listener = Listener(
                 bound,
-                self._connections.make,
+                lambda: Connection(self._connections),
                 tls=self._tls,
                 handshake_timeout_s=settings.header_timeout_s,
                 most_handshakes=settings.max_connections // 2 + 1,
@@ -300,7 +279,7 @@ class Server:
         except OSError as error:
             logger.error("%s", explain_refusal(settings.host, settings.port, error))  # noqa: TRY400
             sys.exit(_FAILED_TO_START)
-        self._url = url_of(bound, tls=self._tls is not None)
+        self.url = url_of(bound, tls=self._tls is not None)
         return listener
 
     async def _report(self) -> None:
@@ -323,22 +302,20 @@ class Server:
             yield
             return
         if sys.platform == "win32":
-            before = {each: signal.signal(each, self._stop_on_windows) for each in (signal.SIGINT, signal.SIGTERM)}
+            begin = lambda number, _: self._begin_to_stop(number)  # noqa: E731
+            before = {number: signal.signal(number, begin) for number in (signal.SIGINT, signal.SIGTERM)}
             yield
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
             return
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(each, self._begin_to_stop, each)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._begin_to_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._begin_reload)
         yield
 
-    def _stop_on_windows(self, sign: int, _: object) -> None:
-        self._begin_to_stop(sign)
-
-    def _begin_to_stop(self, sign: int) -> None:
+    def _begin_to_stop(self, number: int) -> None:
         """Begin to drain; a second signal stops immediately."""
-        self._signals.append(sign)
+        self._signals.append(number)
         self.should_exit = self._service.draining = self._connections.draining = True
 
     def _end_with_parent(self, lifeline: int) -> None:
@@ -369,7 +346,11 @@ class Server:
                 self._connections.finish(time.monotonic() - began)
 
     async def _tick(self, seconds: float) -> None:
-        """Wait a moment, and do what is due; a failure is logged, and must not end what enforces time limits."""
+        """Wait a moment, enforce the time limits, and look for changed keys.
+
+        A fault of our own in either is logged and goes no further: it must not end the requests in progress, and
+        not keep a revoked key valid.
+        """
         await asyncio.sleep(seconds)
         for due in (self._connections.sweep, self._keys.refresh):
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +32,7 @@ class Service:
         siblings: other processes that serve the same socket, if any.
 
     Attributes:
+        registry: the current registry; a request uses the one it leases.
         metrics: counts events.
         admission: admits work.
         draining: whether the server is shutting down.
@@ -48,8 +49,8 @@ class Service:
         self.draining = False
         self._one_reload = asyncio.Lock()
         self._reloading: asyncio.Task[None] | None = None
-        self._registry = self._make()
-        self.metrics.watch_queues(self._registry.queues)
+        self.registry = self._make()
+        self.metrics.watch_queues(self.registry.queues)
 
     @classmethod
     def load(cls, models: Sequence[str], settings: ServerSettings, *, siblings: Siblings | None = None) -> Self:
@@ -59,14 +60,16 @@ class Service:
         service.registry.warm_up()
         return service
 
-    @property
-    def registry(self) -> Registry:
-        """The current registry; a request uses the one it leases."""
-        return self._registry
-
-    def lease(self) -> Lease:
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[Registry]:
         """Lease the current registry, which stays open during the block even if a reload replaces it."""
-        return Lease(self._registry, self._close_if_unused)
+        registry = self.registry
+        registry.users += 1
+        try:
+            yield registry
+        finally:
+            registry.users -= 1
+            self._close_if_unused(registry)
 
     async def reload(self) -> None:
         """Load models and collection again from the same sources; new requests use the new ones.
@@ -88,7 +91,7 @@ class Service:
                 self.metrics.count_reload("failed")
                 logger.error("reload failed, and everything stays as it was: %s", error)  # noqa: TRY400
                 raise
-            before, self._registry = self._registry, fresh
+            before, self.registry = self.registry, fresh
             self.metrics.watch_queues(fresh.queues)
             self.metrics.count_reload("done")
             models = {card["id"]: card["fingerprint"][:12] for card in fresh.cards()}
@@ -96,12 +99,7 @@ class Service:
             self._close_if_unused(before)
 
     async def reload_everywhere(self) -> None:
-        """Reload here, and then in all other workers.
-
-        Raises:
-            EmbedkitError: something cannot be loaded or verified, here or in another worker, which keeps its
-                state.
-        """
+        """Reload here, and then in all other workers; an EmbedkitError if one of them keeps its state."""
         await self.reload()
         problems = [problem for problem in await self.siblings.ask("reload") if problem]
         if problems:
@@ -128,7 +126,7 @@ class Service:
 
     def close(self) -> None:
         """Stop all threads."""
-        self._registry.close()
+        self.registry.close()
 
     def _make(self) -> Registry:
         return Registry(self._load(), self.settings, self.metrics, self.admission)
@@ -139,33 +137,9 @@ class Service:
         return registry
 
     def _close_if_unused(self, registry: Registry) -> None:
-        if registry is not self._registry and not registry.users:
+        if registry is not self.registry and not registry.users:
             registry.close()
 
-
-class Lease:
-    """A registry that a block of a ``with`` statement uses.
-
-    Args:
-        registry: the registry.
-        release: called with it at the end.
-    """
-
-    __slots__ = ("_registry", "_release")
-
-    def __init__(self, registry: Registry, release: Callable[[Registry], None]) -> None:
-        self._registry, self._release = registry, release
-
-    def __enter__(self) -> Registry:
-        self._registry.users += 1
-        return self._registry
-
-    def __exit__(self, *_: object) -> None:
-        self._registry.users -= 1
-        self._release(self._registry)
-
-
-Answers = Mapping[str, Callable[[], Awaitable[Any]]]
 
 _LARGEST_BYTES = 2**24
 
@@ -185,12 +159,8 @@ class Siblings:
         self.folder, self._own = folder, f"worker-{own}"
         self._server: asyncio.Server | None = None
 
-    async def answer(self, answers: Answers) -> None:
-        """Answer questions from now on.
-
-        Args:
-            answers: question -> function that computes its answer, serialisable as JSON.
-        """
+    async def answer(self, answers: Mapping[str, Callable[[], Awaitable[Any]]]) -> None:
+        """Answer questions from now on, each by a function whose result is serialisable as JSON."""
         if self.folder is None:
             return
 

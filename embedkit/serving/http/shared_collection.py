@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from embedkit.serving.http.embedding import CrossRanker, Embedder, Limits
 from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.folder_store import patiently
 from embedkit.serving.retrieval.models import About
 from embedkit.serving.retrieval.search import CANDIDATES, Encode, Hits, Score, Steps
 from embedkit.serving.retrieval.store import Upserted
@@ -33,7 +35,7 @@ _GUESSES_PER_S: Final = {"filter": 5e6, "dense": 5e6, "lexical": 5e6, "upsert": 
 _CHARACTERS = 400
 _MAP_POINTS = 4000
 _MAP_CHARACTERS = 200
-_PATIENCE_S, _RETRY_S = 10.0, 0.02  # for a write while another process is writing to the collection
+_PATIENCE_S = 10.0  # for a write while another process is writing to the collection
 
 
 class SharedCollection:
@@ -137,7 +139,7 @@ class SharedCollection:
         if not texts:
             return np.empty(0, np.float32)
         self._characters = sum(map(len, texts)) // len(texts)
-        return (await self._ranker.run(query, texts)).scores
+        return (await self._ranker.run([(query, text) for text in texts])).scores
 
     def card(self) -> dict[str, Any]:
         """Describe the collection."""
@@ -189,14 +191,12 @@ class SharedCollection:
         characters = sum(map(len, texts))
         with self._admission.reserve(self._rates["upsert"].seconds(characters)):
             began = time.monotonic()
-            done = await _beside(self._writer, _patiently, lambda: self._upsert(records))
+            work = functools.partial(self.collection.upsert, records, merge=False, show_progress_bar=False)
+            done: Upserted = await _beside(self._writer, patiently, work, _PATIENCE_S)
             self._rates["upsert"].learn(characters, time.monotonic() - began)
         if self._merging is None or self._merging.done():
             self._merging = self._merger.submit(self._merge)
         return done.added, done.replaced
-
-    def _upsert(self, records: Sequence[Mapping[str, Any]]) -> Upserted:
-        return self.collection.upsert(records, merge=False, show_progress_bar=False)
 
     def _merge(self) -> None:
         """Merge segments left by upserts; a failed merge is retried after the next upsert."""
@@ -219,7 +219,8 @@ class SharedCollection:
         self._limits.check(ids)
         with self._admission.reserve(self._rates["delete"].seconds(len(ids))):
             began = time.monotonic()
-            deleted: int = await _beside(self._writer, _patiently, lambda: self.collection.delete(ids))
+            work = functools.partial(self.collection.delete, ids)
+            deleted: int = await _beside(self._writer, patiently, work, _PATIENCE_S)
             self._rates["delete"].learn(len(ids), time.monotonic() - began)
         return deleted
 
@@ -245,18 +246,6 @@ def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
     except StopIteration as done:
         found: list[Hits] = done.value
         return found
-
-
-def _patiently(write: Callable[[], Result]) -> Result:
-    """Write, waiting for a limited time while another process is writing to the same collection."""
-    until = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return write()
-        except CollectionBusyError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(_RETRY_S)
 
 
 async def _beside(threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any) -> Result:

@@ -58,10 +58,6 @@ class Order:
     settings: dict[str, Any]
     log_level: int
 
-    def line(self) -> bytes:
-        """Return the order as one line."""
-        return orjson.dumps(dataclasses.asdict(self)) + b"\n"
-
 
 class Workers:
     """``settings.workers`` processes that share a socket, and the weights of models on embedkit's kernel.
@@ -144,7 +140,7 @@ class Workers:
             settings=to_mapping(self.settings),
             log_level=self._log_level,
         )
-        _tell(process, order.line())
+        _tell(process, orjson.dumps(order) + b"\n")
         assert process.stdout is not None
         if await process.stdout.readline() != READY and not self._stopping:
             raise WorkerError(f"worker {number} did not start; see its last lines in the log")
@@ -154,10 +150,8 @@ class Workers:
         while True:
             process = self._running[number]
             code = await process.wait()
-            if self._stopping:
-                return (
-                    code if process in self._serving else 0
-                )  # workers that are still loading are killed by the signal
+            if self._stopping:  # the signal kills workers that are still loading
+                return code if process in self._serving else 0
             logger.error("worker %d ended with code %d; another one takes its place", number, code)
             await asyncio.sleep(_RESTART_S)
             with contextlib.suppress(WorkerError, OSError):  # retried
@@ -174,8 +168,9 @@ class Workers:
                 process.send_signal(signal.SIGHUP)
 
     def _hand_on(self, sign: signal.Signals) -> None:
-        self._hung_up = time.monotonic() if sign == signal.SIGHUP else self._hung_up
-        if sign != signal.SIGHUP:
+        if sign == signal.SIGHUP:
+            self._hung_up = time.monotonic()
+        else:
             self._stopping = True
             if self._folder is not None:
                 with contextlib.suppress(OSError):
@@ -200,11 +195,7 @@ def _tell(process: Process, line: bytes) -> None:
 
 @contextlib.contextmanager
 def workers_folder() -> Iterator[Path]:
-    """Yield a new folder, locked until its end; remove those of servers that were killed with all their workers.
-
-    Raises:
-        WorkerError: there is no folder for temporary files, or its disk is full.
-    """
+    """Yield a new, locked folder; remove those of servers that were killed with all their workers."""
     with contextlib.ExitStack() as held:
         try:
             _remove_abandoned()
@@ -267,7 +258,7 @@ def _serve(order: Order, parent_id: int) -> int:
             confirm=lambda: _report(SERVING),
             is_stopping=lambda: os.getppid() != parent_id or Path(order.folder, STOPPING).exists(),
         )
-        Server(service, keys, parent).run_until_signal()
+        Server(service, keys, parent).run()
     return 0
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from embedkit.errors import CollectionBusyError, CollectionError
 from embedkit.protocols import FloatArray, TextEncoder
@@ -26,8 +26,10 @@ from embedkit.serving.retrieval.sources import Maker, Source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
 from embedkit.serving.retrieval.writer import claim, merged, reservations, reserve
 
-_RETRY_S: Final = 0.05
+_RETRY_S: Final = 0.02
 _PATIENCE_S: Final = 10.0
+
+Result = TypeVar("Result")
 
 _Choice = Callable[[Sequence[SegmentEntry], Collection[str]], int | None]
 """Returns the number of the first segment to merge, given all segments and the generations being merged."""
@@ -161,11 +163,7 @@ class FolderStore:
     def _merge(self, choose: _Choice, *, patience_s: float, show_progress_bar: bool | None) -> bool | None:
         """Merge the segments chosen, beside other writes, which wait only while the new files are renamed.
 
-        Returns:
-            None if there is nothing to merge; False if concurrent writes removed the segments.
-
-        Raises:
-            CollectionBusyError: another process has been writing for longer than ``patience_s``.
+        Returns None if there is nothing to merge, and False if concurrent writes removed the segments.
         """
         with contextlib.ExitStack() as held:
             with self._writing_patiently(patience_s):
@@ -232,17 +230,20 @@ class FolderStore:
     @contextlib.contextmanager
     def _writing_patiently(self, patience_s: float) -> Iterator[Iterator[str]]:
         """Become the only writer, after any other one that finishes in time."""
-        until = time.monotonic() + patience_s
         with contextlib.ExitStack() as held:
-            generations = None
-            while generations is None:
-                try:
-                    generations = held.enter_context(self._writing())
-                except CollectionBusyError:
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(_RETRY_S)
-            yield generations
+            yield patiently(lambda: held.enter_context(self._writing()), patience_s)
+
+
+def patiently(write: Callable[[], Result], patience_s: float) -> Result:
+    """Write, waiting for a limited time while another process is writing to the same collection."""
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return write()
+        except CollectionBusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_RETRY_S)
 
 
 def _all(_: Sequence[SegmentEntry], taken: Collection[str]) -> int | None:

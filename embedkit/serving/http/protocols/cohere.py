@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from embedkit.protocols import FloatArray
-from embedkit.runtime.encoder import Encoder
 from embedkit.serving.http.answers import Answer, to_base64, to_json
-from embedkit.serving.http.embedding import Embedded, Embedder, Role
+from embedkit.serving.http.embedding import Role
 from embedkit.serving.http.protocols.fields import (
     PRECISIONS,
     Dimensions,
@@ -98,54 +95,32 @@ class RerankAnswer(Schema):
 _ROLES: Final[dict[str, Role]] = {"search_query": "query", "search_document": "document"}
 
 
+@routes.post("/v1/embed", CohereEmbedAnswer)
 @routes.post("/v2/embed", CohereEmbedAnswer)
 async def embed(body: CohereEmbedRequest, request: Request) -> Answer:
-    """Embed texts: lists of rows by type."""
+    """Embed texts: lists of rows by type; in version 1 a list of rows, unless types are requested."""
     embedder = request.registry.embedder(body.model)
-    done = await _embed(body, request, embedder)
-    return to_json(
-        _content(body, done, _by_type(body, body.embedding_types or ["float"], done.rows, embedder.encoder))
-    )
-
-
-@routes.post("/v1/embed", CohereEmbedAnswer)
-async def embed_as_before(body: CohereEmbedRequest, request: Request) -> Answer:
-    """Embed texts: a list of rows, or lists by type if types are requested."""
-    embedder = request.registry.embedder(body.model)
-    done = await _embed(body, request, embedder)
-    found = _by_type(body, body.embedding_types or ["float"], done.rows, embedder.encoder)
-    return to_json(_content(body, done, found if body.embedding_types else found["float"]))
-
-
-async def _embed(body: CohereEmbedRequest, request: Request, embedder: Embedder) -> Embedded:
-    """Embed with all dimensions, from which bytes and bits are computed even if fewer dimensions are requested."""
     embedder.check_dimensions(body.output_dimension, "output_dimension")
     role = _ROLES.get(body.input_type or "")
     truncate = None if body.truncate is None else body.truncate == "END"
+    # With all dimensions, from which bytes and bits are computed even if fewer are requested.
     done = await embedder.embed(body.texts, role=role, truncate=truncate)
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
-    return done
-
-
-def _content(body: CohereEmbedRequest, done: Embedded, embeddings: Any) -> dict[str, Any]:
+    by_type: dict[str, list[Any]] = {}
+    for kind in body.embedding_types or ["float"]:
+        packed = embedder.encoder.pack(done.rows, PRECISIONS[kind], truncate_dim=body.output_dimension)
+        by_type[kind] = to_base64(packed) if kind == "base64" else list(packed)
+    as_rows = request.path == "/v1/embed" and not body.embedding_types
     units = {"input_tokens": done.tokens}
-    return {
-        "id": str(uuid.uuid4()),
-        "response_type": "embeddings_floats" if isinstance(embeddings, list) else "embeddings_by_type",
-        "embeddings": embeddings,
-        "texts": body.texts,
-        "meta": {"api_version": {"version": "2"}, "billed_units": units, "tokens": units},
-    }
-
-
-def _by_type(
-    body: CohereEmbedRequest, types: Sequence[str], rows: FloatArray, encoder: Encoder
-) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for kind in types:
-        packed = encoder.pack(rows, PRECISIONS[kind], truncate_dim=body.output_dimension)
-        found[kind] = to_base64(packed) if kind == "base64" else list(packed)
-    return found
+    return to_json(
+        {
+            "id": str(uuid.uuid4()),
+            "response_type": "embeddings_floats" if as_rows else "embeddings_by_type",
+            "embeddings": by_type["float"] if as_rows else by_type,
+            "texts": body.texts,
+            "meta": {"api_version": {"version": "2"}, "billed_units": units, "tokens": units},
+        }
+    )
 
 
 @routes.post("/v1/rerank", RerankAnswer)

@@ -20,7 +20,7 @@ class Echo(asyncio.Protocol):
 
 
 def listener_of(bound):
-    return Listener(bound, Echo, tls=None, handshake_timeout_s=1, most_handshakes=10)
+    return Listener(bound, Echo, tls=None, handshake_timeout_s=1, most_handshakes=10, make_room=lambda: None)
 
 
 def test_a_connection_is_either_accepted_or_refused_as_the_listener_stops():
@@ -97,11 +97,6 @@ def test_a_listener_continues_after_too_many_files_were_open(monkeypatch):
         return answer
 
     assert asyncio.run(run_out_of_files(bind("127.0.0.1", 0))) == b"in the end"
-
-
-def test_a_listener_that_never_started_stops():
-    with bind("127.0.0.1", 0) as bound:
-        asyncio.run(listener_of(bound).stop())
 
 
 def test_a_port_in_use_is_reported_with_a_way_out():
