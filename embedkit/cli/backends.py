@@ -41,9 +41,6 @@ def load_model(source: str, backend: str = "auto") -> TextEncoder | PairScorer:
     Args:
         source: a bundle, a bundled name, a run folder, a model folder or a hub id.
         backend: ``"onnx"``, ``"torch"``, or ``"auto"`` for :func:`choose_backend`.
-
-    Raises:
-        ModelNotFoundError, BundleError, ModelError: the model does not exist or cannot be used.
     """
     location, pairs = locate(source), is_cross_encoder(source, backend)
     if _backend(location, backend) == "onnx":
@@ -77,11 +74,7 @@ def report_unknown(model: object) -> None:
 
 
 def is_cross_encoder(source: str, backend: str = "auto") -> bool:
-    """Whether :func:`load_model` would return a cross-encoder, without reading the weights of a folder.
-
-    Raises:
-        ModelNotFoundError, BundleError, ModelError: the model does not exist or cannot be read.
-    """
+    """Whether :func:`load_model` would return a cross-encoder, without reading the weights of a folder."""
     location = locate(source)
     if _backend(location, backend) == "torch":
         from embedkit.modeling.cross_encoder import is_cross_encoder as has_one_logit

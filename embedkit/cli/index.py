@@ -257,11 +257,7 @@ def _outdated(collection: Collection, windows: _Windows) -> list[str]:
 
 
 def _maker_of(arguments: argparse.Namespace) -> str:
-    """Name of the model by which documents are embedded already.
-
-    Raises:
-        InputError: that is unknown, so it has to be given.
-    """
+    """Name of the model by which documents are embedded already; InputError if that is unknown."""
     from embedkit.errors import InputError
     from embedkit.serving.retrieval.collection import read_documents_and_embeddings
 

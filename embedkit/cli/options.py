@@ -19,13 +19,7 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def check_output(arguments: argparse.Namespace, *, whole_folder: bool = False) -> None:
-    """Refuse to replace a file unless it was asked for, before any work starts.
-
-    A ``whole_folder`` is one that replaces another with all its files.
-
-    Raises:
-        InputError: the file exists, or the folder has files, and ``--replace`` was not given.
-    """
+    """Refuse to replace a file, or a ``whole_folder`` with files, without ``--replace``, before any work starts."""
     from embedkit.errors import InputError
 
     output: Path = arguments.output

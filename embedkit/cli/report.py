@@ -85,9 +85,6 @@ def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
     """Read the entry of a run folder, a bundle, a bundled name or a model folder.
 
     Links are relative to the folder of ``page``. To ``identify`` a torch model, it is loaded for its fingerprint.
-
-    Raises:
-        ModelNotFoundError, BundleError, ModelError: the source does not exist or cannot be read.
     """
     folder = Path(source).expanduser()
     if is_run(source):

@@ -59,9 +59,6 @@ def configure_input(parser: argparse.ArgumentParser) -> None:
 class SpooledRows:
     """The rows of a source, read once; those without text are left out and counted.
 
-    Args:
-        arguments: those of :func:`configure_input`.
-
     Attributes:
         numbers: the number of each row in the source, from 0.
         encoder: the model, if one is needed.
@@ -90,11 +87,7 @@ class SpooledRows:
         return len(self.numbers)
 
     def source(self) -> Source:
-        """Return the texts, and their embeddings if there are any; keeps the rows as they are read.
-
-        Raises:
-            InputError: there are no embeddings and no model.
-        """
+        """Return the texts, and their embeddings if there are any; keeps the rows as they are read."""
         from embedkit.runtime.encoder import Encoder
         from embedkit.serving.retrieval.collection import Collection, is_collection
         from embedkit.serving.retrieval.sources import Rows, Source, read_rows
@@ -130,11 +123,7 @@ class SpooledRows:
         return not len(self) or list(self[0]) == [self._column]
 
     def schema(self) -> Any:
-        """Return the Parquet schema of the source.
-
-        Raises:
-            InputError: the source is not Parquet.
-        """
+        """Return the Parquet schema of the source."""
         from embedkit.extras import require
 
         pa, parquet = require("pyarrow", extra="bulk"), require("pyarrow.parquet", extra="bulk")
@@ -191,11 +180,7 @@ def compared(arguments: argparse.Namespace, rows: SpooledRows) -> dict[str, Any]
 
 
 def check_output(output: Path | None, forms: Sequence[str]) -> None:
-    """Reject an output of an unknown form before any work starts.
-
-    Raises:
-        InputError: the suffix is not among ``forms``.
-    """
+    """Reject an output of an unknown form before any work starts."""
     if output is not None and output.suffix not in forms:
         raise InputError(f"expected an output that ends in {', '.join(forms)}, got {output}")
 
@@ -232,11 +217,6 @@ def write_rows(rows: SpooledRows, chosen: Iterable[int], output: Path | None, *,
     """Write some rows with all their columns, in the form of the output's suffix.
 
     Without an output they go to standard output, a text a line if they are only texts, unless ``as_json``.
-
-    Raises:
-        DataError: a text has several lines, or a value has no form in JSON or CSV.
-        InputError: a Parquet output of something else.
-        StorageError: the file cannot be written.
     """
     suffix = output.suffix if output is not None else ".txt" if rows.are_lines and not as_json else ".jsonl"
     if suffix == ".parquet":

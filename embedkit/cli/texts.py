@@ -14,11 +14,7 @@ from embedkit.records import STREAMS, is_object, read_records
 
 
 def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> Iterator[str]:
-    """Yield one column of a file, of ``-`` for standard input, or of the URL of a file or hub data set, streaming.
-
-    Raises:
-        DataError: the file cannot be read, or lacks the column somewhere.
-    """
+    """Yield one column of a file, of standard input (``-``), or of the URL of a file or hub data set."""
     for place, record in _records(path):
         if column not in record:
             raise DataError(f"{place}: no column {column!r}; the columns are {', '.join(record)}")
@@ -34,9 +30,6 @@ def kept_file(path: str, *, lines: str) -> str:
     """Return the path of an input; standard input (``-``) is kept as a file, which can be read again.
 
     Its suffix is ``lines``, such as ``.txt``, unless it begins with a JSON object.
-
-    Raises:
-        StorageError: the cache cannot be written.
     """
     if path not in STREAMS:
         return path

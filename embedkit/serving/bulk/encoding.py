@@ -301,19 +301,11 @@ class Engine(Protocol):
         """Create all shards, and call ``advance`` with the number of newly embedded rows.
 
         ``workers`` is the number of parallel processes; None lets the engine choose.
-
-        Raises:
-            EmbedkitError: as raised by `ShardEncoder`. Finished shards are kept.
         """
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine with this name.
-
-    Raises:
-        InputError: the engine does not exist.
-        MissingExtraError: it requires a package that is not installed.
-    """
+    """Return the engine with this name; InputError or MissingExtraError if there is none."""
     if not isinstance(name, str) or name not in ENGINES:
         raise InputError(f"there is no engine {shown(name)}; the engines are {', '.join(ENGINES)}")
     module, extra = ENGINES[name]

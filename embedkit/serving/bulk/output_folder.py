@@ -29,11 +29,6 @@ def check_output(folder: Path | str, manifest: dict[str, Any]) -> None:
     """Reject a folder that is neither new nor from the same run; without finished shards it may start over.
 
     ``manifest`` has ``model``, ``fingerprint``, ``numerics``, settings and inputs, as values of JSON.
-
-    Raises:
-        FingerprintError: the folder contains embeddings of another model.
-        InputError: it belongs to a run with other settings or other inputs; the message names them.
-        CollectionError: it contains something else.
     """
     if _is_begun(folder):
         _refuse_another(folder, _read(folder), {"format": _FORMAT, **manifest})
@@ -43,12 +38,7 @@ def check_output(folder: Path | str, manifest: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[None]:
-    """Hold the write lock of a folder of shards, and delete incomplete files of killed runs.
-
-    Raises:
-        CollectionError: another process is writing to it; otherwise as `check_output`.
-        StorageError: it cannot be written.
-    """
+    """Hold the write lock of a folder of shards, and delete incomplete files of killed runs."""
     place = open_place(folder)
     with place.claimed():
         check_output(folder, manifest)
@@ -186,11 +176,7 @@ Place = _Folder | _Prefix
 
 
 def open_place(output: Path | str) -> Place:
-    """Return the place of an output.
-
-    Raises:
-        MissingExtraError: the object store's client is not installed.
-    """
+    """Return the place of an output."""
     return _Prefix(open_store(output)) if isinstance(output, str) and is_url(output) else _Folder(Path(output))
 
 

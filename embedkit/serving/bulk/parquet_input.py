@@ -55,15 +55,7 @@ class ParquetInput:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Consecutive rows of one file, which are embedded together and written to one file.
-
-    Attributes:
-        number: from 0, over all inputs.
-        path: the file.
-        first: number of the first row.
-        rows: number of rows.
-        values: columns that the folders of the file name.
-    """
+    """Consecutive rows of one file, from row ``first`` on, which are embedded together and written to one file."""
 
     number: int
     path: Path | str
@@ -84,12 +76,6 @@ def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
         source: a file; a folder, including all ``*.parquet`` below it except those whose name or folder begins
             with a dot or an underscore, and the columns that folders such as ``lang=en`` name; a pattern such as
             ``"pages/*.parquet"``; or the URL of a file or a folder in an object store.
-
-    Returns:
-        the files, ordered by path.
-
-    Raises:
-        DataError: there are none, one cannot be read, or has two columns of the same name.
     """
     found = _find_objects(str(source)) if is_url(source) else _find_files(Path(source).expanduser())
     if not found:
@@ -115,11 +101,7 @@ def cut_into_shards(inputs: Sequence[ParquetInput], rows_per_shard: int) -> list
 
 
 def read_shard(shard: Shard, schema: pa.Schema) -> pa.Table:
-    """Read the columns of ``schema``; one that the file lacks is a value of its folder, or null.
-
-    Raises:
-        DataError: the file cannot be read, has become shorter, or has more text than fits into memory.
-    """
+    """Read the columns of ``schema``; one that the file lacks is a value of its folder, or null."""
     with (
         reading(shard.path),
         _open(shard.path) as raw,

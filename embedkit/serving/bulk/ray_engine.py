@@ -44,11 +44,6 @@ def encode_shards(
 
     An actor uses ``job.threads`` processors (one if None), and a GPU if a provider needs one; by default there are
     as many actors as currently fit on the cluster.
-
-    Raises:
-        InputError: ``workers`` is not a positive integer.
-        EmbedkitError: as raised by `ShardEncoder` in a worker.
-        WorkerError: Ray itself failed.
     """
     wanted = check_count(workers, "workers")
     job = replace(job, output=resolved(job.output), threads=job.threads or 1)

@@ -29,22 +29,15 @@ EMBEDDING = "embedding"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The settings that every worker needs; sent to them.
+    """The settings that every worker needs, as for :meth:`BulkEncoding.prepare`; sent to them.
 
     Attributes:
         model: argument of `Encoder.load`, on every machine.
         fingerprint: of the model; a worker that loads another one raises an error.
         numerics: of the model where the run started; a worker with other arithmetic logs a warning.
         output: folder or URL of the shards, on every machine.
-        text_column: column of the texts.
         columns: columns to keep.
         schema: the types of these and of the texts.
-        prompt_name: name of one of the model's prompts, prepended to every text.
-        truncate_dim: number of leading dimensions to keep.
-        precision: as for `Encoder.encode`.
-        on_overflow: how to treat a text that is too long.
-        threads: number of threads of a worker; None uses all that are available.
-        providers: ONNX Runtime execution providers; None uses the CPU.
     """
 
     model: str
@@ -98,10 +91,6 @@ class ShardEncoder:
     Args:
         job: the settings.
         encoder: the job's model if it is already loaded, in this process or in several.
-
-    Raises:
-        FingerprintError: the path holds another model than the job's on this machine.
-        ModelNotFoundError, BundleError, ProviderError: the model cannot be loaded on this machine.
     """
 
     def __init__(self, job: Job, encoder: Encoder | EncoderPool | None = None) -> None:
@@ -124,11 +113,6 @@ class ShardEncoder:
         """Embed a shard and write its file to the output folder atomically; return the number of rows.
 
         ``advance`` is called with the number of newly embedded rows.
-
-        Raises:
-            DataError: the input cannot be read, or a text is null; names file and row.
-            TextOverflowError: a text is too long and ``on_overflow`` refuses it.
-            StorageError: the disk is full or the folder cannot be written.
         """
         job = self._job
         table = read_shard(shard, job.schema)
@@ -170,12 +154,7 @@ def encode_shards(
     workers: int | None,
     advance: Callable[[int], None],
 ) -> None:
-    """Run the engine ``local``, whose workers are the processes of an `EncoderPool`.
-
-    Raises:
-        InputError: ``workers`` is not a positive integer.
-        EmbedkitError: as raised by `ShardEncoder.encode`.
-    """
+    """Run the engine ``local``, whose workers are the processes of an `EncoderPool`."""
     with (
         contextlib.nullcontext(encoder) if workers is None else encoder.pool(workers, threads=job.threads) as model
     ):

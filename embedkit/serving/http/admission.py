@@ -96,9 +96,8 @@ class Admission:
     def reserve(self, seconds: float) -> Reservation:
         """Admit work of an estimated duration, which the block may correct, and count it until the block ends.
 
-        Raises:
-            OverloadedError: too much work is waiting, in total or for this caller, or the work would complete
-                after the caller's deadline; carries the time to retry after.
+        Too much work, in total or for this caller, and work that would end after the caller's deadline are
+        OverloadedErrors with the time to retry after.
         """
         caller = CALLER.get()
         self._require_room(seconds, caller)

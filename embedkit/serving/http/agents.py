@@ -32,11 +32,7 @@ filter by metadata where the user names a value."""
 class Agents:
     """An MCP server, based on the official SDK, for a service that has a collection.
 
-    Args:
-        service: answers the calls; a tool for writing exists only if its settings allow writes.
-
-    Raises:
-        MissingExtraError: the SDK is not installed.
+    A tool for writing exists only if the service's settings allow writes.
     """
 
     def __init__(self, service: Service) -> None:
@@ -107,11 +103,7 @@ class Agents:
         return {"added": added, "replaced": replaced}
 
     def _result(self, content: list[Any], advice: str) -> Any:
-        """Return a tool's result; the SDK's own conversion writes every number on a line of its own.
-
-        Raises:
-            TooLargeError: it has more than a few megabytes; gives the advice.
-        """
+        """Return a tool's result, limited in size; the SDK's own conversion writes every number on a line."""
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
         if len(text.encode()) > _MOST_BYTES:
             raise TooLargeError(f"the result has more than {_MOST_BYTES} bytes, the maximum; {advice}")

@@ -63,14 +63,7 @@ _SERVER_ERROR = ("server_error", "server_error", "Backend")
 
 
 class Answer(NamedTuple):
-    """A complete response.
-
-    Attributes:
-        body: its content.
-        status: its status.
-        content_type: type of the content.
-        headers: further headers, with lower-case names.
-    """
+    """A complete response; names of headers are in lower case."""
 
     body: bytes
     status: int = 200

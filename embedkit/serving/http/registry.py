@@ -38,10 +38,6 @@ class Assets:
         """Load everything, and verify each model against the golden texts of its bundle.
 
         Several workers share weights through ``weights_folder``.
-
-        Raises:
-            EmbedkitError: something cannot be loaded, a model computes different results on this machine, or none
-                of the models matches the collection.
         """
         options: dict[str, Any] = {"threads": settings.threads, "weights_folder": weights_folder}
         encoders = [Encoder.load(model, **options) for model in models]
@@ -63,9 +59,6 @@ class Registry:
         collection: the collection, if any.
         users: number of requests in progress that use the registry.
         queues: name of each model -> function that counts the tokens waiting for a batch.
-
-    Raises:
-        ConfigError: two models have the same name, or an alias refers to no model.
     """
 
     def __init__(self, assets: Assets, settings: ServerSettings, metrics: Metrics, admission: Admission) -> None:

@@ -97,9 +97,7 @@ class Found:
 class RouteTable:
     """All routes of a server. :meth:`find` alone decides which one a request is for.
 
-    Args:
-        routes: the routes.
-        root_path: prefix added by a proxy, which requests may have.
+    Requests may have the prefix ``root_path``, which a proxy adds.
     """
 
     def __init__(self, routes: Iterable[Route], root_path: str = "") -> None:

@@ -220,9 +220,6 @@ class Server:
         url: its URL, once it is listening.
         started: whether it is listening.
         should_exit: whether it is to stop; another thread may set it.
-
-    Raises:
-        ConfigError: the TLS certificate or its key cannot be read.
     """
 
     def __init__(

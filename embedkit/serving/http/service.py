@@ -74,11 +74,8 @@ class Service:
     async def reload(self) -> None:
         """Load models and collection again from the same sources; new requests use the new ones.
 
-        They are loaded and verified while the old ones still answer and finish their requests. A reload that has
-        started continues even if its caller is gone.
-
-        Raises:
-            EmbedkitError: something cannot be loaded or verified; the old ones stay in use.
+        They are loaded and verified while the old ones still answer and finish their requests. If that fails, the
+        old ones stay in use. A reload that has started continues even if its caller is gone.
         """
         self._reloading = asyncio.get_running_loop().create_task(self._reload())
         await asyncio.shield(self._reloading)
@@ -150,9 +147,6 @@ class Siblings:
     Args:
         folder: contains a socket for each worker; None if there are no others.
         own: number of this worker.
-
-    Attributes:
-        folder: as given.
     """
 
     def __init__(self, folder: Path | None = None, own: int = 0) -> None:

@@ -86,10 +86,6 @@ class SharedCollection:
 
         The arguments are those of :meth:`Collection.search`; ``conditions`` is its filter, and ``rerank`` asks the
         server's re-ranker.
-
-        Raises:
-            InputError: an argument is invalid, the collection has no lexical index, or there is no re-ranker.
-            TooLargeError: the query or the filter is too large.
         """
         if rerank and self._ranker is None:
             raise InputError("rerank: this server has no re-ranker; an operator can add one with --reranker")
@@ -179,13 +175,7 @@ class SharedCollection:
         return await _beside(self._readers, work)
 
     async def upsert(self, records: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-        """Add and replace documents; return the number of each.
-
-        Raises:
-            DataError: a document is malformed or empty, or an id is not unique.
-            TooLargeError: there are too many documents or characters.
-            CollectionBusyError: another process has been writing for some seconds.
-        """
+        """Add and replace documents; return the number of each."""
         texts = [text for record in records if isinstance(text := record.get("text"), str)]
         self._limits.check(texts)
         characters = sum(map(len, texts))
@@ -210,12 +200,7 @@ class SharedCollection:
                 logger.warning("segments were not merged: %s", error)
 
     async def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents; return the number of existing ones.
-
-        Raises:
-            TooLargeError: there are too many ids or characters.
-            CollectionBusyError: another process has been writing for some seconds.
-        """
+        """Delete documents; return the number of existing ones."""
         self._limits.check(ids)
         with self._admission.reserve(self._rates["delete"].seconds(len(ids))):
             began = time.monotonic()

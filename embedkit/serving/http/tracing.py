@@ -36,11 +36,7 @@ class Tracing:
             self._api = None
 
     def start(self) -> bool:
-        """Export spans to the destination in the environment, if any; call this once, before the server starts.
-
-        Raises:
-            MissingExtraError: a destination is set, but the SDK or its exporter is not installed.
-        """
+        """Export spans to the destination in the environment, if any; call this once, before the server starts."""
         if not any(os.environ.get(name) for name in VARIABLES):
             return False
         sdk = require("opentelemetry.sdk.trace", extra="otel")

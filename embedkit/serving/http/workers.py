@@ -68,9 +68,6 @@ class Workers:
 
     Attributes:
         settings: as given, with the number of threads of each worker.
-
-    Raises:
-        ConfigError: sharing sockets is not supported on this system.
     """
 
     def __init__(self, models: Sequence[str], settings: ServerSettings, log_level: int) -> None:

@@ -571,12 +571,7 @@ class Collection:
         return self._models.for_queries() or self._find(self.manifest.queries or self.manifest)
 
     def _find(self, about: About | QueryModel) -> TextEncoder:
-        """Return a recorded model, for a collection that was opened without one.
-
-        Raises:
-            InputError: it is not on this machine.
-            FingerprintError: another model is where it was.
-        """
+        """Return a recorded model, for a collection that was opened without one."""
         if self._recorded is None or self._recorded.fingerprint != about.fingerprint:
             try:
                 found = recorded_model(about)

@@ -151,9 +151,7 @@ class Column:
 
 
 class ColumnBuilder:
-    """Collects the values of one field.
-
-    Uses 4 bytes for each value, 8 more for a number, and stores each distinct text once.
+    """Collects the values of one field, in 4 bytes for each, 8 more for a number, and each distinct text once.
 
     Attributes:
         text_bytes: total characters of the distinct texts so far.

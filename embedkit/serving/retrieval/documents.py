@@ -76,9 +76,6 @@ def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
 
     Metadata become JSON: dates and times their ISO text, NumPy's numbers and decimals numbers, arrays lists, and
     UUIDs text.
-
-    Raises:
-        DataError: a column is missing, a text is empty, a value has no form in JSON, or there are no ids.
     """
     id_column, skipped = columns.id, 0
     for row, (place, record) in enumerate(records):
@@ -109,10 +106,6 @@ def named_records(source: DocumentSource) -> NamedRecords:
         source: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file (see
             :func:`embedkit.records.read_records`), ``-`` for standard input, its URL in an object store, a hub
             data set ``hf://org/name[@revision][:split]``, or texts, mappings or ``(id, text)`` pairs.
-
-    Raises:
-        DataError: a file is missing or malformed.
-        InputError: an item of an iterable has none of the three forms.
     """
     if isinstance(source, str) and source.startswith("hf://"):
         yield from ((row.place, row.fields) for row in HubDataset.parse(source).rows(split="train"))

@@ -78,10 +78,6 @@ def embed_documents(
 
     Embeddings that an earlier attempt left in the journal are reused. An encoder of several processes gets enough
     chunks per call to keep them busy.
-
-    Raises:
-        ModelError: the encoder does not return unit rows of its dimension.
-        StorageError: the disk is full or the folder cannot be written.
     """
     if len(store) <= _CHUNK:
         journal = None  # a single chunk is not worth saving
@@ -106,11 +102,7 @@ def _split(embeddings: FloatArray, chunks: Sequence[Sequence[str]]) -> list[Floa
 
 
 def embed_texts(texts: Sequence[str], encoder: TextEncoder) -> FloatArray:
-    """Embed the texts of documents, with ``encode_document`` if the encoder has that method.
-
-    Returns:
-        ``(N, D) float32, unit rows``; anything else is a ModelError.
-    """
+    """Embed documents: ``(N, D) float32, unit rows``, by ``encode_document`` if the encoder has that method."""
     if not texts:
         return np.empty((0, encoder.dimension), dtype=np.float32)
     if isinstance(encoder, PromptingEncoder):

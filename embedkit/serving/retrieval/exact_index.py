@@ -76,19 +76,10 @@ class ExactIndex:
         allowed: BoolArray | None = None,
         effort: float = 1.0,  # noqa: ARG002  # every row is looked at anyway
     ) -> tuple[FloatArray, RowNumbers]:
-        """Return the best ``k`` rows for each query, with ties ordered by row.
+        """Return the best ``k`` rows for each query, with ties ordered by row; ``effort`` has no effect.
 
-        Needs memory for the result and about 50 MB more, whatever the numbers of rows and queries.
-
-        Args:
-            queries: ``(Q, D) float32, unit rows``.
-            k: number of results, at least 1.
-            allowed: ``(N,) bool``, the rows that may be found; None for all.
-            effort: has no effect.
-
-        Returns:
-            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
-            the number of allowed rows.
+        Needs memory for the result and about 50 MB more, whatever the numbers of rows and queries. Otherwise as
+        :meth:`StoredIndex.search <embedkit.serving.retrieval.index_kinds.StoredIndex.search>`.
 
         Raises:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
@@ -161,23 +152,14 @@ def score_slack(queries: FloatArray) -> FloatArray:
 
 
 def checked_rows(rows: FloatArray) -> FloatArray:
-    """Return the rows of an index as C-contiguous float32, without a copy if possible.
-
-    Raises:
-        InputError: not a matrix of numbers.
-    """
+    """Return the rows of an index as C-contiguous float32, without a copy if possible."""
     return np.ascontiguousarray(_matrix(rows, "rows"))
 
 
 def checked_queries(
     queries: FloatArray, k: int, shape: tuple[int, ...], allowed: BoolArray | None = None
 ) -> tuple[FloatArray, int]:
-    """Return queries as C-contiguous float32 and the number of results for each; ``shape`` is (N, D).
-
-    Raises:
-        InputError: the queries have another width or are not finite, ``k`` is below 1, or ``allowed`` is not
-            ``(N,) bool``.
-    """
+    """Return queries as C-contiguous float32 and the number of results for each; ``shape`` is (N, D)."""
     count, dimension = shape
     k = check_whole(k, "k")
     if allowed is not None:

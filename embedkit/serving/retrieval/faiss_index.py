@@ -124,9 +124,6 @@ class RescoredIndex(abc.ABC):
         """Map the file written by :meth:`save` for an index of these rows.
 
         FAISS trusts the files that it reads: verify the checksum first.
-
-        Raises:
-            CollectionError: the file is missing or invalid.
         """
         rows = checked_rows(rows)
         return cls(rows, cls._loaded(path, rows))

@@ -81,11 +81,7 @@ def unknown_field(field: str, known: Iterable[str]) -> str:
 
 
 def parse_filter(conditions: Filter) -> list[Condition]:
-    """Parse a mapping from fields to required values, or to mappings from operators to values.
-
-    Raises:
-        InputError: it is not such a mapping, or an operator does not exist; names field and operator.
-    """
+    """Parse a mapping from fields to required values, or to mappings from operators to values."""
     if not isinstance(conditions, Mapping):
         raise InputError(f"filter: expected a mapping from fields to values, got {type(conditions).__name__}")
     return [condition for field, wanted in conditions.items() for condition in _conditions(field, wanted)]

@@ -40,9 +40,6 @@ class FolderStore:
 
     Readers see the state before or after a write, never one in between. Threads that write through the same object
     wait for each other; any other concurrent writer gets an error.
-
-    Attributes:
-        path: the folder.
     """
 
     def __init__(self, path: Path, snapshot: Snapshot, models: Models) -> None:

@@ -66,11 +66,7 @@ class StoredIndex(VectorIndex, Protocol):
 
 
 def checked_kind(name: str) -> str:
-    """Return the name of a kind, or ``"auto"``, if it is available.
-
-    Raises:
-        InputError, MissingExtraError: as :func:`index_class`.
-    """
+    """Return the name of a kind, or ``"auto"``, if it is available."""
     if name != AUTO:
         index_class(name)
     return name
@@ -106,12 +102,7 @@ def describe_cost(kind: str, count: int, dimension: int) -> str:
 
 
 def index_class(kind: str) -> type[StoredIndex]:
-    """Return the class of a kind.
-
-    Raises:
-        InputError: the kind does not exist.
-        MissingExtraError: it needs FAISS, which is not installed.
-    """
+    """Return the class of a kind; InputError or MissingExtraError if there is none."""
     if kind not in INDEX_KINDS:
         raise InputError(f"there is no index {kind!r}; the kinds are {', '.join((AUTO, *INDEX_KINDS))}")
     module, name = INDEX_KINDS[kind]

@@ -40,13 +40,7 @@ _SEGMENT_FILES = DocumentStore.FILES | {VECTORS}
 
 @dataclass(frozen=True, kw_only=True)
 class Tombstones:
-    """The file that lists the deleted rows of a segment.
-
-    Attributes:
-        generation: the write that made the last deletion; the file is in its folder.
-        count: number of deleted rows.
-        seal: length and checksum of the file.
-    """
+    """The file of the deleted rows of a segment, in the folder of the write that made the last deletion."""
 
     generation: str = setting(pattern=_GENERATION)
     count: int = setting(minimum=1)
@@ -133,11 +127,7 @@ class Manifest(About):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the manifest of a collection and check every field.
-
-        Raises:
-            CollectionError: it does not exist, is damaged or not a collection's, or has another format.
-        """
+        """Read the manifest of a collection and check every field."""
         path = folder / MANIFEST
         try:
             with path.open("rb") as file:

@@ -87,12 +87,7 @@ class About(ABC):
 
 
 def loaded(encoder: TextEncoder | str | os.PathLike[str], name: str) -> TextEncoder:
-    """Return a model, loaded if it is given by its name or path; ``name`` is the argument, for messages.
-
-    Raises:
-        InputError: it is neither.
-        ModelNotFoundError, BundleError, ModelError: it cannot be loaded.
-    """
+    """Return a model, loaded if it is given by its name or path; ``name`` is the argument, for messages."""
     if isinstance(encoder, (str, os.PathLike)):
         from embedkit.runtime.encoder import Encoder  # noqa: PLC0415 - imports stay quick
 
@@ -120,9 +115,6 @@ def recorded_model(about: About | QueryModel) -> Encoder:
     """Load the model that a collection records: by its path, else by its bundled name.
 
     A collection may come from somebody else, so nothing that it records is looked for on a network.
-
-    Raises:
-        ModelNotFoundError: the model is at none of these places.
     """
     from embedkit.runtime.encoder import Encoder  # noqa: PLC0415 - imports stay quick
     from embedkit.runtime.location import is_at_hand  # noqa: PLC0415
@@ -138,12 +130,7 @@ def recorded_model(about: About | QueryModel) -> Encoder:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models that a collection was opened with.
-
-    Attributes:
-        encoder: the model of its documents, if given.
-        queries: the model of its queries, if given; may be that of the documents.
-    """
+    """The models that a collection was opened with; that of the queries may be that of the documents."""
 
     encoder: TextEncoder | None = None
     queries: TextEncoder | None = None
@@ -171,11 +158,7 @@ class Models:
         return self.queries is None or self.queries.fingerprint in known
 
     def check(self, place: str, about: About) -> None:
-        """Reject models that the collection was not built with and that do not descend from the same teacher.
-
-        Raises:
-            FingerprintError: names both models.
-        """
+        """Reject models that the collection was not built with and that do not descend from the same teacher."""
         made = about.fingerprint
         if self.encoder is not None and self.encoder.fingerprint != made:
             is_for_queries = about.queries and about.queries.fingerprint == self.encoder.fingerprint
@@ -194,19 +177,11 @@ class Models:
 
 
 def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: TextEncoder | None) -> None:
-    """Reject a query model that shares no teacher with the documents' model.
+    """Reject a query model that shares no teacher with the documents' model, whose name and fingerprint are given.
 
-    Models are identified by their fingerprints. A teacher is also identified by its name, because its fp32 and
-    int8 forms have different fingerprints and one space; :func:`agreement` verifies it.
-
-    Args:
-        queries: the model of the queries.
-        model: name of the documents' model.
-        fingerprint: fingerprint of that model.
-        encoder: that model itself, if loaded; otherwise only its own students can be recognised.
-
-    Raises:
-        FingerprintError: names both models and what is known of the teacher.
+    A teacher is also identified by its name, because its fp32 and int8 forms have different fingerprints and one
+    space; :func:`agreement` verifies it. Without ``encoder``, the documents' model itself, only its own students
+    can be recognised.
     """
     teacher = _teacher(queries)
     documents = {fingerprint, _short(model), *(_teacher(encoder) if encoder else ())}
@@ -234,15 +209,8 @@ def _short(name: str) -> str:
 def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray, model: str) -> float:
     """Return the mean cosine between the query model's and the documents' model's embeddings of some documents.
 
-    Args:
-        queries: the model of the queries.
-        texts: N documents, at least one.
-        embeddings: embeddings of these documents by their own model, ``(N, D) float32, unit rows``.
-        model: name of that model.
-
-    Raises:
-        FingerprintError: it is below :data:`LEAST_AGREEMENT`, or the widths differ.
-        ModelError: the encoder does not return unit rows of its dimension.
+    ``embeddings`` are those of the N texts, at least one, by the documents' ``model``: ``(N, D) float32, unit
+    rows``. A mean below :data:`LEAST_AGREEMENT`, or another width, is a FingerprintError.
     """
     width = embeddings.shape[1]
     if queries.dimension != width:

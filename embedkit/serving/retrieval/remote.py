@@ -128,13 +128,7 @@ class RemoteStore(ABC):
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Write documents to a new collection.
-
-        Raises:
-            CollectionError: the collection exists, or the database rejects the request.
-            DataError: a document is malformed, empty or too long for the database, or there are none.
-            InputError: the database does not support the index.
-        """
+        """Write documents to a new collection."""
         plan = dataclasses.replace(plan, index=cls._kind(plan.index))
         with tempfile.TemporaryDirectory() as folder:
             documents = _spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
@@ -410,13 +404,7 @@ class RemoteStore(ABC):
 def _spool(
     folder: Path, source: Source, *, check: Callable[[Document], None], show_progress_bar: bool | None
 ) -> DocumentStore:
-    """Read and check all documents before the first is embedded, on disk and in bounded memory.
-
-    ``check`` rejects documents that the database cannot store.
-
-    Raises:
-        DataError: a document is malformed, empty or rejected, an id is not unique, or there are no documents.
-    """
+    """Read and check all documents before the first is embedded, on disk and in bounded memory."""
     with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
 
         def documents() -> Iterator[Document]:

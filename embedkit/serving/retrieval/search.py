@@ -113,11 +113,7 @@ class Fusion:
 
 
 def fusion_of(hybrid: bool | str | Fusion | None) -> Fusion | None:  # noqa: FBT001  # True is the short form
-    """Resolve the argument ``hybrid`` of a search: none, the default, a method's name, or a configuration.
-
-    Raises:
-        InputError: the method does not exist, or it is something else.
-    """
+    """Resolve the argument ``hybrid`` of a search: none, the default, a method's name, or a configuration."""
     if hybrid is None or isinstance(hybrid, Fusion):
         return hybrid
     if isinstance(hybrid, str):

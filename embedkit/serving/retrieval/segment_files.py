@@ -93,11 +93,7 @@ def write_array(path: Path, shape: tuple[int, ...], dtype: str, chunks: Iterable
 
 
 def map_array(path: Path, shape: tuple[int, ...], dtype: str, seal: FileSeal | None = None) -> npt.NDArray[Any]:
-    """Return the array in a file written by :func:`write_array`, read-only, as :func:`map_bytes` does.
-
-    Raises:
-        CollectionError: the file is missing or damaged, or contains an array of another shape or dtype.
-    """
+    """Return the array in a file written by :func:`write_array`, read-only, as :func:`map_bytes` does."""
     expected = _header(shape, dtype)
     content = map_bytes(path, seal)
     size = len(expected) + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
@@ -110,9 +106,6 @@ def map_bytes(path: Path, seal: FileSeal | None = None) -> npt.NDArray[np.uint8]
     """Map any file read-only into memory, and compare its length; a small one is read and its checksum compared.
 
     Without a seal, neither is compared.
-
-    Raises:
-        CollectionError: the file is missing, empty or damaged, or cannot be read.
     """
     with _reading(path), path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -261,11 +254,7 @@ class DocumentStore:
 
 
 def write_documents(folder: Path, documents: Iterable[Document]) -> DocumentStore:
-    """Write documents as a stream; uses about 30 bytes of memory for each.
-
-    Raises:
-        DataError: there are none, an id is not unique, or a document cannot be written as JSON.
-    """
+    """Write documents as a stream; uses about 30 bytes of memory for each. DataError if an id is not unique."""
     offsets, hashes = array("q", [0]), array("Q")
     with PacedFile(folder / _LINES) as file:
         for document in documents:

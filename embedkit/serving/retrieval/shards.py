@@ -60,12 +60,6 @@ class Shards:
 
         Returns:
             None for a single file without embeddings, which is read like any other table.
-
-        Raises:
-            DataError: there are no Parquet files, the types of a column have no common type, the shards are
-                incomplete, or the column does not exist.
-            FingerprintError: the files contain embeddings of several models.
-            InputError: a column may contain embeddings, but nothing confirms it.
         """
         folder = Path(path)
         files = find_files(folder) if folder.is_dir() else [folder]

@@ -355,11 +355,7 @@ def _embedded(
 
 
 def _chosen(chunks: Iterable[Any], rows: RowNumbers, count: int) -> Iterator[FloatArray]:
-    """Yield some rows of embeddings that come in chunks.
-
-    Raises:
-        DataError: there are more or fewer than ``count``.
-    """
+    """Yield some rows of embeddings that come in chunks, ``count`` in all."""
     start = 0
     for chunk in chunks:
         here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(chunk))]
@@ -437,12 +433,7 @@ class _Matcher(Protocol):
 
 
 class _Exact:
-    """Compares rows with all others.
-
-    Args:
-        embeddings: ``(N, D) float32, unit rows``.
-        threshold: least cosine of all later calls.
-    """
+    """Compares rows with all others; ``threshold`` is the least cosine of all later calls."""
 
     exact = True
 
@@ -466,13 +457,7 @@ class _Exact:
 
 
 class _Indexed:
-    """Finds the neighbours of rows over an approximate index, and over all rows if they are many.
-
-    Args:
-        embeddings: ``(N, D) float32, unit rows``.
-        threshold: least cosine of all later calls.
-        index: an index of the same rows.
-    """
+    """Finds the neighbours of rows over an index of them, and over all rows if they are many."""
 
     exact = False
 
@@ -571,15 +556,7 @@ def _project(rows: FloatArray, components: FloatArray) -> FloatArray:
 
 
 class _BestPairs:
-    """The best of many matches.
-
-    Args:
-        most: number of pairs to keep.
-        threshold: least score.
-
-    Attributes:
-        least: least score that a further pair needs.
-    """
+    """The best ``most`` of many matches; ``least`` is the least score that a further pair needs."""
 
     def __init__(self, most: int, threshold: float) -> None:
         self._most, self.least = most, threshold

@@ -258,13 +258,7 @@ class Snapshot:
         return None
 
     def select(self, conditions: Sequence[Condition]) -> Selection:
-        """Return the rows for which all conditions hold, except deleted ones.
-
-        They are ``(N,) bool`` for each segment, or None for all of its rows.
-
-        Raises:
-            InputError: a field is compared with a kind of value that it never has.
-        """
+        """Return the rows for which all conditions hold, except deleted ones, as ``(N,) bool`` masks of segments."""
         masks = [part.alive for part in self._parts]
         warnings: dict[str, None] = {}
         for condition in conditions:
@@ -290,9 +284,6 @@ class Snapshot:
         Returns:
             scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
             the number of selected rows.
-
-        Raises:
-            InputError: the queries have another width or are not finite, or ``k`` is below 1.
         """
         queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
         nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
@@ -308,11 +299,7 @@ class Snapshot:
         return scores, rows
 
     def search_words(self, query: str, k: int, selection: Selection) -> Ranking:
-        """Return the best selected rows by BM25: at most ``k`` that contain a word of the query.
-
-        Raises:
-            InputError: words are not indexed.
-        """
+        """Return the best selected rows by BM25: at most ``k`` that contain a word of the query."""
         indexes = [part.segment.lexical for part in self._parts if part.segment.lexical]
         if not self.manifest.lexical:
             raise InputError(

@@ -81,11 +81,7 @@ class Source:
         return self.maker.numerics if self.maker else (UNKNOWN,)
 
     def check_maker(self, encoder: TextEncoder) -> None:
-        """Reject embeddings of another model.
-
-        Raises:
-            FingerprintError: another model computed them; the message names both.
-        """
+        """Reject embeddings of another model with a FingerprintError that names both."""
         if self.maker is not None and self.maker.fingerprint != encoder.fingerprint:
             raise FingerprintError(
                 f"the embeddings were made by {self.maker.model} (fingerprint {self.maker.fingerprint[:12]}), not "
@@ -107,12 +103,7 @@ def read_source(
     embeddings: EmbeddingSource | None = None,
     columns: Columns | None = None,
 ) -> Source:
-    """Find documents in columns, and their embeddings if there are any, as :func:`read_rows` does.
-
-    Raises:
-        InputError, DataError, MissingExtraError: as :func:`read_rows`; or some documents are to be left out of
-            embedded ones.
-    """
+    """Find documents in columns, and their embeddings if there are any, as :func:`read_rows` does."""
     chosen, rows = columns or Columns(), read_rows(documents, embeddings)
     if chosen.skip_empty and rows.embeddings is not None:
         raise InputError(
@@ -129,11 +120,6 @@ def read_rows(documents: DocumentSource, embeddings: EmbeddingSource | None = No
         documents: as for :func:`~embedkit.serving.retrieval.documents.named_records`, or a folder of Parquet.
         embeddings: ``(N, D)`` floats or a ``.npy`` file of them, aligned with the documents by row, or the name of
             the column that contains them. None finds those of `embedkit encode` in Parquet.
-
-    Raises:
-        InputError: ``embeddings`` has none of these forms.
-        DataError: a file is missing or is not an array of floats.
-        MissingExtraError: the source is Parquet and pyarrow is not installed.
     """
     if _is_remote_folder(documents):
         documents = open_store(str(documents)).fetch()
@@ -163,13 +149,6 @@ def embeddings_of(
 
     The journal, if any, saves new embeddings for the next attempt. Up to 64 evenly spaced documents with given
     embeddings are embedded again and compared, which detects misaligned rows and embeddings of another model.
-
-    Raises:
-        DataError: there are more or fewer embeddings than documents, their width or type differs, or they are
-            not of unit length.
-        FingerprintError: a given embedding differs from the model's; names the document.
-        ModelError: the encoder does not return unit rows of its dimension.
-        StorageError: the disk is full or the folder cannot be written.
     """
     if source.embeddings is None:
         return embed_documents(store, encoder, journal, progress)

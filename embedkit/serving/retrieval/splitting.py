@@ -239,11 +239,7 @@ def _sections_of_html(text: str) -> list[_Section]:
 
 
 class _HtmlReader(HTMLParser):
-    """Collects the text that is seen, with its places in the file.
-
-    Args:
-        source: the file's text, to count characters from lines.
-    """
+    """Collects the text of a file that is seen, with its places there."""
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=False)

@@ -46,17 +46,7 @@ class Upserted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How to build a collection.
-
-    Attributes:
-        encoder: embeds the documents.
-        queries: embeds the queries, if that is another model.
-        index: kind of index, in the store's terms.
-        lexical: whether to index words, too.
-        source: where the encoder can be loaded from.
-        queries_source: the same for ``queries``.
-        replace: whether to replace an existing collection, where the store can do so atomically.
-    """
+    """How to build a collection; the fields are arguments of :meth:`Collection.build`."""
 
     encoder: TextEncoder
     queries: TextEncoder | None
@@ -67,11 +57,7 @@ class Plan:
     replace: bool = False
 
     def about(self, documents: DocumentStore, source: Source) -> dict[str, Any]:
-        """Return the fields of :class:`~embedkit.serving.retrieval.models.About` before documents are embedded.
-
-        Raises:
-            FingerprintError: the two models embed a sample of the documents in different spaces.
-        """
+        """Return the fields of :class:`~embedkit.serving.retrieval.models.About` before documents are embedded."""
         return {
             "model": self.encoder.name,
             "source": self.source,
@@ -190,11 +176,7 @@ class Store(Protocol):
 
 
 def store_class(address: str | os.PathLike[str]) -> type[Store]:
-    """Return the class of the store at an address: ``milvus:URI#NAME``, ``qdrant:URL#NAME``, or else a folder.
-
-    Raises:
-        MissingExtraError: the store needs a package that is not installed.
-    """
+    """Return the class of the store at an address: ``milvus:URI#NAME``, ``qdrant:URL#NAME``, or else a folder."""
     scheme = os.fspath(address).partition(":")[0]
     if scheme in STORES:
         module, name, extra = STORES[scheme]

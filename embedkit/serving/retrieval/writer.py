@@ -68,12 +68,6 @@ def claim(folder: Path) -> Iterator[Iterator[str]]:
 
     Leftovers of killed writes are removed first, except embeddings, which the next attempt reuses; files that the
     manifest does not name are removed at the end. A folder created here is removed if it remains empty.
-
-    Raises:
-        CollectionError: ``folder`` contains something else.
-        CollectionBusyError: another writer holds the lock.
-        StorageError: the folder cannot be written.
-        CommittedError: something failed after the manifest was replaced.
     """
     if folder.exists() and not folder.is_dir():
         raise CollectionError(f"{folder} is a file; a collection needs a folder of its own")
@@ -276,17 +270,12 @@ def _remaining(snapshot: Snapshot, first: int) -> int:
 def adopt(
     folder: Path, generation: str, files: Path, entry: SegmentEntry, before: Snapshot, first: int, now: Snapshot
 ) -> bool:
-    """Replace segments by the one that :func:`write_merged` made of them.
+    """Replace segments by the one that :func:`write_merged` made of them: ``entry``.
 
-    Args:
-        folder: the collection's folder.
-        generation: name of this write.
-        files: a temporary folder: the segment is moved from its folder ``segment``, and what it replaces is moved
-            into it, to be removed without the lock.
-        entry: the result of :func:`write_merged`.
-        before: the snapshot that was merged, from segment number ``first`` on.
-        first: see ``before``.
-        now: the state named by the manifest on disk. Documents deleted meanwhile are deleted in the segment, too.
+    The new segment is moved from the folder ``segment`` of the temporary folder ``files``, and what it replaces
+    is moved there, to be removed without the lock. ``before`` is the snapshot that was merged, from segment number
+    ``first`` on, and ``now`` the state named by the manifest on disk: documents deleted meanwhile are deleted in
+    the segment, too.
 
     Returns:
         False if concurrent writes removed those segments, or all their documents; nothing was changed then.
@@ -410,20 +399,8 @@ def merged(
 ) -> SegmentEntry:
     """Write the documents of the segments from number ``first`` on as one segment, and flush it.
 
-    Args:
-        folder: the collection's folder.
-        files: the folder to write; it must not exist. The folder above it is one of :func:`reserve`.
-        snapshot: a state that contains the segments.
-        first: number of the first segment.
-        children: contains the process while it runs, so that others can kill it.
-        show_progress_bar: None shows progress only on a terminal.
-
-    Returns:
-        the entry of the new segment, without the name of its generation.
-
-    Raises:
-        CollectionError: a file is damaged, or the process was killed.
-        StorageError: the disk is full or the folder cannot be written.
+    ``files``, the folder to write, must not exist; the folder above it is one of :func:`reserve`. ``children``
+    contains the process while it runs, so that others can kill it. The entry lacks the name of its generation.
     """
     if _remaining(snapshot, first) <= _SMALL:
         return _write_flushed(files, snapshot, first, show_progress_bar=show_progress_bar)

@@ -99,11 +99,7 @@ class DocumentBody(OwnSchema):
         return {**{name: given[name] for name in ("id", "text") if name in given}, "metadata": {**flat, **nested}}
 
     def record(self) -> dict[str, object]:
-        """Return the document as a record of a file.
-
-        Raises:
-            InputError: a field of its metadata has the name of another field.
-        """
+        """Return the document as a record of a file."""
         metadata = self.metadata or {}
         if taken := {"id", "text"} & metadata.keys():
             raise InputError(f"metadata: {min(taken)!r} is a field of the document itself; choose another name")
