@@ -19,7 +19,7 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def check_output(arguments: argparse.Namespace, *, whole_folder: bool = False) -> None:
-    """Refuse to replace a file, or a ``whole_folder`` with files, without ``--replace``, before any work starts."""
+    """Refuse to replace a file, or a ``whole_folder`` with files, unless it was asked for; before any work."""
     from embedkit.errors import InputError
 
     output: Path = arguments.output

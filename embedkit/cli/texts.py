@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from embedkit.atomic import atomic_file, cache_folder
 from embedkit.errors import DataError
-from embedkit.records import STREAMS, is_object, read_records
+from embedkit.records import STREAMS, is_object
 
 
 def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> Iterator[str]:
     """Yield one column of a file, of standard input (``-``), or of the URL of a file or hub data set."""
-    for place, record in _records(path):
+    from embedkit.serving.retrieval.documents import is_empty, named_records
+
+    for place, record in named_records(path):
         if column not in record:
             raise DataError(f"{place}: no column {column!r}; the columns are {', '.join(record)}")
         text = record[column]
-        if skip_empty and (text is None or (isinstance(text, str) and not text.strip())):
+        if skip_empty and is_empty(text):
             continue
         if not isinstance(text, str):
             raise DataError(f"{place}: {column!r} should be a text, not {type(text).__name__}")
@@ -40,12 +41,3 @@ def kept_file(path: str, *, lines: str) -> str:
     with atomic_file(kept) as temporary:
         temporary.write_bytes(content)
     return str(kept)
-
-
-def _records(path: Path | str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if isinstance(path, str):
-        from embedkit.serving.retrieval.documents import named_records
-
-        yield from named_records(path)
-    else:
-        yield from ((f"{path}:{line}", record) for line, record in read_records(path))

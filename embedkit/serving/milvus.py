@@ -77,9 +77,9 @@ class MilvusDocuments(RemoteStore):
 
     _client: MilvusClient
 
-    def __init__(self, address: str, client: MilvusClient, name: str) -> None:
-        client.load_collection(name)
-        super().__init__(address, client, name)
+    def _load(self) -> None:
+        self._client.load_collection(self._name)
+        super()._load()
 
     def compact(
         self,
@@ -174,18 +174,15 @@ class MilvusDocuments(RemoteStore):
             )
         return MilvusClient(place, token=os.environ.get(TOKEN_VARIABLE, ""))
 
-    @staticmethod
-    def _exists(client: MilvusClient, name: str) -> bool:
-        return bool(client.has_collection(name))
+    def _exists(self) -> bool:
+        return bool(self._client.has_collection(self._name))
 
-    @staticmethod
-    def _names(client: MilvusClient) -> list[str]:
-        return list(client.list_collections())
+    def _names(self) -> list[str]:
+        return list(self._client.list_collections())
 
-    @staticmethod
-    def _read_facts(client: MilvusClient, name: str) -> Mapping[str, Any]:
+    def _read_facts(self) -> Mapping[str, Any]:
         """Return what a property or the description holds: some versions of Milvus store only one of them."""
-        described = client.describe_collection(name)
+        described = self._client.describe_collection(self._name)
         for text in ((described.get("properties") or {}).get(_ABOUT), described.get("description")):
             with contextlib.suppress(ValueError):
                 found = json.loads(text or "")
@@ -197,12 +194,12 @@ class MilvusDocuments(RemoteStore):
     def _kind(index: str) -> str:
         return "AUTOINDEX" if index == AUTO else index
 
-    @staticmethod
-    def _create(address: str, client: MilvusClient, name: str, about: RemoteAbout) -> None:
+    def _create(self, about: RemoteAbout) -> None:
         """Create an empty collection; CollectionError if words are wanted and the server has no keyword search."""
+        client = self._client
         if about.lexical and _WITHOUT_WORDS.match(version := client.get_server_version()):
             raise CollectionError(
-                f"lexical: {address} has version {version}, which has no keyword search; 2.5 has"
+                f"lexical: {self._address} has version {version}, which has no keyword search; 2.5 has"
             )
         facts = json.dumps(about.facts(), ensure_ascii=False)
         schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=facts)
@@ -217,7 +214,7 @@ class MilvusDocuments(RemoteStore):
             schema.add_function(Function(name="words", function_type=FunctionType.BM25, **fields))
             parameters.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
         client.create_collection(
-            name,
+            self._name,
             schema=schema,
             index_params=parameters,
             properties={_ABOUT: facts},

@@ -109,17 +109,14 @@ class QdrantDocuments(RemoteStore):
             return QdrantClient(url=place, api_key=os.environ.get(KEY_VARIABLE))
         return QdrantClient(path=place, force_disable_check_same_thread=True)
 
-    @staticmethod
-    def _exists(client: QdrantClient, name: str) -> bool:
-        return bool(client.collection_exists(name))
+    def _exists(self) -> bool:
+        return bool(self._client.collection_exists(self._name))
 
-    @staticmethod
-    def _names(client: QdrantClient) -> list[str]:
-        return [each.name for each in client.get_collections().collections]
+    def _names(self) -> list[str]:
+        return [each.name for each in self._client.get_collections().collections]
 
-    @staticmethod
-    def _read_facts(client: QdrantClient, name: str) -> Mapping[str, Any]:
-        return client.get_collection(name).config.metadata or {}
+    def _read_facts(self) -> Mapping[str, Any]:
+        return self._client.get_collection(self._name).config.metadata or {}
 
     @staticmethod
     def _kind(index: str) -> str:
@@ -127,26 +124,19 @@ class QdrantDocuments(RemoteStore):
             raise InputError(f"there is no index {index!r} on Qdrant; the kinds are {AUTO}, {_INDEX}")
         return _INDEX
 
-    @staticmethod
-    def _create(_: str, client: QdrantClient, name: str, about: RemoteAbout) -> None:
+    def _create(self, about: RemoteAbout) -> None:
         words = {"words": rest.SparseVectorParams(modifier=rest.Modifier.IDF)}
-        client.create_collection(
-            name,
+        self._client.create_collection(
+            self._name,
             vectors_config={"embedding": rest.VectorParams(size=about.dimension, distance=rest.Distance.DOT)},
             sparse_vectors_config=words if about.lexical else None,
             metadata=about.facts(),
         )
 
-    @staticmethod
-    def _check(document: Document) -> None:
-        """Accept any document."""
-
     def _keep_facts(self, facts: Mapping[str, Any]) -> None:
         changed = {name: value for name, value in facts.items() if value != self._facts.get(name)}
         with self._asking():
-            self._client.update_collection(
-                self._name, metadata=changed
-            )  # Qdrant merges this into existing metadata
+            self._client.update_collection(self._name, metadata=changed)  # Qdrant keeps the other fields
         self._facts = dict(facts)
 
     def _count_documents(self) -> int:

@@ -39,14 +39,15 @@ from embedkit.serving.retrieval.models import (
     source_of,
 )
 from embedkit.serving.retrieval.search import (
-    Cascade,
     Fusion,
     Hits,
     Reranker,
     Steps,
     checked_reranker,
     fusion_of,
+    run_steps,
     search_embeddings,
+    search_steps,
 )
 from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Store, Upserted, store_class
@@ -442,20 +443,18 @@ class Collection:
             ModelNotFoundError, BundleError, ModelError: the named re-ranker cannot be loaded.
             CollectionError: a file is damaged.
         """
-        cascade = Cascade(
-            fusion=fusion_of(hybrid),
-            reranker=self._reranker(rerank),
-            rerank_weight=rerank_weight,
-            candidates=check_count(candidates, "candidates"),
-            effort=_checked_effort(effort),
-        )
-        found = cascade.search(
-            self.store.view(),
+        reranker = self._reranker(rerank)
+        steps = self._steps(
             check_texts(query, "query"),
-            check_whole(k, "k"),
-            encoder=self._queries_encoder(),
-            conditions=_conditions(filter),
+            k,
+            filter,
+            hybrid=hybrid,
+            rerank=reranker is not None,
+            rerank_weight=rerank_weight,
+            candidates=candidates,
+            effort=effort,
         )
+        found = run_steps(steps, self._queries_encoder(), reranker)
         return found[0] if isinstance(query, str) else found
 
     def search_steps(
@@ -481,18 +480,41 @@ class Collection:
         Raises:
             InputError: the filter is malformed; the generator raises further errors, as :meth:`search` does.
         """
-        cascade = Cascade(
+        return self._steps(
+            [check_text(query, "query")],
+            k,
+            filter,
+            hybrid=hybrid,
+            rerank=check_flag(rerank, "rerank"),
+            rerank_weight=rerank_weight,
+            candidates=candidates,
+            effort=effort,
+        )
+
+    def _steps(
+        self,
+        queries: list[str],
+        k: int,
+        filter: Filter | None,
+        *,
+        hybrid: bool | str | Fusion | None,
+        rerank: bool,
+        rerank_weight: float,
+        candidates: int | None,
+        effort: float,
+    ) -> Steps:
+        if not 0 <= check_number(rerank_weight, "rerank_weight") <= 1:
+            raise InputError(f"expected a rerank_weight of 0...1, got {rerank_weight}")
+        return search_steps(
+            self.store.view(),
+            queries,
+            check_whole(k, "k"),
+            _conditions(filter),
             fusion=fusion_of(hybrid),
+            rerank=rerank,
             rerank_weight=rerank_weight,
             candidates=check_count(candidates, "candidates"),
             effort=_checked_effort(effort),
-        )
-        return cascade.steps(
-            self.store.view(),
-            [check_text(query, "query")],
-            check_whole(k, "k"),
-            _conditions(filter),
-            rerank=check_flag(rerank, "rerank"),
         )
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:

@@ -169,10 +169,10 @@ def _document(
 
 def plain_value(value: Any, field: str, place: str) -> Any:
     """Return the JSON of a value of metadata; DataError, with the name of the field, if it has none."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
     if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind not in "mM":
         value = value.tolist()
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
     if isinstance(value, Mapping):
         return {name: plain_value(each, f"{field}.{name}", place) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -193,8 +193,8 @@ def _plain_scalar(value: Any) -> str | float | None:
         return None
     if isinstance(value, (dt.date, dt.time)):
         return value.isoformat()
-    if isinstance(value, (str, bool, int, uuid.UUID, np.datetime64)):
-        return str(value) if isinstance(value, (uuid.UUID, np.datetime64)) else value
+    if isinstance(value, (uuid.UUID, np.datetime64)):
+        return str(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, decimal.Decimal) and value.is_finite() and decimal.Decimal(repr(float(value))) == value:

@@ -121,18 +121,15 @@ class ExactIndex:
 
 def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) -> Ranking:
     """Score some rows of ``(N, D)`` for a query ``(D,)`` and return the best ``k``, with ties ordered by row."""
-    candidates = np.sort(candidates)
-    # Not a matrix product: a sum along the last axis adds every row in the same order.
-    with np.errstate(over="ignore", invalid="ignore"):
-        products = rows[candidates].astype(np.float64) * query.astype(np.float64)
-        scores = products.sum(axis=1).astype(np.float32)
-    return _best(Ranking(scores, candidates), k)
+    (scores,), (found,) = rank_together(query[np.newaxis], rows, candidates[np.newaxis], k)
+    return Ranking(scores, found)
 
 
 def rank_together(
     queries: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int
 ) -> tuple[FloatArray, RowNumbers]:
     """As :func:`rank`, for queries ``(Q, D)`` with equally many candidates ``(Q, C)``: ``(Q, min(k, C))`` each."""
+    # Not a matrix product: a sum along the last axis adds every row in the same order.
     with np.errstate(over="ignore", invalid="ignore"):
         products = rows[candidates].astype(np.float64) * queries[:, np.newaxis].astype(np.float64)
         scores = products.sum(axis=-1).astype(np.float32)

@@ -112,19 +112,20 @@ class RemoteStore(ABC):
     See :class:`~embedkit.serving.retrieval.store.Store`. Subclasses add the database's own operations.
 
     Args:
-        address: address of the collection, ``SCHEME:PLACE#NAME``.
-        client: a connection to the database.
-        name: name of the collection there.
+        address: address of the collection, ``SCHEME:PLACE#NAME``, to which a connection is opened.
     """
 
     _ERRORS: ClassVar[tuple[type[Exception], ...]]
     """What the client raises where the database refuses a request or is not there."""
 
-    def __init__(self, address: str, client: Any, name: str) -> None:
-        self._address, self._client, self._name = address, client, name
-        self._facts = self._read_facts(client, name)
+    def __init__(self, address: str) -> None:
+        place, _, name = address.partition(":")[2].partition("#")
+        self._address, self._name = address, name or "embedkit"
+        with self._asking():
+            self._client = self._connect(place)
+        self._facts: Mapping[str, Any] = {}
         self._seen_fields: set[str] = set()
-        self._count = self._count_documents()
+        self._count = 0
 
     @classmethod
     def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
@@ -133,14 +134,15 @@ class RemoteStore(ABC):
         with tempfile.TemporaryDirectory() as folder:
             documents = _spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
             about = RemoteAbout(**plan.about(documents, source), analysis=ANALYSIS)
-            with cls._connected(address) as (client, name):
-                if cls._exists(client, name):
+            built = cls(address)
+            with built._opening():
+                if built._exists():
                     raise CollectionError(
-                        f"there is a collection {name} at {address} already: add to it, delete it, or choose "
-                        "another name"
+                        f"there is a collection {built._name} at {address} already: add to it, delete it, or "
+                        "choose another name"
                     )
-                cls._create(address, client, name, about)
-                built = cls(address, client, name)
+                built._create(about)
+                built._load()
                 try:
                     built._send(documents, source, plan.encoder, show_progress_bar=show_progress_bar)
                 except EmbedkitError:
@@ -151,15 +153,16 @@ class RemoteStore(ABC):
     @classmethod
     def open(cls, address: str, models: Models) -> Self:
         """Open a collection created by :meth:`build`."""
-        with cls._connected(address) as (client, name):
-            if not cls._exists(client, name):
-                others = ", ".join(sorted(cls._names(client))) or "none"
-                raise CollectionError(f"there is no collection {name} at {address}; there are {others}")
-            if cls._read_facts(client, name).get("kind") != _KIND:
+        opened = cls(address)
+        with opened._opening():
+            if not opened._exists():
+                others = ", ".join(sorted(opened._names())) or "none"
+                raise CollectionError(f"there is no collection {opened._name} at {address}; there are {others}")
+            if opened._read_facts().get("kind") != _KIND:
                 raise CollectionError(
-                    f"the collection {name} at {address} holds no documents that embedkit has put there"
+                    f"the collection {opened._name} at {address} holds no documents that embedkit has put there"
                 )
-            opened = cls(address, client, name)
+            opened._load()
             check_analysis(opened.about.analysis, address)
             models.check(address, opened.about)
         return opened
@@ -279,31 +282,29 @@ class RemoteStore(ABC):
         self.refresh()
         return replaced
 
-    @classmethod
-    @contextlib.contextmanager
-    def _connected(cls, address: str) -> Iterator[tuple[Any, str]]:
-        """Yield a client and the collection's name; the connection is closed if an exception occurs."""
-        place, _, name = address.partition(":")[2].partition("#")
-        with cls._errors_at(address):
-            client = cls._connect(place)
-            try:
-                yield client, name or "embedkit"
-            except BaseException:
-                client.close()
-                raise
+    def _load(self) -> None:
+        """Prepare an existing collection for searches."""
+        self._facts, self._count = self._read_facts(), self._count_documents()
 
-    @classmethod
     @contextlib.contextmanager
-    def _errors_at(cls, address: str) -> Iterator[None]:
+    def _opening(self) -> Iterator[None]:
+        """Close the connection if an exception occurs."""
+        try:
+            with self._asking():
+                yield
+        except BaseException:
+            self.close()
+            raise
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Turn errors of the database into those of embedkit."""
         try:
             yield
         except EmbedkitError:
             raise
-        except cls._ERRORS as error:
-            raise CollectionError(f"{address}: {getattr(error, 'message', None) or error}") from error
-
-    def _asking(self) -> contextlib.AbstractContextManager[None]:
-        return self._errors_at(self._address)
+        except self._ERRORS as error:
+            raise CollectionError(f"{self._address}: {getattr(error, 'message', None) or error}") from error
 
     @staticmethod
     @abstractmethod
@@ -312,33 +313,28 @@ class RemoteStore(ABC):
 
     @staticmethod
     @abstractmethod
-    def _exists(client: Any, name: str) -> bool:
-        """Whether there is a collection of this name, or an alias."""
-
-    @staticmethod
-    @abstractmethod
-    def _names(client: Any) -> list[str]:
-        """Return the names of all collections."""
-
-    @staticmethod
-    @abstractmethod
-    def _read_facts(client: Any, name: str) -> Mapping[str, Any]:
-        """Return the output of :meth:`RemoteAbout.facts` as stored in the database."""
-
-    @staticmethod
-    @abstractmethod
     def _kind(index: str) -> str:
         """Return the database's name for a requested kind of index."""
 
     @staticmethod
-    @abstractmethod
-    def _create(address: str, client: Any, name: str, about: RemoteAbout) -> None:
-        """Create an empty collection."""
-
-    @staticmethod
-    @abstractmethod
-    def _check(document: Document) -> None:
+    def _check(document: Document) -> None:  # noqa: B027 - most databases store any document
         """Reject a document that the database cannot store."""
+
+    @abstractmethod
+    def _exists(self) -> bool:
+        """Whether there is a collection of this name, or an alias."""
+
+    @abstractmethod
+    def _names(self) -> list[str]:
+        """Return the names of all collections."""
+
+    @abstractmethod
+    def _read_facts(self) -> Mapping[str, Any]:
+        """Return the output of :meth:`RemoteAbout.facts` as stored in the database."""
+
+    @abstractmethod
+    def _create(self, about: RemoteAbout) -> None:
+        """Create an empty collection."""
 
     @abstractmethod
     def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:

@@ -14,7 +14,7 @@ from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.runtime.arguments import check_flag, check_number, check_whole, shown
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
-from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
+from embedkit.serving.retrieval.exact_index import Ranking
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.store import Selection, View
 
@@ -182,117 +182,77 @@ class Stages:
         return {stage: scores[row] for stage, scores in self._scores.items() if row in scores}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cascade:
-    """The configuration of a search.
+def search_steps(
+    view: View,
+    queries: Sequence[str],
+    k: int,
+    conditions: Sequence[Condition],
+    *,
+    fusion: Fusion | None,
+    rerank: bool,
+    rerank_weight: float,
+    candidates: int | None,
+    effort: float,
+) -> Steps:
+    """Find ``k`` documents for each query; yields :class:`Encode`, then optionally :class:`Score`.
 
-    Attributes:
-        fusion: how lexical results are fused; None for dense search only.
-        reranker: the model that scores texts; None for none.
-        rerank_weight: weight of the re-ranker's scores in the final order, in [0, 1]; those of the previous stage
-            have the rest. Below 1, both are normalised to [0, 1] over a query's candidates and added.
-        candidates: number of documents that a stage passes to the next; None for 50, but at least ``k``.
-        effort: factor of the search breadth of an approximate index.
+    The keywords are those of :meth:`Collection.search`. Fewer candidates than results, a weight without a
+    re-ranker, and a fusion without a lexical index are InputErrors.
     """
+    if rerank_weight < 1 and not rerank:
+        raise InputError("rerank_weight: there is no re-ranker; give one with rerank")
+    if candidates is not None and candidates < k:
+        raise InputError(f"expected at least as many candidates as results, {k}, got {candidates}")
+    wanted = (candidates or max(k, CANDIDATES)) if fusion or rerank else k
+    clock = Clock()
+    embeddings = yield Encode(queries)
+    clock.lap("encode")
+    selection = view.select(conditions)
+    all_stages = [Stages() for _ in queries]
+    if conditions:
+        clock.lap("filter")
+    all_scores, all_rows = view.search(embeddings, wanted, selection, effort=effort)
+    for stages, scores, found in zip(all_stages, all_scores, all_rows, strict=True):
+        stages.enter("dense", Ranking(scores, found))
+    clock.lap("dense")
+    if fusion:
+        for stages, query in zip(all_stages, queries, strict=True):
+            dense, lexical = stages.ranking, view.search_words(query, wanted, selection)
+            stages.enter("lexical", lexical)
+            stages.enter("fused", fusion.fuse(dense, lexical))
+        clock.lap("lexical")
+    if rerank:
+        rows = [stages.ranking.rows[:wanted] for stages in all_stages]
+        texts = [[view.read(int(row)).text for row in chosen] for chosen in rows]
+        for stages, given in zip(all_stages, (yield Score(queries, texts)), strict=True):
+            _reorder(stages, given, rerank_weight)
+        clock.lap("rerank")
+    return _hits(all_stages, view, k, clock, selection)
 
-    fusion: Fusion | None = None
-    reranker: Reranker | None = None
-    rerank_weight: float = 1.0
-    candidates: int | None = None
-    effort: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not 0 <= check_number(self.rerank_weight, "rerank_weight") <= 1:
-            raise InputError(f"expected a rerank_weight of 0...1, got {self.rerank_weight}")
+def _reorder(stages: Stages, scores: FloatArray, weight: float) -> None:
+    """Order the best candidates by the scores that a re-ranker gave them, in that order."""
+    before = Ranking(stages.ranking.scores[: len(scores)], stages.ranking.rows[: len(scores)])
+    order = np.argsort(-scores, kind="stable")  # ties keep the order of the previous stage
+    stages.enter("rerank", Ranking(scores[order], before.rows[order]))
+    if weight < 1:
+        stages.enter("blended", Fusion(method="weighted", dense_weight=weight).fuse(stages.ranking, before))
 
-    def search(
-        self,
-        view: View,
-        queries: Sequence[str],
-        k: int,
-        *,
-        encoder: TextEncoder,
-        conditions: Sequence[Condition] = (),
-    ) -> list[Hits]:
-        """Find ``k`` documents for each query.
 
-        Raises:
-            InputError: there are fewer candidates than results, no re-ranker to weigh, or no lexical index.
-            CollectionError: a file is damaged.
-        """
-        steps = self.steps(view, queries, k, conditions, rerank=self.reranker is not None)
-        wanted: Encode | Score = next(steps)
-        while True:
-            try:
-                wanted = steps.send(self._run(wanted, encoder))
-            except StopIteration as done:
-                found: list[Hits] = done.value
-                return found
-
-    def steps(
-        self,
-        view: View,
-        queries: Sequence[str],
-        k: int,
-        conditions: Sequence[Condition] = (),
-        *,
-        rerank: bool = False,
-    ) -> Steps:
-        """Yield the same search as steps for the caller's models: :class:`Encode`, then optionally :class:`Score`.
-
-        Raises:
-            InputError, CollectionError: as :meth:`search`.
-        """
-        if self.rerank_weight < 1 and not rerank:
-            raise InputError("rerank_weight: there is no re-ranker; give one with rerank")
-        wanted = self._wanted(k, rerank=rerank)
-        clock = Clock()
-        embeddings = yield Encode(queries)
-        clock.lap("encode")
-        selection = view.select(conditions)
-        all_stages = [Stages() for _ in queries]
-        if conditions:
-            clock.lap("filter")
-        all_scores, all_rows = view.search(embeddings, wanted, selection, effort=self.effort)
-        for stages, scores, found in zip(all_stages, all_scores, all_rows, strict=True):
-            stages.enter("dense", Ranking(scores, found))
-        clock.lap("dense")
-        if self.fusion:
-            for stages, query in zip(all_stages, queries, strict=True):
-                dense, lexical = stages.ranking, view.search_words(query, wanted, selection)
-                stages.enter("lexical", lexical)
-                stages.enter("fused", self.fusion.fuse(dense, lexical))
-            clock.lap("lexical")
-        if rerank:
-            rows = [stages.ranking.rows[:wanted] for stages in all_stages]
-            texts = [[view.read(int(row)).text for row in chosen] for chosen in rows]
-            self._reorder(all_stages, rows, (yield Score(queries, texts)))
-            clock.lap("rerank")
-        return _hits(all_stages, view, k, clock, selection)
-
-    def _run(self, step: Encode | Score, encoder: TextEncoder) -> Any:
+def run_steps(steps: Steps, encoder: TextEncoder, reranker: Reranker | None) -> list[Hits]:
+    """Run a search with these models."""
+    result: Any = None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration as done:
+            found: list[Hits] = done.value
+            return found
         if isinstance(step, Encode):
-            return embed_queries(step.queries, encoder)
-        assert self.reranker is not None
-        return rerank_scores(self.reranker, step.queries, step.texts)
-
-    def _reorder(
-        self, all_stages: Sequence[Stages], rows: Sequence[RowNumbers], scores: Sequence[FloatArray]
-    ) -> None:
-        for stages, chosen, given in zip(all_stages, rows, scores, strict=True):
-            before = Ranking(stages.ranking.scores[: len(chosen)], chosen)
-            order = np.argsort(-given, kind="stable")  # ties keep the order of the previous stage
-            stages.enter("rerank", Ranking(given[order], chosen[order]))
-            if self.rerank_weight < 1:
-                sum_of_scores = Fusion(method="weighted", dense_weight=self.rerank_weight)
-                stages.enter("blended", sum_of_scores.fuse(stages.ranking, before))
-
-    def _wanted(self, k: int, *, rerank: bool) -> int:
-        if self.candidates is not None and self.candidates < k:
-            raise InputError(f"expected at least as many candidates as results, {k}, got {self.candidates}")
-        if self.fusion is None and not rerank:
-            return k
-        return self.candidates or max(k, CANDIDATES)
+            result = embed_queries(step.queries, encoder)
+        else:
+            assert reranker is not None
+            result = rerank_scores(reranker, step.queries, step.texts)
 
 
 class Clock:

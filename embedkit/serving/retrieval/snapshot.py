@@ -258,7 +258,7 @@ class Snapshot:
         return None
 
     def select(self, conditions: Sequence[Condition]) -> Selection:
-        """Return the rows for which all conditions hold, except deleted ones, as ``(N,) bool`` masks of segments."""
+        """Return the rows for which all conditions hold, except deleted ones: ``(N,) bool`` for each segment."""
         masks = [part.alive for part in self._parts]
         warnings: dict[str, None] = {}
         for condition in conditions:
