@@ -263,7 +263,9 @@ def steps_of(kit: Kit) -> Callable[..., Any]:
         try:
             wanted = next(steps)
             while True:
-                answer = kit.encoder.encode(list(wanted.queries)) if isinstance(wanted, Encode) else [np.ones(2)]
+                is_encode = isinstance(wanted, Encode)
+                ones = [] if is_encode else [np.ones(len(texts)) for texts in wanted.texts]
+                answer = kit.encoder.encode(list(wanted.queries)) if is_encode else ones
                 wanted = steps.send(answer)
         except StopIteration as done:
             return done.value
@@ -432,7 +434,9 @@ ROWS = {
             "rerank": made(lambda kit: kit.scorer, "None"),
         },
     ),
-    "embedkit.Collection.search_steps": Row(steps_of, {"query": TEXT, **SEARCH, "rerank": FLAG}),
+    "embedkit.Collection.search_steps": Row(
+        steps_of, {"query": ANY_TEXTS.refusing("0-d text"), **SEARCH, "rerank": FLAG}
+    ),
     "embedkit.Collection.encode_queries": Row(
         lambda kit: kit.collection.encode_queries, {"queries": ANY_TEXTS.refusing("0-d text")}
     ),

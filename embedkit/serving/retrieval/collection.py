@@ -444,10 +444,10 @@ class Collection:
             CollectionError: a file is damaged.
         """
         reranker = self._reranker(rerank)
-        steps = self._steps(
-            check_texts(query, "query"),
+        steps = self.search_steps(
+            query,
             k,
-            filter,
+            filter=filter,
             hybrid=hybrid,
             rerank=reranker is not None,
             rerank_weight=rerank_weight,
@@ -459,7 +459,7 @@ class Collection:
 
     def search_steps(
         self,
-        query: str,
+        query: str | Sequence[str],
         k: int = 10,
         *,
         filter: Filter | None = None,
@@ -469,50 +469,25 @@ class Collection:
         candidates: int | None = None,
         effort: float = 1.0,
     ) -> Steps:
-        """Search for one query while the caller runs the models, so that other work can share their batches.
+        """Search while the caller runs the models, so that other work can share their batches.
 
         The arguments are those of :meth:`search`, but ``rerank`` says only whether a re-ranker decides the order.
 
         Returns:
-            a generator that yields steps for the models, is sent the results, and returns a list of one
-            :class:`Hits` (see :mod:`embedkit.serving.retrieval.search`).
+            a generator that yields steps for the models, is sent the results, and returns the :class:`Hits` of
+            each query (see :mod:`embedkit.serving.retrieval.search`).
 
         Raises:
-            InputError: the filter is malformed; the generator raises further errors, as :meth:`search` does.
+            InputError: an argument is invalid; the generator raises further errors, as :meth:`search` does.
         """
-        return self._steps(
-            [check_text(query, "query")],
-            k,
-            filter,
-            hybrid=hybrid,
-            rerank=check_flag(rerank, "rerank"),
-            rerank_weight=rerank_weight,
-            candidates=candidates,
-            effort=effort,
-        )
-
-    def _steps(
-        self,
-        queries: list[str],
-        k: int,
-        filter: Filter | None,
-        *,
-        hybrid: bool | str | Fusion | None,
-        rerank: bool,
-        rerank_weight: float,
-        candidates: int | None,
-        effort: float,
-    ) -> Steps:
-        if not 0 <= check_number(rerank_weight, "rerank_weight") <= 1:
-            raise InputError(f"expected a rerank_weight of 0...1, got {rerank_weight}")
         return search_steps(
             self.store.view(),
-            queries,
+            check_texts(query, "query"),
             check_whole(k, "k"),
             _conditions(filter),
             fusion=fusion_of(hybrid),
-            rerank=rerank,
-            rerank_weight=rerank_weight,
+            rerank=check_flag(rerank, "rerank"),
+            rerank_weight=check_number(rerank_weight, "rerank_weight"),
             candidates=check_count(candidates, "candidates"),
             effort=_checked_effort(effort),
         )
@@ -545,11 +520,7 @@ class Collection:
             CollectionError: a file is damaged.
         """
         return search_embeddings(
-            self.store.view(),
-            embeddings,
-            check_whole(k, "k"),
-            _conditions(filter),
-            effort=_checked_effort(effort),
+            self.store.view(), embeddings, check_whole(k, "k"), _conditions(filter), effort=_checked_effort(effort)
         )
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:

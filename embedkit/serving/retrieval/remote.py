@@ -316,8 +316,8 @@ class RemoteStore(ABC):
     def _kind(index: str) -> str:
         """Return the database's name for a requested kind of index."""
 
-    @staticmethod
-    def _check(document: Document) -> None:  # noqa: B027 - most databases store any document
+    @staticmethod  # noqa: B027 - most databases store any document
+    def _check(document: Document) -> None:
         """Reject a document that the database cannot store."""
 
     @abstractmethod

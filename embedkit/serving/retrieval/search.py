@@ -199,6 +199,8 @@ def search_steps(
     The keywords are those of :meth:`Collection.search`. Fewer candidates than results, a weight without a
     re-ranker, and a fusion without a lexical index are InputErrors.
     """
+    if not 0 <= rerank_weight <= 1:
+        raise InputError(f"expected a rerank_weight of 0...1, got {rerank_weight}")
     if rerank_weight < 1 and not rerank:
         raise InputError("rerank_weight: there is no re-ranker; give one with rerank")
     if candidates is not None and candidates < k:
