@@ -31,16 +31,12 @@ _TRAILER_BYTES = 8  # length of the footer, magic number
 
 @dataclass(frozen=True, slots=True)
 class ParquetInput:
-    """One file.
+    """One file, or object of a store.
 
     Attributes:
-        path: path, or URL in an object store.
         name: its path below the common folder of all inputs, which does not change when they are moved together.
-        rows: number of rows.
-        bytes: file size.
         footer: hex SHA-256 of its footer, which contains position, size and extremes of every column chunk: with
             the size, it identifies a file without reading it.
-        schema: columns and their types.
         values: columns that the folders of the file name, such as ``lang=en``.
     """
 

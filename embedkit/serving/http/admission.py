@@ -17,13 +17,9 @@ _MEMORY = 0.2  # weight of the newest work in a rate
 
 
 class Caller(NamedTuple):
-    """The client of a request, and its deadline.
+    """The client of a request, by the name of its API key, if any, and its deadline by the monotonic clock.
 
-    Attributes:
-        name: name of the API key; empty if none is required.
-        share: share of the admitted work that requests with this key may hold.
-        deadline: time of the event loop's monotonic clock; None for none.
-        may_write: whether the key has the scope ``write``.
+    ``share`` is the part of the admitted work that requests with this key may hold.
     """
 
     name: str = ""
@@ -71,15 +67,12 @@ class Reservation:
 
 
 class Admission:
-    """Admits work while waiting and running work stay below a number of seconds; belongs to one event loop.
+    """Admits work while waiting and running work stay below some seconds; belongs to one event loop.
 
     The cost of a request is estimated from its size before any work is spent on it: tokens to run, documents to
     scan, filter or write, each by the rate that this server has achieved. A request must leave capacity for
     another one like it, and counts for at most a quarter of the queue: expensive requests never fill the queue for
     cheap ones, with which they take turns, and no request is too expensive to ever be admitted.
-
-    Args:
-        limit_s: maximum seconds of work.
     """
 
     def __init__(self, limit_s: float) -> None:

@@ -340,12 +340,7 @@ class Connections:
     When a limit is reached, the connection is closed that has kept the server waiting longest without a request in
     progress: a client that sends and reads at a normal pace outlives any number of slow ones.
 
-    Args:
-        settings: limits and timeouts.
-        application: answers the requests.
-
     Attributes:
-        settings, application: as given.
         tasks: requests in progress.
         draining: whether each answer is its connection's last.
         date_line: the header with the current time.

@@ -66,14 +66,7 @@ class _Entry:
 
 @dataclass(slots=True, eq=False)
 class Key:
-    """One API key; ``digest`` is its SHA-256.
-
-    Attributes:
-        name: name in logs and messages; empty if it has none.
-        scopes: permissions, a subset of :data:`SCOPES`.
-        share: share of the queue that its requests may hold.
-        requests_per_s: rate limit; None is unlimited.
-    """
+    """One API key, by its SHA-256. The name, for logs, may be empty; without a rate, it is not limited."""
 
     digest: bytes
     name: str = ""

@@ -53,10 +53,7 @@ class Registry:
     """The models and the collection that answer requests. It is immutable: a reload creates another one.
 
     Attributes:
-        settings: limits and permissions.
-        limits: checks applied to all texts.
         cross: the cross-encoder, if any.
-        collection: the collection, if any.
         users: number of requests in progress that use the registry.
         queues: name of each model -> function that counts the tokens waiting for a batch.
     """

@@ -43,19 +43,12 @@ class Request:
     """A request, from its headers to its answer.
 
     Attributes:
-        method: its method.
         target: its target, as sent.
-        found: its route.
         headers: the last value of each header.
         id: the client's id of it, or a generated one.
-        address: the client's address.
-        service: answers it.
         body: the part of the body that has arrived.
         notes: numbers that its function adds to the log, never texts.
-        status: status of the answer.
         seconds: time limit for its work.
-        caller: its client.
-        registry: the models and the collection that answer it.
         keep_alive, awaits_continue, is_complete, is_considered, answered: its state on its connection.
         refusal: the answer, if it is refused.
         task: computes the answer.

@@ -210,11 +210,8 @@ class Server:
     connections are accepted; requests in progress get ``drain_s`` to finish. A second signal stops immediately.
     SIGHUP reloads models and collection.
 
-    Args:
-        service: the service.
-        keys: API keys; without any, no key is required.
-        parent: the process that has bound the socket, if this is one of several workers.
-        agents: answers under ``/mcp``.
+    Without ``keys``, no key is required. ``parent`` has bound the socket of several workers; ``agents`` answers
+    under ``/mcp``.
 
     Attributes:
         url: its URL, once it is listening.

@@ -26,15 +26,10 @@ logger = logging.getLogger(__name__)
 class Service:
     """Leases the current registry to requests, and replaces it on demand without losing a request.
 
-    Args:
-        settings: limits and permissions.
-        load: loads models and collection, now and at each reload; its errors are raised.
-        siblings: other processes that serve the same socket, if any.
+    ``load`` loads models and collection, now and at each reload.
 
     Attributes:
         registry: the current registry; a request uses the one it leases.
-        metrics: counts events.
-        admission: admits work.
         draining: whether the server is shutting down.
     """
 
@@ -142,12 +137,7 @@ _LARGEST_BYTES = 2**24
 
 
 class Siblings:
-    """Answers questions of other workers, and asks them.
-
-    Args:
-        folder: contains a socket for each worker; None if there are no others.
-        own: number of this worker.
-    """
+    """Answers questions of other workers, and asks them, by sockets in ``folder``; None if there are none."""
 
     def __init__(self, folder: Path | None = None, own: int = 0) -> None:
         self.folder, self._own = folder, f"worker-{own}"

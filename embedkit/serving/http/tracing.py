@@ -21,10 +21,7 @@ _QUIET: Final = {"record_exception": False, "set_status_on_exception": False}  #
 class Tracing:
     """Creates a span of each request, and of its parts, in the trace named by its headers.
 
-    Without OpenTelemetry's API, or without a tracer provider, nothing is done.
-
-    Attributes:
-        is_on: whether spans are exported, as determined by :meth:`look`.
+    Without OpenTelemetry's API, or without a tracer provider (see :meth:`look`), nothing is done.
     """
 
     def __init__(self) -> None:

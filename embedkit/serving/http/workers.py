@@ -65,9 +65,6 @@ class Workers:
     The socket starts listening once all workers are ready. A worker that exits unexpectedly is replaced while the
     others serve. SIGTERM and SIGINT are forwarded, so that each worker drains like a single server, and so is
     SIGHUP, so that each reloads.
-
-    Attributes:
-        settings: as given, with the number of threads of each worker.
     """
 
     def __init__(self, models: Sequence[str], settings: ServerSettings, log_level: int) -> None:

@@ -280,9 +280,7 @@ class _Texts:
 class ColumnFiles:
     """Reads columns written by :func:`write_columns`; thread-safe. Damage is a CollectionError.
 
-    Attributes:
-        fields: the fields that have a column.
-        names: all fields; None if some are unknown.
+    ``names`` are all fields, or None if some are unknown, and ``fields`` those that have a column.
     """
 
     FILES: ClassVar[frozenset[str]] = frozenset({_ARRAYS, _DIRECTORY})

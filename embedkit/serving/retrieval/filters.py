@@ -33,13 +33,7 @@ _CONDITION = re.compile(r"([^\s=!<>]++)\s*+([!<>]?+=|[<>])(?![=!<>])\s*+(.+)", r
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition on one field.
-
-    Attributes:
-        field: name of the field.
-        operator: one of `OPERATORS`.
-        value: its operand; a list for ``in`` and ``not_in``.
-    """
+    """One condition on one field: one of `OPERATORS`, with a value, or a list for ``in`` and ``not_in``."""
 
     field: str
     operator: str

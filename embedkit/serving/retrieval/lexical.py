@@ -92,11 +92,7 @@ class Words:
 
 
 class LexicalIndex:
-    """Reads files written by :meth:`Words.save`; thread-safe. Damage is a CollectionError.
-
-    Attributes:
-        analysis: the way in which texts were cut into words.
-    """
+    """Reads files written by :meth:`Words.save`; thread-safe. Damage is a CollectionError."""
 
     FILES: ClassVar[frozenset[str]] = frozenset({_TERMS, _STARTS, _POSTINGS, _WEIGHTS})
 

@@ -37,12 +37,7 @@ _JOB: Final = "_manifest.json"
 
 
 class Shards:
-    """A folder of Parquet files, or one file.
-
-    Attributes:
-        column: the column of embeddings; None if there is none.
-        maker: the model that created them, if the files name it.
-    """
+    """A folder of Parquet files, or one file; its column of embeddings and their model, if there are any."""
 
     def __init__(
         self, path: Path, dataset: pads.Dataset, column: str | None, maker: Maker | None, batch_rows: int
