@@ -126,19 +126,14 @@ class SpooledRows:
         """Return the Parquet schema of the source."""
         from embedkit.extras import require
 
-        pa, parquet = require("pyarrow", extra="bulk"), require("pyarrow.parquet", extra="bulk")
-        files = require("embedkit.parquet_files", extra="bulk")
+        pa, files = require("pyarrow", extra="bulk"), require("embedkit.parquet_files", extra="bulk")
+        shards = require("embedkit.serving.retrieval.shards", extra="bulk")
         path = Path(self._place)
         paths = files.find_files(path) if path.is_dir() else [path]
         if not paths or any(each.suffix != ".parquet" for each in paths):
             raise InputError(f"a .parquet output needs Parquet as input, not {self._name}; write .jsonl")
-        folders = files.partitions([str(each.relative_to(path)) for each in paths])
-        schemas = []
-        for each, values in zip(paths, folders, strict=True):
-            with files.reading(each), parquet.ParquetFile(each) as file:
-                schemas.append((each, files.read_schema(file, each), values))
-        joined = files.join_schemas(schemas)
-        return pa.schema([field for field in joined if not len(self) or field.name in self[0]])
+        dataset, *_ = shards.open_dataset(path, paths)
+        return pa.schema([field for field in dataset.schema if not len(self) or field.name in self[0]])
 
     def _record(self, document: Document) -> tuple[str, Mapping[str, Any]]:
         record = {"id": document.id, self._column: document.text, **(document.metadata or {})}

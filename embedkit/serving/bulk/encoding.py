@@ -136,7 +136,8 @@ class BulkEncoding:
             check_text(text_column, "text_column"),
             None if columns is None else check_names(columns, "columns"),
         )
-        _check_rows(inputs)
+        if not any(each.rows for each in inputs):
+            raise DataError(f"{', '.join(str(each.path) for each in inputs[:3])}: there are no rows to embed")
         folder = str(output) if is_url(output) else Path(output).expanduser()
         _check_apart(source, folder)
         encoder = Encoder.load(model, threads=threads, providers=providers)
@@ -253,11 +254,6 @@ def _checked_columns(
 def _holds_texts(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _check_rows(inputs: Sequence[ParquetInput]) -> None:
-    if not any(each.rows for each in inputs):
-        raise DataError(f"{', '.join(str(each.path) for each in inputs[:3])}: there are no rows to embed")
 
 
 def _check_apart(given: str | os.PathLike[str], output: Path | str) -> None:

@@ -17,7 +17,7 @@ _TOKENS = tuple(16 * 2**power for power in range(12))
 
 
 class Metrics:
-    """Metrics of one server, in a registry of its own."""
+    """Metrics of one server, in a registry of its own; ``at_work`` is the number of requests not answered yet."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -31,9 +31,9 @@ class Metrics:
             registry=registry,
         )
         self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # faster than looking up labels
-        self._at_work = 0
+        self.at_work = 0
         Gauge("embedkit_requests_at_work", "Requests not answered yet", registry=registry).set_function(
-            lambda: float(self._at_work)
+            lambda: float(self.at_work)
         )
         self._tokens = Counter(
             "embedkit_tokens", "Tokens run, special ones included", ["model"], registry=registry
@@ -78,14 +78,6 @@ class Metrics:
         children[0].inc()
         children[1].observe(seconds)
 
-    def begin_request(self) -> None:
-        """Count the start of a request."""
-        self._at_work += 1
-
-    def end_request(self) -> None:
-        """Count the end of a request."""
-        self._at_work -= 1
-
     def count_truncated(self, model: str, texts: int) -> None:
         """Count texts that were truncated to the maximum length of a model."""
         if texts:
@@ -108,39 +100,29 @@ class Metrics:
 
     def snapshot(self) -> Snapshot:
         """Return all values, for another worker."""
-        return snapshot(self._registry)
+        return [
+            [
+                found.name,
+                found.documentation,
+                found.type,
+                [[one.name, one.labels, one.value] for one in found.samples],
+            ]
+            for found in self._registry.collect()
+        ]
 
     def text(self, others: Sequence[Snapshot] = ()) -> bytes:
         """Return all values in Prometheus's text format, including those of other workers."""
-        return sum_up([self.snapshot(), *others]) if others else generate_latest(self._registry)
+        if not others:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        registry.register(_Sums([self.snapshot(), *others]))
+        return generate_latest(registry)
 
-
-Series = tuple[str, tuple[tuple[str, str], ...]]
 
 _EARLIEST = ("process_start_time_seconds", "process_max_fds")  # aggregated by minimum, like `_created`
 
 Snapshot = list[Any]
 """``[name, documentation, type, [[sample, labels, value], ...]]`` of each metric, serialisable as JSON."""
-
-
-def snapshot(registry: CollectorRegistry) -> Snapshot:
-    """Return all values of a registry."""
-    return [
-        [
-            metric.name,
-            metric.documentation,
-            metric.type,
-            [[one.name, one.labels, one.value] for one in metric.samples],
-        ]
-        for metric in registry.collect()
-    ]
-
-
-def sum_up(snapshots: Sequence[Snapshot]) -> bytes:
-    """Add up the values of several workers, in Prometheus's text format."""
-    registry = CollectorRegistry()
-    registry.register(_Sums(snapshots))
-    return generate_latest(registry)
 
 
 class _Sums(Collector):
@@ -159,8 +141,10 @@ class _Sums(Collector):
             yield metric
 
 
-def _added(samples: Iterable[tuple[str, dict[str, str], float]]) -> dict[Series, float]:
-    found: dict[Series, float] = {}
+def _added(
+    samples: Iterable[tuple[str, dict[str, str], float]],
+) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for name, labels, value in samples:
         key = name, tuple(labels.items())
         if key not in found:

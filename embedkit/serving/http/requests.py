@@ -125,7 +125,7 @@ class Application:
         values = dict(headers)
         given = values.get(b"x-request-id")
         request_id = given if given and _REQUEST_ID.fullmatch(given) else b"%016x" % random.getrandbits(64)
-        self._service.metrics.begin_request()
+        self._service.metrics.at_work += 1
         return Request(
             method, target, self._table.find(method, target), values, request_id, address, self._service
         )
@@ -219,7 +219,7 @@ class Application:
         if request._ended:  # noqa: SLF001 - a request's own module
             return
         request._ended = True  # noqa: SLF001
-        self._service.metrics.end_request()
+        self._service.metrics.at_work -= 1
         label, seconds = request.label, time.perf_counter() - request.began
         self._service.metrics.count_request(label, request.status, seconds)
         level = logging.DEBUG if label.startswith(_QUIET) else logging.INFO

@@ -172,7 +172,8 @@ class FolderStore:
                 files = held.enter_context(reserve(self.path, taken))
             segment = files / writer.SEGMENT
             entry = merged(self.path, segment, before, first, self._children, show_progress_bar=show_progress_bar)
-            self._merged = _open_ahead(segment, entry, before)
+            if os.name != "nt":  # where mapped files cannot be moved
+                self._merged = Segment(segment, entry, before.manifest.dimension)
             try:
                 with self._writing_patiently(patience_s) as generations:
                     return writer.adopt(self.path, next(generations), files, entry, before, first, self._snapshot)
@@ -246,11 +247,6 @@ def patiently(write: Callable[[], Result], patience_s: float) -> Result:
 def _all(_: Sequence[SegmentEntry], taken: Collection[str]) -> int | None:
     """Choose all segments, unless some are being merged."""
     return None if taken else 0
-
-
-def _open_ahead(files: Path, entry: SegmentEntry, snapshot: Snapshot) -> Segment | None:
-    """Return the segment whose files will be moved; None on Windows, where mapped files cannot be moved."""
-    return None if os.name == "nt" else Segment(files, entry, snapshot.manifest.dimension)
 
 
 def _is_compact(manifest: Manifest) -> bool:

@@ -62,7 +62,7 @@ class Shards:
             raise DataError(
                 f"there are no .parquet files in {folder}; embedkit index build --split reads .txt, .md and .html"
             )
-        dataset, makers, rows = _dataset(folder, files)
+        dataset, makers, rows = open_dataset(folder, files)
         fingerprints = {each.fingerprint if each else "unknown" for each in makers}
         if len(fingerprints) > 1:
             known_models = ", ".join(sorted(each[:12] for each in fingerprints))
@@ -142,7 +142,7 @@ def _maker(schema: pa.Schema) -> Maker | None:
     return None
 
 
-def _dataset(folder: Path, files: list[Path]) -> tuple[pads.Dataset, set[Maker | None], int]:
+def open_dataset(folder: Path, files: list[Path]) -> tuple[pads.Dataset, set[Maker | None], int]:
     """Return the rows of all files with the columns of their folders, their models, and rows to read at once."""
     values = partitions([str(file.relative_to(folder)) for file in files])
     schemas, makers, rows = [], set(), []
