@@ -6,8 +6,9 @@ import logging
 import shutil
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Self, TextIO, TypeVar
 
 logger = logging.getLogger("embedkit")
 
@@ -16,6 +17,8 @@ _PATIENCE_SECONDS = 2.0
 _LINE_SECONDS = 10.0
 _BAR_WIDTH = 24
 _UNITS = ((1, "s"), (60, "min"), (3600, "h"))
+
+Item = TypeVar("Item")
 
 
 class Progress:
@@ -64,6 +67,12 @@ class Progress:
             self._draw()
             self._stream.write("\n")
             self._stream.flush()
+
+    def over(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield items, each of which is a unit."""
+        for item in items:
+            yield item
+            self.advance()
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count ``count`` more units; ``note``, for example a loss, is shown after the figures."""

@@ -155,7 +155,7 @@ class MilvusDocuments(RemoteStore):
             limit = min(4 * limit, MOST_RESULTS)
 
     @staticmethod
-    def _check(document: Document) -> None:
+    def _checked(document: Document) -> Document:
         for what, text, most in (
             ("id", document.id, _MOST_ID_BYTES),
             ("text", document.text, _MOST_TEXT_BYTES),
@@ -165,6 +165,7 @@ class MilvusDocuments(RemoteStore):
                 raise DataError(
                     f"the {what} of document {document.id:.40} has {size:,} bytes; Milvus takes {most:,}"
                 )
+        return document
 
     @staticmethod
     def _connect(place: str) -> MilvusClient:

@@ -200,7 +200,8 @@ class QdrantDocuments(RemoteStore):
 def _condition(condition: Condition) -> rest.Filter:
     field, value = condition.field, condition.value
     if condition.operator in ("eq", "in"):
-        return rest.Filter(should=_equal_to(field, value)) if value != [] else _nothing()
+        nothing = rest.HasIdCondition(has_id=[])
+        return rest.Filter(should=_equal_to(field, value)) if value != [] else rest.Filter(must=[nothing])
     if condition.operator in ("ne", "not_in"):
         return rest.Filter(must_not=_equal_to(field, value))
     if condition.operator == "exists":
@@ -222,10 +223,6 @@ def _equal(field: str, value: Any) -> Any:
     if isinstance(value, (str, bool)):
         return rest.FieldCondition(key=_key(field), match=rest.MatchValue(value=value))
     return rest.FieldCondition(key=_key(field), range=rest.Range(gte=value, lte=value))
-
-
-def _nothing() -> rest.Filter:
-    return rest.Filter(must=[rest.HasIdCondition(has_id=[])])
 
 
 def _is_absent(field: str) -> rest.IsEmptyCondition:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
@@ -24,7 +24,7 @@ from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
 from embedkit.serving.retrieval.models import About, Models, QueryModel
-from embedkit.serving.retrieval.segment_files import DocumentStore, write_documents
+from embedkit.serving.retrieval.segment_files import DocumentStore, read_documents
 from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Selection, Upserted
 
@@ -132,7 +132,8 @@ class RemoteStore(ABC):
         """Write documents to a new collection."""
         plan = dataclasses.replace(plan, index=cls._kind(plan.index))
         with tempfile.TemporaryDirectory() as folder:
-            documents = _spool(Path(folder), source, check=cls._check, show_progress_bar=show_progress_bar)
+            checked = map(cls._checked, source.documents)
+            documents = read_documents(Path(folder), checked, show_progress_bar=show_progress_bar)
             about = RemoteAbout(**plan.about(documents, source), analysis=ANALYSIS)
             built = cls(address)
             with built._opening():
@@ -206,7 +207,8 @@ class RemoteStore(ABC):
     ) -> Upserted:
         """Embed and send documents, replacing those with the same ids."""
         with tempfile.TemporaryDirectory() as folder:
-            documents = _spool(Path(folder), source, check=self._check, show_progress_bar=show_progress_bar)
+            checked = map(self._checked, source.documents)
+            documents = read_documents(Path(folder), checked, show_progress_bar=show_progress_bar)
             about = self.about
             numerics = joined(about.numerics, source.numerics(encoder))
             if numerics != about.numerics:  # recorded before the first embedding is sent
@@ -316,9 +318,10 @@ class RemoteStore(ABC):
     def _kind(index: str) -> str:
         """Return the database's name for a requested kind of index."""
 
-    @staticmethod  # noqa: B027 - most databases store any document
-    def _check(document: Document) -> None:
-        """Reject a document that the database cannot store."""
+    @staticmethod
+    def _checked(document: Document) -> Document:
+        """Return a document, or reject one that the database cannot store."""
+        return document
 
     @abstractmethod
     def _exists(self) -> bool:
@@ -395,18 +398,3 @@ class RemoteStore(ABC):
     @abstractmethod
     def matching(self, query: str, k: int, where: Any) -> Found:
         """Return the documents that share words with a query, best first."""
-
-
-def _spool(
-    folder: Path, source: Source, *, check: Callable[[Document], None], show_progress_bar: bool | None
-) -> DocumentStore:
-    """Read and check all documents before the first is embedded, on disk and in bounded memory."""
-    with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
-
-        def documents() -> Iterator[Document]:
-            for document in source.documents:
-                check(document)
-                yield document
-                progress.advance()
-
-        return write_documents(folder, documents())

@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 from embedkit.config import setting
 from embedkit.errors import CollectionError, DataError
+from embedkit.progress import Progress
 from embedkit.serving.retrieval.documents import Document
 
 PIECE_BYTES: Final = 2**23
@@ -251,6 +252,14 @@ class DocumentStore:
 
     def _damaged(self, row: int) -> CollectionError:
         return CollectionError(f"{self._path} or {_OFFSETS} beside it is damaged at row {row}; build it again")
+
+
+def read_documents(
+    folder: Path, documents: Iterable[Document], *, show_progress_bar: bool | None
+) -> DocumentStore:
+    """Write documents as they are read, before the first is embedded; as :func:`write_documents`."""
+    with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
+        return write_documents(folder, progress.over(documents))
 
 
 def write_documents(folder: Path, documents: Iterable[Document]) -> DocumentStore:

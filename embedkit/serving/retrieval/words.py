@@ -19,10 +19,9 @@ def weighted_words(texts: Iterable[str], progress: Progress) -> Words:
     All words of all texts are held in memory meanwhile.
     """
     numbers: dict[str, int] = {}
-    numbered = []
-    for text in texts:
-        numbered.append([numbers.setdefault(word, len(numbers)) for word in split_words(text)])
-        progress.advance()
+    numbered = [
+        [numbers.setdefault(word, len(numbers)) for word in split_words(text)] for text in progress.over(texts)
+    ]
     if not numbers:
         return Words(np.empty(0, np.uint64), np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
     model = bm25s.BM25(k1=1.5, b=0.75, method="lucene")

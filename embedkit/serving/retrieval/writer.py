@@ -35,12 +35,11 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.child import Child, describe_error, parent, read_frame, write_frame
 from embedkit.runtime.numerics import joined
-from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import UNFINISHED, EmbeddingJournal, prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.index_kinds import describe_cost, kind_for
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
-from embedkit.serving.retrieval.segment_files import DocumentStore, write_documents
+from embedkit.serving.retrieval.segment_files import DocumentStore, read_documents, write_documents
 from embedkit.serving.retrieval.snapshot import Snapshot, write_segment, write_tombstones
 from embedkit.serving.retrieval.sources import Source, embeddings_of
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
@@ -182,7 +181,7 @@ def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_pro
     """Write a collection of these documents, replacing an existing one."""
     encoder = plan.encoder
     with atomic_folder(folder / generation) as files:
-        store = _read(files, source.documents, show_progress_bar=show_progress_bar)
+        store = read_documents(files, source.documents, show_progress_bar=show_progress_bar)
         manifest = Manifest(
             **plan.about(store, source),
             generation=generation,
@@ -208,7 +207,7 @@ def upsert(
     """Add documents; existing ones with the same ids are deleted in the same step."""
     old = snapshot.manifest
     with atomic_folder(folder / generation) as files:
-        store = _read(files, source.documents, show_progress_bar=show_progress_bar)
+        store = read_documents(files, source.documents, show_progress_bar=show_progress_bar)
         segment = _embed(folder, files, store, source, encoder, old, show_progress_bar=show_progress_bar)
         found = (snapshot.find(store.read(row).id) for row in range(len(store)))
         replaced = [row for row in found if row is not None]
@@ -257,7 +256,7 @@ def write_merged(
     """Write the merged segment of :func:`merge` into a folder, not named by any manifest; needs no lock."""
     count = _remaining(snapshot, first)
     with Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress:
-        store = write_documents(files, _counted(snapshot.documents(first), progress))
+        store = write_documents(files, progress.over(snapshot.documents(first)))
     embeddings = snapshot.embeddings(first)
     return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
 
@@ -340,11 +339,6 @@ def _log_cost(manifest: Manifest, count: int) -> None:
     logger.info("%s", describe_cost(kind, count, manifest.dimension))
 
 
-def _read(files: Path, documents: Iterable[Document], *, show_progress_bar: bool | None) -> DocumentStore:
-    with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
-        return write_documents(files, _counted(documents, progress))
-
-
 def _embed(
     folder: Path,
     files: Path,
@@ -380,12 +374,6 @@ def _bury(files: Path, generation: str, old: Manifest, deleted: dict[int, RowNum
         tombstones = write_tombstones(files / name, rows, generation)
         segments[number] = dataclasses.replace(segments[number], deleted=tombstones)
     return tuple(segment for segment in segments if segment.remaining)
-
-
-def _counted(documents: Iterable[Document], progress: Progress) -> Iterator[Document]:
-    for document in documents:
-        yield document
-        progress.advance()
 
 
 def merged(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from embedkit import __version__
 from embedkit.serving.http.answers import Answer, to_json
-from embedkit.serving.http.embedding import Embedded, Embedder
+from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.protocols.fields import Dimensions, Schema, TeiProblem, Texts, as_texts
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.routes import Routes
@@ -104,9 +104,10 @@ class OllamaVersion(Schema):
 async def embed(body: OllamaEmbedRequest, request: Request) -> Answer:
     """Embed one text or several."""
     began = time.perf_counter_ns()
-    done = await _embed(
-        as_texts(body.input), _embedder(body.model, request), request, body.truncate, body.dimensions
+    done = await _embedder(body.model, request).embed(
+        as_texts(body.input), truncate=body.truncate, dimensions=body.dimensions
     )
+    request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     return to_json(
         {
             "model": body.model,
@@ -121,7 +122,8 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Answer:
 @routes.post("/api/embeddings", OllamaEmbeddingsAnswer)
 async def embed_one(body: OllamaEmbeddingsRequest, request: Request) -> Answer:
     """Embed one text, as earlier clients ask for it."""
-    done = await _embed([body.prompt], _embedder(body.model, request), request)
+    done = await _embedder(body.model, request).embed([body.prompt])
+    request.note(texts=1, tokens=done.tokens, truncated=done.truncated)
     return to_json({"embedding": done.rows[0]})
 
 
@@ -164,18 +166,6 @@ async def version(_: Request) -> Answer:
 
 def _embedder(name: str, request: Request) -> Embedder:
     return request.registry.embedder(name.removesuffix(_TAG))
-
-
-async def _embed(
-    texts: list[str],
-    embedder: Embedder,
-    request: Request,
-    truncate: bool | None = None,  # noqa: FBT001 - the field of a request
-    dimensions: int | None = None,
-) -> Embedded:
-    done = await embedder.embed(texts, truncate=truncate, dimensions=dimensions)
-    request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
-    return done
 
 
 def _details(embedder: Embedder) -> dict[str, Any]:
