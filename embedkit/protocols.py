@@ -36,6 +36,17 @@ class TextEncoder(Protocol):
 
 
 @runtime_checkable
+class PromptingEncoder(Protocol):
+    """An encoder that distinguishes queries from documents, with sentence-transformers' method names."""
+
+    def encode_query(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:
+        """Embed queries: ``(Q, D) float32, unit rows``."""
+
+    def encode_document(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:
+        """Embed documents: ``(N, D) float32, unit rows``."""
+
+
+@runtime_checkable
 class PairScorer(Protocol):
     """Anything that scores pairs of texts: the bundle of a cross-encoder, or its torch model."""
 

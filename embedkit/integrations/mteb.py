@@ -12,27 +12,18 @@ Needs ``pip install "embedkit-onnx[mteb]"``; written for MTEB 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from embedkit.errors import InputError
 from embedkit.extras import require
-from embedkit.protocols import FloatArray, PairScorer, TextEncoder
+from embedkit.protocols import FloatArray, PairScorer, PromptingEncoder, TextEncoder
 from embedkit.runtime.arguments import check_choice, check_iterable, shown
 
 __all__ = ["Batch", "MtebCrossEncoder", "MtebEncoder"]
 
 Batch = Mapping[str, Any]
 """A batch of MTEB's data loaders: lists by kind of input, ``{"text": [...]}``."""
-
-
-@runtime_checkable
-class _Prompting(Protocol):
-    """An encoder with prompts of its own for queries and documents."""
-
-    def encode_query(self, texts: Sequence[str], /) -> FloatArray: ...
-
-    def encode_document(self, texts: Sequence[str], /) -> FloatArray: ...
 
 
 class MtebEncoder:
@@ -74,7 +65,7 @@ class MtebEncoder:
         if prompt_type is not None:
             check_choice(prompt_type, ("query", "document"), "prompt_type")
         texts = _texts(inputs)
-        if prompt_type is None or not isinstance(self._encoder, _Prompting):
+        if prompt_type is None or not isinstance(self._encoder, PromptingEncoder):
             return self._encoder.encode(texts)
         return (
             self._encoder.encode_query(texts) if prompt_type == "query" else self._encoder.encode_document(texts)

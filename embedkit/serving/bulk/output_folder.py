@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,13 @@ def check_output(folder: Path | str, manifest: dict[str, Any]) -> None:
 def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[None]:
     """Hold the write lock of a folder of shards, and delete incomplete files of killed runs."""
     place = open_place(folder)
-    with place.claimed():
+    with _claimed(place):
         check_output(folder, manifest)
         _sweep(place)
         kept = [str(each) for each in _read(folder).get("numerics", ())] if _is_begun(folder) else []
         warn_of_mixture(folder, kept, manifest["numerics"])
         numerics = list(joined(kept, manifest["numerics"]))
-        with place.written(MANIFEST) as temporary:
+        with (place / MANIFEST).written() as temporary:
             text = json.dumps({"format": _FORMAT, **manifest, "numerics": numerics}, indent=2, ensure_ascii=False)
             temporary.write_text(text, encoding="utf-8")
         yield
@@ -67,12 +68,12 @@ def _is_begun(folder: Path | str) -> bool:
 
 def _sweep(place: Place) -> None:
     for name in filter(_LEFTOVER.fullmatch, place.names()):
-        place.remove(name)
+        (place / name).remove()
 
 
 def _read(folder: Path | str) -> dict[str, Any]:
     try:
-        found = json.loads(open_place(folder).read(MANIFEST))
+        found = json.loads((open_place(folder) / MANIFEST).read())
     except ValueError as error:
         raise CollectionError(f"{folder}/{MANIFEST} cannot be read: {error}") from error
     if not isinstance(found, dict):
@@ -115,69 +116,54 @@ def _refuse_foreign(folder: Path | str) -> None:
         )
 
 
-class _Folder:
-    """Files that appear whole or not at all."""
+@dataclass(frozen=True, slots=True)
+class _Local:
+    """A folder, or a file in it that appears whole or not at all, with the methods of an object store."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    path: Path
+
+    def __truediv__(self, name: str) -> _Local:
+        return _Local(self.path / name)
 
     def names(self) -> list[str]:
         """Return the names of the files except lock files; none if the place does not exist."""
-        found = (entry.name for entry in self._path.iterdir()) if self._path.is_dir() else ()
+        found = (entry.name for entry in self.path.iterdir()) if self.path.is_dir() else ()
         return sorted(name for name in found if name != LOCK)
 
-    def read(self, name: str, /) -> str:
-        """Return the contents of a text file; CollectionError if it cannot be read."""
+    def read(self) -> bytes:
         try:
-            return (self._path / name).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CollectionError(f"{self._path / name} cannot be read: {error}") from error
+            return self.path.read_bytes()
+        except OSError as error:
+            raise CollectionError(f"{self.path} cannot be read: {error}") from error
 
-    def written(self, name: str, /) -> contextlib.AbstractContextManager[Path]:
-        """Yield a temporary path to write to, which then becomes the file."""
-        return atomic_file(self._path / name)
+    def written(self) -> contextlib.AbstractContextManager[Path]:
+        return atomic_file(self.path)
 
-    @contextlib.contextmanager
-    def claimed(self) -> Iterator[None]:
-        """Create the place if necessary, and lock out other writers where possible."""
-        with storage_errors(self._path):
-            self._path.mkdir(parents=True, exist_ok=True)
-        with write_lock(self._path):
-            yield
-
-    def remove(self, name: str, /) -> None:
-        """Remove a file if it exists."""
-        (self._path / name).unlink(missing_ok=True)
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
-class _Prefix:
-    """A URL in an object store; without locks, but two runs of one job write the same bytes and do no harm."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-
-    def names(self) -> list[str]:
-        return self._store.names()
-
-    def read(self, name: str, /) -> str:
-        return (self._store / name).read().decode("utf-8", "replace")
-
-    def written(self, name: str, /) -> contextlib.AbstractContextManager[Path]:
-        return (self._store / name).written()
-
-    def claimed(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def remove(self, name: str, /) -> None:
-        (self._store / name).remove()
-
-
-Place = _Folder | _Prefix
+Place = _Local | ObjectStore
 
 
 def open_place(output: Path | str) -> Place:
     """Return the place of an output."""
-    return _Prefix(open_store(output)) if isinstance(output, str) and is_url(output) else _Folder(Path(output))
+    return open_store(output) if isinstance(output, str) and is_url(output) else _Local(Path(output))
+
+
+@contextlib.contextmanager
+def _claimed(place: Place) -> Iterator[None]:
+    """Create a folder if necessary, and lock out other writers.
+
+    Object stores have no locks, but two runs of one job write the same bytes and do no harm.
+    """
+    if isinstance(place, ObjectStore):
+        yield
+        return
+    with storage_errors(place.path):
+        place.path.mkdir(parents=True, exist_ok=True)
+    with write_lock(place.path):
+        yield
 
 
 def resolved(place: Path | str) -> Path | str:

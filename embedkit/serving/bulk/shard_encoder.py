@@ -119,7 +119,7 @@ class ShardEncoder:
         rows = self._embed(_texts(table, shard, job.text_column), advance)
         embeddings = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
         kept = table.select(list(job.columns)).append_column(EMBEDDING, embeddings)
-        with open_place(job.output).written(shard.file) as temporary:
+        with (open_place(job.output) / shard.file).written() as temporary:
             parquet.write_table(
                 kept.replace_schema_metadata(self._metadata),
                 temporary,

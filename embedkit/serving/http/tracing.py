@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from embedkit.errors import MissingExtraError
@@ -15,7 +15,6 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 _SERVER_ERROR = 500
 _NOTHING: Final = contextlib.nullcontext()
-_QUIET: Final = {"record_exception": False, "set_status_on_exception": False}  # messages may contain a user's text
 
 
 class Tracing:
@@ -56,17 +55,11 @@ class Tracing:
         self, method: str, headers: Iterable[tuple[bytes, bytes]]
     ) -> contextlib.AbstractContextManager[Any]:
         """Return the span of a request, in the trace that its headers may name, or None."""
-        return self._request(method, headers) if self.is_on else _NOTHING
-
-    @contextlib.contextmanager
-    def _request(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterator[Any]:
-        tracer = self._api.get_tracer("embedkit")
-        context = self._propagate.extract(
-            {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-        )
-        kind = self._api.SpanKind.SERVER
-        with tracer.start_as_current_span(method, context=context, kind=kind, **_QUIET) as found:
-            yield found
+        if not self.is_on:
+            return _NOTHING
+        names = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        context, kind = self._propagate.extract(names), self._api.SpanKind.SERVER
+        return self._started(method, context=context, kind=kind)
 
     def describe(self, found: Any, method: str, route: str, status: int, notes: Mapping[str, Any]) -> None:
         """Complete the span of an answered request."""
@@ -79,15 +72,19 @@ class Tracing:
         if status >= _SERVER_ERROR:
             found.set_status(self._api.StatusCode.ERROR)
 
-    def part(self, name: str, **numbers: str | float) -> contextlib.AbstractContextManager[None]:
+    def part(self, name: str, **numbers: str | float) -> contextlib.AbstractContextManager[Any]:
         """Create a span inside that of the request."""
-        return self._part(name, **numbers) if self.is_on else _NOTHING
+        if not self.is_on:
+            return _NOTHING
+        return self._started(name, attributes={f"embedkit.{key}": value for key, value in numbers.items()})
 
-    @contextlib.contextmanager
-    def _part(self, name: str, **numbers: str | float) -> Iterator[None]:
-        attributes = {f"embedkit.{key}": value for key, value in numbers.items()}
-        with self._api.get_tracer("embedkit").start_as_current_span(name, attributes=attributes, **_QUIET):
-            yield
+    def _started(self, name: str, **options: Any) -> contextlib.AbstractContextManager[Any]:
+        tracer = self._api.get_tracer("embedkit")
+        # Exceptions are not recorded, because their messages may contain a user's text.
+        found: contextlib.AbstractContextManager[Any] = tracer.start_as_current_span(
+            name, record_exception=False, set_status_on_exception=False, **options
+        )
+        return found
 
 
 TRACING = Tracing()

@@ -12,14 +12,14 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import numpy as np
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError, ModelError
 from embedkit.progress import Progress
-from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.protocols import FloatArray, PromptingEncoder, TextEncoder
 from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.segment_files import DocumentStore, map_array, write_array
 
@@ -58,17 +58,6 @@ class EmbeddingJournal:
         encoder = self._encoder
         content = json.dumps([encoder.fingerprint, numerics_of(encoder), encoder.dimension, *texts])
         return self._folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
-
-
-@runtime_checkable
-class PromptingEncoder(Protocol):
-    """An encoder that distinguishes queries from documents, with sentence-transformers' method names."""
-
-    def encode_query(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:
-        """Embed queries: ``(Q, D) float32, unit rows``."""
-
-    def encode_document(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:
-        """Embed documents: ``(N, D) float32, unit rows``."""
 
 
 def embed_documents(
