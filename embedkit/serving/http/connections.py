@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._registry, self._application = registry, registry.application
         self._parser: Any = _new_parser(self)
         self._target, self._headers = b"", list[tuple[bytes, bytes]]()
-        self._header_bytes = self._complete_bytes = self._overhead_bytes = self._begun = 0
+        self._header_bytes = self._overhead_bytes = 0  # the latter: received since the last byte of a body
         self._is_upgrade = False
         self._requests: deque[Request] = deque()  # not answered yet; the first is in progress
         self.arriving: Request | None = None
@@ -100,12 +100,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse received data."""
-        parser, is_inside = self._parser, self.body_since is not None
-        self._begun = int(self.headers_since is not None)
         self._overhead_bytes += len(data)
         try:
-            if parser is not None:
-                parser.feed_data(data)
+            if self._parser is not None:
+                self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if self._parser is not None:
                 self._continue_without_upgrade(data[upgrade.args[0] :])
@@ -115,12 +113,9 @@ class Connection(asyncio.Protocol):
             self.give_up(problem("/", 500, "internal error; the server's log has the details"))
         except httptools.HttpParserError:
             self.give_up(problem("/", 400, "this is not a valid HTTP/1.1 request"))
-        if self.headers_since is not None:
-            self._header_bytes += len(data) if self._begun == 1 and not is_inside else 0
-        elif self.body_since is None:
+        if self.headers_since is None and self.body_since is None:
             self._overhead_bytes = 0
-            return
-        self._check_header_bytes(max(self._header_bytes, self._overhead_bytes if self.body_since else 0))
+        self._check_header_bytes(self._overhead_bytes)
 
     def _check_header_bytes(self, count: int) -> None:
         """Limit headers, and what surrounds the chunks of a body."""
@@ -141,7 +136,7 @@ class Connection(asyncio.Protocol):
                 kept = b", ".join(token for token in tokens if token.lower() != b"upgrade")
             if name != b"upgrade":
                 lines.append(b"%b: %b" % (name, kept))
-        self._parser, self._is_upgrade = _new_parser(self), False
+        self._parser, self._is_upgrade, self._overhead_bytes = _new_parser(self), False, 0
         self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
 
     def on_message_begin(self) -> None:
@@ -149,9 +144,8 @@ class Connection(asyncio.Protocol):
         if self._parser is None:
             return
         self.idle_since, self.headers_since = None, time.monotonic()
-        self._target, self._headers, self._header_bytes, self._complete_bytes = b"", [], 0, 0
+        self._target, self._headers, self._header_bytes = b"", [], 0
         self.is_new = False
-        self._begun += 1
 
     def on_url(self, part: bytes) -> None:
         """Receive a part of the target."""
@@ -161,14 +155,14 @@ class Connection(asyncio.Protocol):
         """Receive a header; those after the body, the trailers, are ignored."""
         if self.headers_since is not None:
             self._headers.append((name.lower(), value))
-            self._complete_bytes += len(name) + len(value) + 4
+            self._header_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
         """Begin a request; :meth:`_advance` lets the application admit or refuse it."""
         parser = self._parser
         if parser is None:
             return
-        self._check_header_bytes(len(self._target) + self._complete_bytes)
+        self._check_header_bytes(len(self._target) + self._header_bytes)
         method = parser.get_method()
         if method == b"CONNECT":
             self.give_up(problem("/", 405, "this server is no proxy", headers={"allow": "GET, HEAD, POST"}))
@@ -201,7 +195,7 @@ class Connection(asyncio.Protocol):
         """Record a complete request."""
         if self._is_upgrade or self.arriving is None:
             return
-        self.body_since = None
+        self.body_since, self._overhead_bytes = None, 0
         self.arriving.is_complete, self.arriving = True, None
         self._advance()
         self._rest()

@@ -102,6 +102,18 @@ def test_headers_are_bounded(serve, dial):
             assert b"max_header_bytes" in answer
 
 
+def test_headers_are_bounded_for_each_request(serve, dial):
+    request = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nx-much: " + b"a" * 1000
+    requests = [request + b"\r\n\r\n"] * 9 + [request + b"\r\nconnection: close\r\n\r\n"]
+    with serve(max_header_bytes=2000) as url:
+        assert rest(dial(url, b"".join(requests))).count(b"HTTP/1.1 200 ") == 10
+        connection = dial(url)
+        for each in requests:
+            connection.sendall(each)
+            time.sleep(0.01)
+        assert rest(connection).count(b"HTTP/1.1 200 ") == 10
+
+
 def test_an_unread_answer_is_dropped(serve, dial):
     body = json.dumps({"inputs": ["a"] * 2000}).encode()
     with serve(answer_timeout_s=0.5) as url:
