@@ -36,12 +36,7 @@ def choose_backend(location: str) -> str:
 
 
 def load_model(source: str, backend: str = "auto") -> TextEncoder | PairScorer:
-    """An encoder or a cross-encoder.
-
-    Args:
-        source: a bundle, a bundled name, a run folder, a model folder or a hub id.
-        backend: ``"onnx"``, ``"torch"``, or ``"auto"`` for :func:`choose_backend`.
-    """
+    """Load an encoder or a cross-encoder by a backend; ``"auto"`` is that of :func:`choose_backend`."""
     location, pairs = locate(source), is_cross_encoder(source, backend)
     if _backend(location, backend) == "onnx":
         from embedkit.runtime.cross_encoder import CrossEncoder

@@ -79,11 +79,7 @@ class CommandModule(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
-
-    Raises:
-        SystemExit: with 2 for wrong usage and 0 after ``--help`` or ``--version``, as argparse does.
-    """
+    """Run one command and return its exit code; as argparse does, exit with 2 for wrong usage."""
     arguments = argparse.Namespace(json=False, debug=False, verbose=False, quiet=False)
     parser = _top_parser()
     parser.parse_args(argv, arguments)

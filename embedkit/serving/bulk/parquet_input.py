@@ -66,12 +66,11 @@ class Shard:
 
 
 def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
-    """Find the Parquet files at a path, and read their footers.
+    """Find the Parquet files at a path, ordered by path, and read their footers.
 
-    Args:
-        source: a file; a folder, including all ``*.parquet`` below it except those whose name or folder begins
-            with a dot or an underscore, and the columns that folders such as ``lang=en`` name; a pattern such as
-            ``"pages/*.parquet"``; or the URL of a file or a folder in an object store.
+    The source is a file; a folder, including all ``*.parquet`` below it except those whose name or folder begins
+    with a dot or an underscore, and the columns that folders such as ``lang=en`` name; a pattern such as
+    ``"pages/*.parquet"``; or the URL of a file or a folder in an object store.
     """
     found = _find_objects(str(source)) if is_url(source) else _find_files(Path(source).expanduser())
     if not found:

@@ -83,14 +83,10 @@ _SCHEMA_KEY = b"embedkit"
 
 
 class ShardEncoder:
-    """Embeds shards one at a time. All engines use it.
+    """Embeds shards one at a time, by the job's model, which may be loaded already. All engines use it.
 
     A shard is one call of the encoder, so its token batches are the same in every worker. This matters because an
     int8 embedding depends slightly on the other texts of its batch.
-
-    Args:
-        job: the settings.
-        encoder: the job's model if it is already loaded, in this process or in several.
     """
 
     def __init__(self, job: Job, encoder: Encoder | EncoderPool | None = None) -> None:

@@ -151,12 +151,8 @@ class Embedder:
     ) -> Embedded:
         """Embed texts, at least one, together with those of other requests.
 
-        Args:
-            texts: N texts.
-            role: selects the model's prompt for queries or documents.
-            prompt_name: selects another prompt.
-            dimensions: number of leading dimensions to keep, normalised again.
-            truncate: whether to truncate or reject texts that are too long; by default as in the settings.
+        ``role`` selects the model's prompt for queries or documents, and ``prompt_name`` another one. The leading
+        ``dimensions`` are kept and normalised again. Without ``truncate``, the settings decide on long texts.
         """
         self._limits.check(texts)
         if not texts:

@@ -77,11 +77,9 @@ class Routes(list[Route]):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The route of a request.
+    """The route of a request, if there is one, and its path, decoded, without the prefix of a proxy.
 
     Attributes:
-        path: the request's path, decoded, without the prefix of a proxy.
-        route: the route, if there is one.
         id: the rest of the path, for routes that end in ``{id}``.
         allowed: methods that the path has.
         is_public: whether the route, or one of the path, needs no key.

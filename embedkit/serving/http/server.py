@@ -66,13 +66,8 @@ def url_of(bound: socket.socket, *, tls: bool) -> str:
 class Listener:
     """A listening socket. The event loop's own servers close theirs with connections left in the backlog.
 
-    Args:
-        bound: the socket; other processes may listen on it too.
-        make: creates a connection's protocol.
-        tls: the context for HTTPS, or None.
-        handshake_timeout_s: maximum duration of a TLS handshake.
-        most_handshakes: maximum number of handshakes; beyond it, the oldest is aborted.
-        make_room: closes a connection, when too many files are open to accept another one.
+    Other processes may listen on the socket, too. Beyond ``most_handshakes``, the oldest TLS handshake is aborted.
+    ``make_room`` closes a connection when too many files are open to accept another one.
     """
 
     def __init__(

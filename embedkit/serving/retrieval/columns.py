@@ -153,8 +153,7 @@ class Column:
 class ColumnBuilder:
     """Collects the values of one field, in 4 bytes for each, 8 more for a number, and each distinct text once.
 
-    Attributes:
-        text_bytes: total characters of the distinct texts so far.
+    ``text_bytes`` counts the characters of the distinct texts so far.
     """
 
     def __init__(self) -> None:

@@ -38,11 +38,7 @@ _NOTHING = Ranking(np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64))
 
 
 class ExactIndex:
-    """Inner products with every row, block by block; the rows may be memory-mapped.
-
-    Args:
-        rows: ``(N, D) float32, unit rows``; not copied.
-    """
+    """Inner products with every row, ``(N, D) float32, unit rows``, block by block; they may be memory-mapped."""
 
     FILE: ClassVar[str | None] = None
     _QUERY_BLOCK: ClassVar[int] = 256

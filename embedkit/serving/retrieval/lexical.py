@@ -186,10 +186,9 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str], re.P
 
 
 def term_factors(query: str, segments: Sequence[LexicalIndex]) -> list[dict[int, float]]:
-    """Return the factors of weights in each segment that make a word's weight equal in all.
+    """Return for each segment a factor by a word's hash that makes the word's weight equal in all.
 
-    Returns:
-        hash of a word -> factor, for each segment. Every segment's own analysis cuts the query into words.
+    Every segment's own analysis cuts the query into words.
     """
     counts = {
         analysis: Counter(map(text_hash, split_words(query, analysis)))

@@ -63,8 +63,6 @@ class SegmentEntry:
     Attributes:
         generation: the write that created it, and its folder.
         count: number of rows, including deleted ones.
-        index: kind of index.
-        files: file name -> length and checksum.
         deleted: its deleted rows; None if there are none.
         words: number of words in its documents; None if they are not indexed.
     """
@@ -86,11 +84,7 @@ class SegmentEntry:
 class Manifest(About):
     """The description of a collection; without a query model, the file has no field for it.
 
-    Attributes:
-        generation: name of the last write.
-        segments: the documents, in their order.
-        prompts: the encoder's prompts by name, as far as available.
-        created_by: program and version.
+    ``generation`` is the name of the last write.
     """
 
     index: str = setting(choices=(AUTO, *INDEX_KINDS))

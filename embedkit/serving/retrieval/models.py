@@ -43,7 +43,6 @@ class QueryModel:
     """The model that embeds queries, if it differs from that of the documents.
 
     Attributes:
-        model: name of the encoder.
         source: where it can be loaded from; None if unknown.
         fingerprint: its fingerprint, hex SHA-256.
         agreement: mean cosine between both models' embeddings of a document, on a sample.

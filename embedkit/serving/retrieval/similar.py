@@ -422,13 +422,10 @@ class _Matcher(Protocol):
     def of(
         self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
     ) -> Iterator[_Matches]:
-        """Yield the matches of some rows with others.
+        """Yield the matches of some rows with others, at a threshold that is at least the matcher's own.
 
-        Args:
-            rows: ascending if ``backward``.
-            least: threshold of this call, at least the matcher's own.
-            backward: only with earlier rows.
-            allowed: ``(N,) bool``, only with these others; None for all.
+        With ``backward``, for which rows are ascending, others are earlier rows only. ``allowed``, ``(N,) bool``,
+        limits the others.
         """
 
 

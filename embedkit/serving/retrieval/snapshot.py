@@ -38,15 +38,7 @@ _ROW_BLOCK = 4096
 
 
 class Segment:
-    """Reads a segment written by :func:`write_segment`; immutable and thread-safe.
-
-    Attributes:
-        files: its files, as named by the manifest.
-        documents: the documents, including deleted ones.
-        embeddings: ``(N, D) float32``, memory-mapped.
-        index: the index over them.
-        lexical: its lexical index, if any.
-    """
+    """Reads a segment written by :func:`write_segment`, with deleted rows; immutable and thread-safe."""
 
     def __init__(self, folder: Path, entry: SegmentEntry, dimension: int) -> None:
         kind = index_class(entry.index)
@@ -347,12 +339,7 @@ class Snapshot:
         return [self.read(int(row)) for row in chosen], np.concatenate(found)
 
     def without(self, rows: Iterable[int]) -> dict[int, RowNumbers]:
-        """Return the tombstones that result from deleting rows of this snapshot that are not deleted.
-
-        Returns:
-            number of a segment -> all its deleted rows afterwards, ``(K,) int64``, ascending; only segments that
-            contain some of ``rows``.
-        """
+        """Return all deleted rows, ``(K,) int64``, of each segment that changes when some rows are deleted."""
         gone = np.unique(np.fromiter(rows, dtype=np.int64))
         changed = {}
         for number, part in enumerate(self._parts):

@@ -46,13 +46,7 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """The model that computed embeddings.
-
-    Attributes:
-        model: name of the encoder.
-        fingerprint: hex SHA-256 of everything that determines the embeddings.
-        numerics: the arithmetics it computed with; several if embeddings of different runs are mixed.
-    """
+    """The model that computed embeddings, and the arithmetics: several if different runs are mixed."""
 
     model: str
     fingerprint: str

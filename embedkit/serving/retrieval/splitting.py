@@ -47,11 +47,9 @@ class Divider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """A part of a document below one heading.
+    """A part of a document, its text, below some headings, the outermost of which comes first.
 
     Attributes:
-        headings: the headings above it, the outermost first.
-        text: its text.
         places: pairs of a character of ``text`` and its character in the file, ascending; between two, both count
             on alike.
     """

@@ -80,13 +80,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The documents that may be found.
-
-    Attributes:
-        allowed: the store's own form of it.
-        filtered: whether there are conditions.
-        warnings: sentences on conditions that are likely mistakes.
-    """
+    """The documents that may be found, in the store's own form, and sentences on conditions that are mistakes."""
 
     allowed: Any
     filtered: bool
