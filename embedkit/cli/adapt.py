@@ -27,7 +27,6 @@ _FLAGS = {"steps": "optim.steps", "lr": "optim.lr", "seed": "seed", "cache": "ca
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("model", help="a bundle or a bundled name")
     add_output(parser, "the bundle to write")
     parser.add_argument(

@@ -30,7 +30,6 @@ embedkit bench tiny.onnx teacher.onnx --texts mine.txt --quality evaluation.json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "models",
         nargs="*",

@@ -19,7 +19,6 @@ embedkit cluster tickets.csv -m tiny --text-column subject --pairs --threshold 0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     configure_input(parser)
     parser.add_argument(
         "-o",

@@ -31,7 +31,6 @@ embedkit dedup - -m tiny < titles.txt > unique.txt
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     configure_input(parser)
     parser.add_argument(
         "-o",

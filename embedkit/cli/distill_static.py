@@ -15,7 +15,6 @@ embedkit distill-static teacher.onnx -o static.onnx --dimension 384 --word-table
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("teacher", metavar="TEACHER", help="a model folder, a hub id, a run folder or a bundle")
     add_output(parser, "the bundle to write")
     parser.add_argument(

@@ -46,7 +46,6 @@ _FOLDER_ONLY = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     from embedkit.object_store import location
 
     parser.add_argument(

@@ -49,7 +49,6 @@ class _List(argparse.Action):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "models",
         nargs="+",

@@ -41,7 +41,6 @@ _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="build|add|delete|compact|verify")
     _configure_build(actions)
     add = actions.add_parser("add", help="add documents, and replace those with the same ids", allow_abbrev=False)

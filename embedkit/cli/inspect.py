@@ -24,7 +24,6 @@ _SECTIONS = ("metrics", "gates", "config")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help="a bundle: a file, or a bundled name")
     parser.add_argument(
         "--verify",

@@ -22,7 +22,6 @@ embedkit mcp idx/ --allow-writes --http --port 8081 --api-key-file keys.toml
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("collection", metavar="IDX", help="folder created by `embedkit index build`")
     parser.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
     parser.add_argument("--allow-writes", action="store_true", help="let agents add documents")

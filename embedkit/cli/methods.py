@@ -21,7 +21,6 @@ _TABLES = ("student", "optim", "dev")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("name", nargs="?", help="show the settings of one method")
     parser.add_argument(
         "--size", default="tiny", choices=["tiny", "mini", "small"], help="size for which defaults are shown"

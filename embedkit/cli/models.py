@@ -25,7 +25,6 @@ hub load by their names, too, for instance all-MiniLM-L6-v2 or BAAI/bge-small-en
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "--fetch", metavar="NAME", action="append", default=[], help="fetch a model now; may be repeated"
     )

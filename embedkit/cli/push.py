@@ -14,7 +14,6 @@ embedkit push tiny me/tiny --save tiny-repository/
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "source",
         metavar="MODEL",

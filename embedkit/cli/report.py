@@ -25,7 +25,6 @@ embedkit report runs/* bundles/*.onnx --quality evaluation.json --speed speed.js
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "sources",
         nargs="+",

@@ -83,7 +83,6 @@ class SpooledRows:
         self._file.close()
 
     def __len__(self) -> int:
-        """Number of rows read so far."""
         return len(self.numbers)
 
     def source(self) -> Source:
@@ -107,7 +106,6 @@ class SpooledRows:
         return Source(documents, rows.embeddings, rows.maker)
 
     def __getitem__(self, row: int) -> Mapping[str, Any]:
-        """Return a row that was read."""
         start, end = self._offsets[row], self._offsets[row + 1]
         self._file.seek(start)
         record: Mapping[str, Any] = pickle.loads(self._file.read(end - start))  # noqa: S301 - written by this object

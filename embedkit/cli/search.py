@@ -26,7 +26,6 @@ embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --fi
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("collection", metavar="IDX", help=COLLECTION)
     parser.add_argument("query", help="text to search for")
     parser.add_argument("-k", type=int, default=10, help="number of results; default: 10")

@@ -34,7 +34,6 @@ _FLAGS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "models",
         nargs="+",

@@ -65,7 +65,6 @@ _SHAPE = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "recipe",
         nargs="*",

@@ -68,7 +68,6 @@ class _Actor:
         self._worker: ShardEncoder | None = None
 
     def __call__(self, places: _Columns) -> _Columns:
-        """Create the only shard of a batch."""
         number, path, first, rows, values = (places[name][0] for name in _FIELDS)
         shard = Shard(int(number), location(str(path)), int(first), int(rows), json.loads(str(values)))
         try:

@@ -350,7 +350,6 @@ class Connections:
         self._counted = time.monotonic()
 
     def __len__(self) -> int:
-        """Number of connections."""
         return len(self._all)
 
     def enter(self, connection: Connection) -> None:

@@ -167,7 +167,6 @@ class KeyRing:
         return cls() if value is None else cls(_plain_keys([value], KEY_VARIABLE))
 
     def __len__(self) -> int:
-        """Number of keys."""
         return len(self._keys)
 
     def find(self, given: bytes) -> Key | None:

@@ -234,13 +234,11 @@ class Collection:
         return self.store.about
 
     def __repr__(self) -> str:
-        """The address, and what is there."""
         about = self.manifest
         facts = f"documents={about.count}, model={about.model!r}, index={about.index!r}"
         return f"Collection({str(self.path)!r}, {facts})"
 
     def __len__(self) -> int:
-        """Number of documents."""
         return self.store.about.count
 
     @overload

@@ -73,7 +73,6 @@ class Values:
         return self.nulls, self.booleans, self.numbers, self.texts
 
     def __len__(self) -> int:
-        """Number of distinct values."""
         return sum(map(len, self.by_kind))
 
     def __getitem__(self, place: int) -> _Key:

@@ -60,7 +60,6 @@ class ExactIndex:
         """Do nothing: the caller stores the rows."""
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self._rows)
 
     def search(

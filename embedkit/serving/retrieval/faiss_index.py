@@ -129,7 +129,6 @@ class RescoredIndex(abc.ABC):
         return cls(rows, cls._loaded(path, rows))
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self._rows)
 
     def search(

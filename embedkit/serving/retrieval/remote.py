@@ -66,7 +66,6 @@ class RemoteView:
         self._numbers: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """Number of documents."""
         return len(self._store)
 
     def select(self, conditions: Sequence[Condition], /) -> Selection:

@@ -200,7 +200,6 @@ class DocumentStore:
         self._hashes, self._rows = map_array(folder / _IDS, (2, count), "<u8", seals.get(_IDS))
 
     def __len__(self) -> int:
-        """Number of documents."""
         return len(self._rows)
 
     def read(self, row: int) -> Document:

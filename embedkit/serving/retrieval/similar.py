@@ -69,7 +69,6 @@ class SimilarPairs:
     rows: RowNumbers
 
     def __len__(self) -> int:
-        """Number of pairs."""
         return len(self.scores)
 
     def __iter__(self) -> Iterator[tuple[float, int, int]]:

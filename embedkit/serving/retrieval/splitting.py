@@ -28,7 +28,7 @@ from embedkit.errors import DataError, InputError
 from embedkit.extras import require
 from embedkit.runtime.arguments import check_path, shown
 from embedkit.runtime.windows import Span
-from embedkit.serving.retrieval.documents import Columns, DocumentSource, is_empty, named_records
+from embedkit.serving.retrieval.documents import Columns, DocumentSource, named_records, to_documents
 
 logger = logging.getLogger("embedkit")
 
@@ -94,7 +94,7 @@ def split_documents(
         max_tokens: maximum number of tokens of a window; None for as many as fit.
         overlap: maximum number of tokens that consecutive windows of a section share.
         text_column: column of the text in records.
-        id_column: column of the id in records; by default ``"id"`` if a record has it.
+        id_column: column of the id in records; by default ``"id"`` if the first record has it.
         skip_empty: leave out records whose text is null or blank.
 
     Raises:
@@ -107,10 +107,7 @@ def split_documents(
     columns = Columns(text=text_column, id=id_column, skip_empty=skip_empty)
     if isinstance(source, (str, os.PathLike)):
         check_path(source, "source")
-    if is_documents(source):
-        documents = _documents(Path(str(source)))
-    else:
-        documents = _records(source, columns.text, columns.id, skip_empty=columns.skip_empty)
+    documents = _documents(Path(str(source))) if is_documents(source) else _records(source, columns)
     for document, about, sections in documents:
         number = 0
         found = encoder.windows(
@@ -142,19 +139,9 @@ def _documents(path: Path) -> _Documents:
         yield name, {}, _READERS[file.suffix.lower()](_read(file))
 
 
-def _records(source: DocumentSource, text_column: str, id_column: str | None, *, skip_empty: bool) -> _Documents:
-    for number, (place, record) in enumerate(named_records(source)):
-        column = ("id" if "id" in record else None) if id_column is None else id_column
-        for name in (text_column, column):
-            if name is not None and name not in record:
-                raise DataError(f"{place}: there is no column {name!r} among {', '.join(map(str, record))}")
-        text = record[text_column]
-        if skip_empty and is_empty(text):
-            continue
-        if is_empty(text) or not isinstance(text, str):
-            raise DataError(f"{place}: expected a text as {text_column}, got {text!r:.80}")
-        about = {name: value for name, value in record.items() if name not in (text_column, column)}
-        yield str(number if column is None else record[column]), about, _sections_of_text(text)
+def _records(source: DocumentSource, columns: Columns) -> _Documents:
+    for document in to_documents(named_records(source), columns):
+        yield document.id, document.metadata or {}, _sections_of_text(document.text)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -138,7 +138,7 @@ class TestWindows:
     def test_records_without_text(self, encoder):
         rows = [{"text": "a dog"}, {"text": " "}]
         assert [each["id"] for each in split_documents(rows, encoder, skip_empty=True)] == ["0#0"]
-        with pytest.raises(DataError, match="document 2: expected a text as text"):
+        with pytest.raises(DataError, match="document 2: the text is empty"):
             list(split_documents(rows, encoder))
 
     def test_another_encoding_is_an_error(self, tmp_path, encoder):
