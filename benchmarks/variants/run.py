@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embedkit.benchmarking.variants import Variant, export_all
-from embedkit.cli.texts import read_texts
+from embedkit.cli.rows import read_texts
 from embedkit.evaluation.machine import processor_name
 from embedkit.evaluation.sts import load_scored_pairs
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.options import add_output, add_settings, check_output, explicit, lay_flags_over
-from embedkit.cli.texts import kept_file
+from embedkit.cli.rows import kept_file
 from embedkit.cli.train import stop_flag
 
 if TYPE_CHECKING:

@@ -191,7 +191,7 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
     """Return one plan for each number of threads."""
-    from embedkit.cli.texts import read_texts
+    from embedkit.cli.rows import read_texts
     from embedkit.evaluation.speed.plan import Plan, built_in_texts
     from embedkit.runtime.threads import available_threads
 

@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _run_file(arguments: argparse.Namespace) -> None:
     from embedkit.atomic import atomic_file
-    from embedkit.cli.texts import read_texts
+    from embedkit.cli.rows import read_texts
     from embedkit.errors import InputError
     from embedkit.runtime.encoder import Encoder
 

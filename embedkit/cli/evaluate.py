@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from embedkit.cli.backends import is_cross_encoder, load_model, report_unknown
 from embedkit.cli.options import progress
-from embedkit.cli.texts import kept_file
+from embedkit.cli.rows import kept_file
 
 if TYPE_CHECKING:
     from embedkit.evaluation.comparison import Comparison

@@ -188,7 +188,7 @@ def _vocabulary_texts(path: Path | None) -> list[str] | None:
 
 
 def _read_all(path: Path | None) -> list[str] | None:
-    from embedkit.cli.texts import read_texts
+    from embedkit.cli.rows import read_texts
 
     return None if path is None else list(read_texts(path, "text"))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.options import add_settings, explicit, lay_flags_over
-from embedkit.cli.texts import kept_file
+from embedkit.cli.rows import kept_file
 
 if TYPE_CHECKING:
     from embedkit.training.config import RunConfig
