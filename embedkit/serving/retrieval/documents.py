@@ -45,15 +45,9 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of records that make documents.
+    """The columns of records that make documents, as arguments of :meth:`Collection.build`.
 
-    Attributes:
-        text: column of the text.
-        id: column of the id, a string or an integer. By default ``"id"`` if the first record has it, else the row
-            number from 0 is the id.
-        metadata: columns to keep as metadata; None keeps all others.
-        number_rows: False rejects documents without ids instead of numbering them.
-        skip_empty: leave out records whose text is null or blank, and log their number.
+    Without ``number_rows``, documents need ids.
     """
 
     text: str = "text"
@@ -102,10 +96,9 @@ def is_empty(text: object) -> bool:
 def named_records(source: DocumentSource) -> NamedRecords:
     """Yield the records of a file or an iterable lazily.
 
-    Args:
-        source: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file (see
-            :func:`embedkit.records.read_records`), ``-`` for standard input, its URL in an object store, a hub
-            data set ``hf://org/name[@revision][:split]``, or texts, mappings or ``(id, text)`` pairs.
+    The source is the path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file (see
+    :func:`embedkit.records.read_records`), ``-`` for standard input, its URL in an object store, a hub data set
+    ``hf://org/name[@revision][:split]``, or texts, mappings or ``(id, text)`` pairs.
     """
     if isinstance(source, str) and source.startswith("hf://"):
         yield from ((row.place, row.fields) for row in HubDataset.parse(source).rows(split="train"))

@@ -182,23 +182,13 @@ def deduplicate(
 ) -> Groups:
     """Find the texts that remain if near-duplicates of earlier texts are removed.
 
-    Texts are judged in their order: one is removed if its cosine with an earlier text that was kept reaches the
-    threshold. Hence kept texts are pairwise less similar than that (apart from what an approximate index misses),
+    Texts are judged in their order: one is removed if its cosine with an earlier text that was kept reaches
+    ``threshold``. Hence kept texts are pairwise less similar (apart from what an approximate index misses),
     and every removed text has a representative to which it is similar itself, not through a chain of others: the
-    most similar of all kept earlier texts.
-
-    Args:
-        texts: as for :func:`similar_pairs`.
-        encoder: as for :func:`similar_pairs`.
-        threshold: least cosine of a near-duplicate.
-        index: as for :func:`similar_pairs`.
-        show_progress_bar: None shows progress only on a terminal.
+    most similar of all kept earlier texts. The arguments and errors are those of :func:`similar_pairs`.
 
     Returns:
         Groups of near-duplicates; :attr:`Groups.kept` are the rows that remain.
-
-    Raises:
-        InputError, DataError, FingerprintError, MissingExtraError, StorageError: as :func:`similar_pairs`.
     """
     threshold = _checked_threshold(threshold, index)
     found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
@@ -231,19 +221,12 @@ def cluster(
     threshold, the largest first. Each takes those of its neighbours that are in no cluster yet, if they are enough
     for one; here a text that is in a cluster already begins no other.
 
-    Args:
-        texts: as for :func:`similar_pairs`.
-        encoder: as for :func:`similar_pairs`.
-        threshold: least cosine of a text with the representative of its cluster.
-        min_size: least number of texts in a cluster, at least 2; exact copies count.
-        index: as for :func:`similar_pairs`.
-        show_progress_bar: None shows progress only on a terminal.
+    A cluster has at least ``min_size`` texts, at least 2, of which exact copies count. ``threshold`` is the least
+    cosine of a text with the representative of its cluster. The other arguments, and the errors, are those of
+    :func:`similar_pairs`.
 
     Returns:
         Clusters; texts in none have the representative -1.
-
-    Raises:
-        InputError, DataError, FingerprintError, MissingExtraError, StorageError: as :func:`similar_pairs`.
     """
     min_size = check_whole(min_size, "min_size", least=2)
     threshold = _checked_threshold(threshold, index)
