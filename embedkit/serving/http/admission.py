@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from embedkit.errors import OverloadedError
 
@@ -50,20 +53,13 @@ class Rate:
         return units / self._per_s
 
 
+@dataclass(slots=True)
 class Reservation:
     """Admitted work that is not complete: its estimated duration, and what it counts for in the queue."""
 
-    __slots__ = ("_admission", "charge_ns", "name", "work_ns")
-
-    def __init__(self, admission: Admission, name: str) -> None:
-        self._admission, self.name = admission, name
-        self.work_ns = self.charge_ns = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._admission.correct(self, 0.0)
+    name: str
+    work_ns: int = 0
+    charge_ns: int = 0
 
 
 class Admission:
@@ -86,7 +82,8 @@ class Admission:
         """Seconds of admitted work that is not complete."""
         return self._reserved_ns / _NS
 
-    def reserve(self, seconds: float) -> Reservation:
+    @contextlib.contextmanager
+    def reserve(self, seconds: float) -> Iterator[Reservation]:
         """Admit work of an estimated duration, which the block may correct, and count it until the block ends.
 
         Too much work, in total or for this caller, and work that would end after the caller's deadline are
@@ -94,9 +91,12 @@ class Admission:
         """
         caller = CALLER.get()
         self._require_room(seconds, caller)
-        reservation = Reservation(self, caller.name)
+        reservation = Reservation(caller.name)
         self.correct(reservation, seconds)
-        return reservation
+        try:
+            yield reservation
+        finally:
+            self.correct(reservation, 0.0)
 
     def correct(self, reservation: Reservation, seconds: float) -> None:
         """Replace the estimate of admitted work."""

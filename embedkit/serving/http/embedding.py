@@ -99,14 +99,9 @@ class Limits:
         return work() if characters <= _CHARACTERS_AT_ONCE else await asyncio.to_thread(work)
 
 
-def least_tokens(texts: Sequence[str], max_length: int) -> int:
+def least_tokens(characters: Iterable[int], max_length: int) -> int:
     """Return a lower bound on the number of tokens, estimated from the lengths of texts."""
-    return sum([least_pair_tokens(len(text), max_length) for text in texts])
-
-
-def least_pair_tokens(characters: int, max_length: int) -> int:
-    """Return the same for one text, or a pair, of a number of characters."""
-    return min(max_length, 1 + characters // _CHARACTERS_OF_A_TOKEN)
+    return sum([min(max_length, 1 + count // _CHARACTERS_OF_A_TOKEN) for count in characters])
 
 
 class Embedder:
@@ -132,7 +127,7 @@ class Embedder:
 
     def price(self, texts: Sequence[str]) -> float:
         """Estimate the seconds for embedding texts, from their lengths only."""
-        return self._rate.seconds(least_tokens(texts, self.encoder.max_length))
+        return self._rate.seconds(least_tokens(map(len, texts), self.encoder.max_length))
 
     def check_dimensions(self, dimensions: int | None, name: str = "dimensions") -> None:
         """Reject more dimensions than the model has; ``name`` is the field of the request."""
@@ -300,7 +295,7 @@ class CrossRanker:
     def price(self, query: str, characters: Iterable[int]) -> float:
         """Estimate the seconds for scoring texts with these numbers of characters."""
         return self._rate.seconds(
-            sum(least_pair_tokens(len(query) + each, self._model.max_length) for each in characters)
+            least_tokens([len(query) + count for count in characters], self._model.max_length)
         )
 
     async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:

@@ -192,7 +192,7 @@ def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder
 @pytest.mark.parametrize("text", ["", "bees", "Music! " * 40, "internationally acknowledged", "日本語の文章です"])
 def test_the_estimate_of_tokens_is_a_lower_bound(toy_encoder, text):
     ids = toy_encoder.tokenize([text, text]).ids
-    assert 0 < least_tokens([text, text], toy_encoder.max_length) <= sum(map(len, ids))
+    assert 0 < least_tokens([len(text)] * 2, toy_encoder.max_length) <= sum(map(len, ids))
 
 
 @pytest.mark.parametrize("named", [lambda encoder: encoder.name, lambda encoder: encoder.fingerprint])
