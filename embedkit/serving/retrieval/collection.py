@@ -273,15 +273,8 @@ class Collection:
         average the cost of an upsert is proportional to its documents. Deleted and replaced documents use space
         until they are merged or :meth:`compact` is called.
 
-        Args:
-            documents: as for :meth:`build`, but with ids.
-            embeddings: as for :meth:`build`.
-            text_column: column of the text in records.
-            id_column: column of the id in records; by default ``"id"``.
-            metadata_columns: as for :meth:`build`.
-            skip_empty: as for :meth:`build`.
-            merge: False leaves merging to :meth:`merge`, so that the duration of an upsert is predictable.
-            show_progress_bar: None shows progress only on a terminal.
+        The arguments are those of :meth:`build`, but documents need ids. ``merge=False`` leaves merging to
+        :meth:`merge`, so that the duration of an upsert is predictable.
 
         Returns:
             the numbers of added and replaced documents, both 0 if there are no documents.
@@ -506,11 +499,7 @@ class Collection:
     ) -> list[Hits]:
         """Find the ``k`` documents nearest to each embedding, computed elsewhere by the same model.
 
-        Args:
-            embeddings: ``(Q, D) float32, unit rows``.
-            k: number of results for each.
-            filter: as for :meth:`search`.
-            effort: as for :meth:`search`.
+        ``embeddings`` are ``(Q, D) float32, unit rows``; the other arguments are those of :meth:`search`.
 
         Raises:
             InputError: the embeddings have another width or are not finite, ``k`` is below 1, or filter or effort
