@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
@@ -274,35 +274,17 @@ def _everywhere(model: str | os.PathLike[str]) -> str:
     return str(path.resolve()) if path.exists() else os.fspath(model)
 
 
-# name -> module, whose `encode_shards` is the engine, and the extra that installs its dependencies
+# Name -> module, and the extra with its dependencies. `encode_shards` of the module creates all shards of a list,
+# in any order and in a number of processes, and calls `advance` with the number of newly embedded rows.
 ENGINES: Final = {
     "local": ("embedkit.serving.bulk.shard_encoder", "bulk"),
     "ray": ("embedkit.serving.bulk.ray_engine", "ray"),
 }
 
 
-class Engine(Protocol):
-    """Creates every shard of a list, in any order, with the job's model, which is loaded in this process."""
-
-    def __call__(
-        self,
-        job: Job,
-        shards: Sequence[Shard],
-        /,
-        *,
-        encoder: Encoder,
-        workers: int | None,
-        advance: Callable[[int], None],
-    ) -> None:
-        """Create all shards, and call ``advance`` with the number of newly embedded rows.
-
-        ``workers`` is the number of parallel processes; None lets the engine choose.
-        """
-
-
-def find_engine(name: str) -> Engine:
+def find_engine(name: str) -> Callable[..., None]:
     """Return the engine with this name; InputError or MissingExtraError if there is none."""
     if not isinstance(name, str) or name not in ENGINES:
         raise InputError(f"there is no engine {shown(name)}; the engines are {', '.join(ENGINES)}")
     module, extra = ENGINES[name]
-    return cast(Engine, require(module, extra=extra).encode_shards)
+    return cast(Callable[..., None], require(module, extra=extra).encode_shards)

@@ -21,7 +21,6 @@ from ray.exceptions import RayError
 
 from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.object_store import location
-from embedkit.runtime.arguments import check_count
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.bulk.output_folder import resolved
 from embedkit.serving.bulk.parquet_input import Shard
@@ -45,11 +44,10 @@ def encode_shards(
     An actor uses ``job.threads`` processors (one if None), and a GPU if a provider needs one; by default there are
     as many actors as currently fit on the cluster.
     """
-    wanted = check_count(workers, "workers")
     job = replace(job, output=resolved(job.output), threads=job.threads or 1)
     with _connected(), _quiet():
         needs: dict[str, float] = {"num_cpus": job.threads or 1, "num_gpus": _gpus(job)}
-        pool = ray.data.ActorPoolStrategy(size=min(wanted or _room(needs), len(shards)))
+        pool = ray.data.ActorPoolStrategy(size=min(workers or _room(needs), len(shards)))
         places = ray.data.from_items([_place(shard) for shard in shards], override_num_blocks=len(shards))
         finished = places.map_batches(_Actor, fn_constructor_args=(job,), batch_size=1, compute=pool, **needs)
         with _errors_converted():
