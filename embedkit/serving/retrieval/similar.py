@@ -22,7 +22,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -392,27 +392,8 @@ def _joined(parts: Iterable[_Matches]) -> _Matches:
     return _Matches(*map(np.concatenate, zip(none, *parts, strict=True)))
 
 
-class _Matcher(Protocol):
-    """Finds the neighbours of rows.
-
-    Attributes:
-        exact: whether none is missed.
-    """
-
-    exact: bool
-
-    def of(
-        self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
-    ) -> Iterator[_Matches]:
-        """Yield the matches of some rows with others, at a threshold that is at least the matcher's own.
-
-        With ``backward``, for which rows are ascending, others are earlier rows only. ``allowed``, ``(N,) bool``,
-        limits the others.
-        """
-
-
 class _Exact:
-    """Compares rows with all others; ``threshold`` is the least cosine of all later calls."""
+    """Compares rows with all others, and misses none; ``threshold`` is the least cosine of all later calls."""
 
     exact = True
 
@@ -426,6 +407,11 @@ class _Exact:
     def of(
         self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
     ) -> Iterator[_Matches]:
+        """Yield the matches of some rows with others, at a threshold that is at least the matcher's own.
+
+        With ``backward``, for which rows are ascending, others are earlier rows only. ``allowed``, ``(N,) bool``,
+        limits the others.
+        """
         queries, floor = self._short[rows], np.float32(least - self._slack)
         stop = int(rows[-1]) if backward else len(self._short)
         for start in range(0, stop, _COLUMNS):
@@ -460,7 +446,9 @@ class _Indexed:
         yield from self._all.of(rows, least, backward=backward, allowed=allowed)
 
 
-def _matcher(embeddings: FloatArray, threshold: float, index: str, *, show_progress_bar: bool | None) -> _Matcher:
+def _matcher(
+    embeddings: FloatArray, threshold: float, index: str, *, show_progress_bar: bool | None
+) -> _Exact | _Indexed:
     kind = index
     if index == AUTO:
         kind = "exact" if len(embeddings) <= _SCANNED else _LARGE
@@ -572,7 +560,7 @@ def _remove_similar(matches: _Matches, representatives: RowNumbers, scores: Floa
 
 
 def _centres(
-    matcher: _Matcher, threshold: float, sizes: RowNumbers, representatives: RowNumbers, min_size: int
+    matcher: _Exact | _Indexed, threshold: float, sizes: RowNumbers, representatives: RowNumbers, min_size: int
 ) -> Iterator[tuple[int, _Matches]]:
     """Yield rows that are in no cluster, those with most neighbours first, with their neighbours by row."""
     order = np.lexsort((np.arange(len(sizes)), -sizes))
