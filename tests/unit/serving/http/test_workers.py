@@ -20,7 +20,7 @@ from embedkit import Collection
 from embedkit.errors import WorkerError
 from embedkit.runtime.location import find_model
 from embedkit.runtime.threads import available_threads
-from embedkit.serving.http.metrics import sum_up
+from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.workers import Workers, workers_folder
 
@@ -210,7 +210,7 @@ def test_samples_are_added_and_the_earliest_start_counts():
         samples = [["a_total", {"x": x}, value] for x, value in totals.items()]
         return [["a", "About.", "counter", [*samples, ["a_created", {"x": "one"}, created]]]]
 
-    text = sum_up([snapshot(50.0, one=2.0), snapshot(40.0, one=3.0, two=1.0)]).decode()
+    text = Metrics().text([snapshot(50.0, one=2.0), snapshot(40.0, one=3.0, two=1.0)]).decode()
     assert 'a_total{x="one"} 5.0' in text
     assert 'a_total{x="two"} 1.0' in text
     assert 'a_created{x="one"} 40.0' in text
