@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from embedkit.protocols import PairScorer, TextEncoder, VectorIndex
     from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.joined import JoinedEncoder
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.similar import cluster, deduplicate, similar_pairs
 
@@ -37,6 +38,7 @@ __all__ = [
     "EmbedkitError",
     "Encoder",
     "InputError",
+    "JoinedEncoder",
     "MissingExtraError",
     "ModelError",
     "ModelNotFoundError",
@@ -60,6 +62,7 @@ _HOME_OF = {
     "EmbedkitError": "embedkit.errors",
     "Encoder": "embedkit.runtime.encoder",
     "InputError": "embedkit.errors",
+    "JoinedEncoder": "embedkit.runtime.joined",
     "MissingExtraError": "embedkit.errors",
     "ModelError": "embedkit.errors",
     "ModelNotFoundError": "embedkit.errors",

@@ -47,7 +47,7 @@ PAGE_OF = {source: page for page, source in COPIES.items()}
 
 # Page of the API reference -> title, module, names.
 API = {
-    "encoding": ("Encoding", "embedkit", ["Encoder", "CrossEncoder"]),
+    "encoding": ("Encoding", "embedkit", ["Encoder", "JoinedEncoder", "CrossEncoder"]),
     "retrieval": ("Retrieval", "embedkit.serving.retrieval", ["Collection", "Document", "Fusion", "Hit", "Hits"]),
     "splitting": ("Splitting", "embedkit.serving.retrieval.splitting", ["split_documents"]),
     "similar": (

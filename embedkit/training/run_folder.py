@@ -159,6 +159,7 @@ class RunFolder:
         self.last = self.path / "checkpoints" / "last.safetensors"
         self.best = self.path / "checkpoints" / "best"
         self.initial = self.path / "initial"
+        self.space = self.path / "space.npz"
         self.model = self.path / "model"
         self.trackers: Sequence[Tracker] = ()
         self._logged = 0

@@ -14,7 +14,6 @@ width: added to the rotation, that loss gave no gain.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.packing import unit_rows
+from embedkit.runtime.joined import JoinedSpace, side_by_side
 from embedkit.training.teachers import TeacherVectors
 
 _SAMPLE = 20_000
@@ -142,6 +141,10 @@ class JoinedVectors:
 
     Means and components are computed from a sample of the first view of the rows that ``config.rows`` leaves.
 
+    Attributes:
+        parts: the teachers.
+        space: how their vectors are joined, which a run writes to ``RUN/space.npz``.
+
     Raises:
         ConfigError: the weights do not fit the teachers, fewer components exist than are to be kept, or there are
             fewer rows than ``config.rows``.
@@ -155,34 +158,24 @@ class JoinedVectors:
         joined = sum(part.dimension for part in parts)
         if self.dimension > joined:
             raise ConfigError(f"join.dimension = {self.dimension} exceeds the {joined} dimensions of the teachers")
-        self._weights = config.weights or (1.0,) * len(parts)
+        weights = np.asarray(config.weights or (1.0,) * len(parts), dtype=np.float32)
         if config.rows is not None and config.rows > rows:
             raise ConfigError(f"join.rows = {config.rows} exceeds the {rows} rows of the corpus")
         chunks = sample_chunks(config.rows or rows)
-        self._means = [_mean(part, chunks) for part in parts]
-        moment = second_moment(lambda chunk: self._join(chunk, 0), chunks)
+        means = tuple(_mean(part, chunks) for part in parts)
+        moment = second_moment(lambda chunk: side_by_side(self._read(chunk, 0), means, weights), chunks)
         axes = principal_axes(moment)[:, : self.dimension]
         deviations = np.sqrt(np.einsum("ij,ij->j", axes, moment @ axes).clip(min=1e-24))  # rounding can give < 0
-        self._axes: FloatArray = (axes / deviations**config.spread).astype(np.float32)
-        self.fingerprint = self._fingerprint()
+        scaled: FloatArray = (axes / deviations**config.spread).astype(np.float32)
+        self.space = JoinedSpace(name=self.name, means=means, weights=weights, axes=scaled)
+        self.fingerprint = self.space.fingerprint([part.fingerprint for part in self.parts])
 
     def read(self, rows: Rows, view: int) -> FloatArray:
         """See :class:`TeacherVectors`."""
-        return unit_rows(self._join(rows, view) @ self._axes)
+        return self.space.join(self._read(rows, view))
 
-    def _join(self, rows: Rows, view: int) -> FloatArray:
-        """Return the centred, weighted vectors of all parts side by side."""
-        columns = [
-            np.float32(weight) * unit_rows(part.read(rows, view) - mean)
-            for part, mean, weight in zip(self.parts, self._means, self._weights, strict=True)
-        ]
-        return np.hstack(columns)
-
-    def _fingerprint(self) -> str:
-        digest = hashlib.sha256(" ".join(part.fingerprint for part in self.parts).encode())
-        for array in (*self._means, np.asarray(self._weights, dtype=np.float32), self._axes):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+    def _read(self, rows: Rows, view: int) -> list[FloatArray]:
+        return [part.read(rows, view) for part in self.parts]
 
 
 def _mean(part: TeacherVectors, chunks: Sequence[Rows]) -> FloatArray:

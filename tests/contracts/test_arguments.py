@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 
 import embedkit
-from embedkit import Collection, CrossEncoder, Encoder, integrations
+from embedkit import Collection, CrossEncoder, Encoder, JoinedEncoder, integrations
 from embedkit.errors import EmbedkitError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.tasks import evaluate
+from embedkit.runtime.joined import JoinedSpace
 from embedkit.serving.retrieval import ExactIndex, Fusion, similar
 from embedkit.serving.retrieval.search import Encode
 from embedkit.serving.retrieval.splitting import split_documents
@@ -108,6 +109,10 @@ class Kit:
         self.collection = self.built()
         self.changing = self.built()
         self.index = ExactIndex.build(self.encoder.encode(TEXTS))
+        self.space = folder / "space.npz"
+        width, ones = self.encoder.dimension, np.ones(1, dtype=np.float32)
+        means, axes = (np.zeros(width, dtype=np.float32),), np.eye(width, dtype=np.float32)
+        JoinedSpace(name="toy", means=means, weights=ones, axes=axes).save(self.space)
         self.stored = folder / "stored"
         self.collection.compact()
         self.scored = folder / "scored.tsv"
@@ -358,6 +363,14 @@ ROWS = {
     ),
     "embedkit.Encoder.similarity": Row(
         lambda kit: kit.encoder.similarity, {"a": made(Kit.embeddings), "b": made(Kit.embeddings)}
+    ),
+    "embedkit.JoinedEncoder": Row(
+        lambda _: JoinedEncoder,
+        {"encoders": made(lambda kit: [kit.encoder]), "space": made(lambda kit: kit.space)},
+    ),
+    "embedkit.JoinedEncoder.encode": Row(
+        lambda kit: JoinedEncoder([kit.encoder], kit.space).encode,
+        {"texts": TEXTS_GIVEN.taking(*ONE_TEXT)},
     ),
     "embedkit.CrossEncoder.load": Row(
         lambda _: CrossEncoder.load, {"source": made(lambda kit: kit.cross_bundle), **LOAD}

@@ -169,6 +169,8 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         if config.student.source is not None:
             inputs[f"the model {config.student.source}"] = encoder.fingerprint()
         with _claimed(config, place, encoder, inputs, resume=control.resume):
+            if processes.first() and isinstance(teacher := next(iter(materials.teachers), None), JoinedVectors):
+                teacher.space.save(place.space)
             state = entry.function(Stage(config, materials, place, control), settings, encoder)
             if state.finished and processes.first():
                 place.finish(_card(config, encoder.name, materials, state))

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from embedkit import Encoder
+from embedkit import Encoder, JoinedEncoder
 from embedkit.errors import CollectionError, FingerprintError, InputError, ModelNotFoundError
+from embedkit.runtime.joined import JoinedSpace
 from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.manifest import Manifest
 
@@ -104,6 +105,23 @@ def test_strangers_are_refused_before_anything_is_read(tmp_path, encoder, other_
     Collection.build(DOCUMENTS, encoder=encoder, path=tmp_path / "idx")
     with pytest.raises(FingerprintError, match="not made for documents"):
         Collection.open(tmp_path / "idx", queries=queries)
+
+
+def test_joined_teachers_embed_documents_for_their_student(tmp_path, encoder, other_encoder):
+    """The student records the joined teacher, not one of the two."""
+    axes = np.linalg.qr(np.random.default_rng(0).standard_normal((32, 16)))[0].astype(np.float32)
+    means = (np.zeros(16, dtype=np.float32),) * 2
+    space = JoinedSpace(name="words + others", means=means, weights=np.ones(2, dtype=np.float32), axes=axes)
+    space.save(tmp_path / "space.npz")
+    teachers = JoinedEncoder([encoder, other_encoder], tmp_path / "space.npz")
+    student = Student(encoder)
+    student.manifest.teacher.update(name=teachers.name, fingerprint=teachers.fingerprint)
+    student.encode = teachers.encode
+    built = Collection.build(DOCUMENTS, encoder=teachers, queries=student, path=tmp_path / "idx")
+    assert built.search("tea")[0].id == "tea"
+    assert Collection.open(built.path, queries=student).search("tea")[0].score == pytest.approx(1)
+    with pytest.raises(FingerprintError, match="not made for documents"):
+        Collection.open(built.path, queries=Student(encoder, "stranger"))
 
 
 def test_another_form_of_the_teacher_is_known_by_its_name(tmp_path, encoder):

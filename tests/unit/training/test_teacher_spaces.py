@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import TableTeacher, unit_rows
 
+from embedkit import JoinedEncoder
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, prepare
 from embedkit.training.teacher_spaces import (
@@ -240,6 +245,18 @@ def test_the_fingerprint_follows_teachers_and_settings(teachers):
 def test_more_components_than_dimensions_are_an_error(teachers):
     with pytest.raises(ConfigError, match=r"join\.dimension = 12 exceeds the 11 dimensions"):
         JoinedVectors(teachers, JoinConfig(dimension=12), ROWS)
+
+
+def test_a_run_writes_its_space(mapping, tmp_path):
+    """With it, the teachers embed texts as the student learns to, and bundles of the student name that encoder."""
+    del mapping["matryoshka"]
+    run(resolve({**mapping, "join": {"dimension": 8}}), tmp_path / "run", QUIET)
+    start = SentenceEncoder.load(tmp_path / "start")
+    start.name = "start"
+    encoder = JoinedEncoder([TorchEncoder(start)], tmp_path / "run" / "space.npz")
+    card = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert card["teacher"]["fingerprint"] == encoder.fingerprint
+    assert encoder.dimension == 8
 
 
 RUN = {"method": "mse", "corpus": [{"path": "texts.txt"}], "teachers": [{"source": "a"}, {"source": "b"}]}
