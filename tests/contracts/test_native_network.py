@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -17,26 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertModel,
-    ModernBertConfig,
-    ModernBertModel,
-    MPNetConfig,
-    MPNetModel,
-    RobertaConfig,
-    RobertaModel,
-)
+from toy_networks import TEXTS, toy_encoder, toy_graph
 
 from embedkit.cli.main import main
 from embedkit.errors import InputError, ModelError, ProviderError
-from embedkit.export.graph import build_graph
-from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export
-from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
-from embedkit.export.writer import FloatArithmetic
+from embedkit.export.quantize import WORD_TABLES
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime import native_network
 from embedkit.runtime.bert_reader import read_bert
@@ -55,12 +43,6 @@ MAX_LENGTH = 300
 # Largest difference of a value. int8-static rounds the same values in the same steps, but occasionally one in
 # the other direction; int8 rounds each token with its own step.
 DIFFERENCE = {"fp32": 2e-6, "int8-static": 5e-3, "int8": 3e-2}
-NETWORKS: dict[str, Any] = {
-    "bert": (BertConfig, BertModel),
-    "mpnet": (MPNetConfig, MPNetModel),
-    "modernbert": (ModernBertConfig, lambda config, **_: ModernBertModel(config)),
-}
-TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 
 needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
 
@@ -68,47 +50,21 @@ needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
 @pytest.fixture(scope="module")
 def make_encoder(toy_tokenizer_json: str) -> Any:
     """``make_encoder(pooling, head, activation, memory=None, outlier=1.0, ...)``, with random weights."""
+    tokenizer = Tokenizer(toy_tokenizer_json, MAX_LENGTH)
 
-    def make(
-        pooling: Any = "mean",
-        head: int | None = 128,
-        activation: Any = "tanh",
-        *,
-        memory: int | None = None,
-        outlier: float = 1.0,
-        family: str = "bert",
-        **changes: Any,
-    ) -> SentenceEncoder:
-        tokenizer = Tokenizer(toy_tokenizer_json, MAX_LENGTH)
+    def make(pooling: Any = "mean", head: int | None = 128, activation: Any = "tanh", **changes: Any) -> Any:
+        skips = changes.get("family") in ("mpnet", "roberta")
         settings = {
-            "vocab_size": tokenizer.vocabulary_size,
             "hidden_size": 64,
-            "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "intermediate_size": 192,
-            "max_position_embeddings": MAX_LENGTH + (2 if family == "mpnet" else 0),
+            "max_position_embeddings": MAX_LENGTH + (2 if skips else 0),
             "initializer_range": 0.15,
         }
-        if family == "modernbert":
+        if changes.get("family") == "modernbert":
             settings |= {"local_attention": 16, "global_attn_every_n_layers": 2, "pad_token_id": 0}
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(5)
-            config, network = NETWORKS[family]
-            backbone = network(config(**settings | changes), add_pooling_layer=False)
-            for parameter in backbone.parameters():
-                if parameter.ndim == 1:
-                    parameter.add_(0.2 * torch.randn_like(parameter))
-            if family == "mpnet":
-                backbone.encoder.relative_attention_bias.weight.normal_()
-            for name, parameter in backbone.named_parameters():
-                if "attention." in name and name.endswith("LayerNorm.weight"):
-                    parameter[3] *= outlier
-            encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
-            if memory is not None:
-                encoder.memory = WordMemory(tokenizer.vocabulary_size, memory)
-                encoder.memory.rows.weight.normal_(std=0.5)
-            encoder.set_head(head, activation)
-        return encoder.eval()
+        parts = {"pooling": pooling, "head": head, "activation": activation}
+        return toy_encoder(tokenizer, seed=5, **settings | parts | changes)
 
     return make
 
@@ -122,11 +78,7 @@ def tokens() -> Tokens:
 
 
 def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float32", *, levels: int = 127) -> bytes:
-    made: dict[str, Any] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(levels)}
-    if products == "int8-static":
-        made[products] = StaticInt8Products(levels, measure_inputs(encoder, TEXTS))
-    content: bytes = build_graph(encoder, MixedArithmetic(made[products], WORD_TABLES[words])).SerializeToString()
-    return content
+    return toy_graph(encoder, products, words, levels=levels).SerializeToString()
 
 
 def run_alone(content: bytes, tokens: Tokens) -> Any:
@@ -141,24 +93,8 @@ def run(graph: NativeNetwork | None, tokens: Tokens) -> Any:
 
 
 @needs_kernel
-@pytest.mark.parametrize("words", WORD_TABLES)
-@pytest.mark.parametrize("products", DIFFERENCE)
-def test_agrees_with_onnx_runtime(make_encoder: Any, tokens: Tokens, products: str, words: str) -> None:
-    content = write(make_encoder(), products, words)
-    difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
-    assert difference.max() <= DIFFERENCE[products]
-
-
-@needs_kernel
-def test_padding_within_a_text_is_not_counted(toy_tokenizer_json: str) -> None:
-    tokenizer = Tokenizer(toy_tokenizer_json, 20)
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-        config = RobertaConfig(
-            **sizes, vocab_size=tokenizer.vocabulary_size, max_position_embeddings=30, pad_token_id=0
-        )
-        encoder = SentenceEncoder(RobertaModel(config, add_pooling_layer=False), tokenizer, name="toy").eval()
+def test_padding_within_a_text_is_not_counted(make_encoder: Any) -> None:
+    encoder = make_encoder("mean", None, family="roberta", pad_token_id=0)
     tokens = Tokens([[2, 50, 0, 60, 0, 0, 70, 3], [2, 50, 60, 3], [0, 2, *range(40, 57), 3]], [])
 
     found = run(NativeNetwork.find(write(encoder)), tokens)
@@ -167,50 +103,37 @@ def test_padding_within_a_text_is_not_counted(toy_tokenizer_json: str) -> None:
     np.testing.assert_allclose(found, TorchEncoder(encoder).encode_ids(tokens.ids), atol=2e-6)
 
 
-@needs_kernel
-@pytest.mark.parametrize("products", DIFFERENCE)
-@pytest.mark.parametrize(
-    ("pooling", "head", "changes"),
-    [
-        ("cls", None, {}),
-        ("mean", None, {"num_attention_heads": 4}),
-        ("cls", 64, {"hidden_act": "gelu_new"}),
-        ("mean", 256, {"layer_norm_eps": 1e-3}),
-        ("mean", None, {"hidden_size": 192, "num_attention_heads": 2, "intermediate_size": 64}),
-        ("mean", None, {"hidden_size": 128, "num_attention_heads": 1}),
-        ("mean", 64, {"num_hidden_layers": 0}),
-        ("mean", None, {"family": "mpnet"}),
-        ("cls", None, {"family": "mpnet", "num_attention_heads": 4}),
-        ("mean", 64, {"family": "modernbert", "num_hidden_layers": 3}),
-        ("cls", None, {"family": "modernbert", "intermediate_size": 64, "attention_bias": True}),
-    ],
-)
-def test_agrees_for_every_shape(
-    make_encoder: Any, tokens: Tokens, products: str, pooling: str, head: int | None, changes: dict[str, Any]
-) -> None:
-    content = write(make_encoder(pooling, head, **changes), products)
-    difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
-    assert difference.max() <= DIFFERENCE[products]
+# Run with every table of words.
+HEADS: list[dict[str, Any]] = [
+    {},
+    {"activation": "linear", "memory": 192},
+    {"pooling": "cls", "head": 64, "memory": 64},
+    {"head": None, "memory": 64},
+]
+SHAPES: list[dict[str, Any]] = [
+    {"pooling": "cls", "head": None},
+    {"head": None, "num_attention_heads": 4},
+    {"pooling": "cls", "head": 64, "hidden_act": "gelu_new"},
+    {"head": 256, "layer_norm_eps": 1e-3},
+    {"head": None, "hidden_size": 192, "num_attention_heads": 2, "intermediate_size": 64},
+    {"head": None, "hidden_size": 128, "num_attention_heads": 1},
+    {"head": 64, "num_hidden_layers": 0},
+    {"head": None, "family": "mpnet"},
+    {"pooling": "cls", "head": None, "family": "mpnet", "num_attention_heads": 4},
+    {"head": 64, "family": "modernbert", "num_hidden_layers": 3},
+    {"pooling": "cls", "head": None, "family": "modernbert", "intermediate_size": 64, "attention_bias": True},
+]
 
 
 @needs_kernel
-@pytest.mark.parametrize("words", WORD_TABLES)
 @pytest.mark.parametrize("products", DIFFERENCE)
 @pytest.mark.parametrize(
-    ("pooling", "head", "activation", "memory"),
-    [("mean", 128, "linear", 192), ("cls", 64, "tanh", 64), ("mean", None, "tanh", 64)],
+    ("words", "parts"), [*itertools.product(WORD_TABLES, HEADS), *(("float32", shape) for shape in SHAPES)]
 )
-def test_agrees_for_every_word_memory_and_head(
-    make_encoder: Any,
-    tokens: Tokens,
-    products: str,
-    words: str,
-    pooling: str,
-    head: int | None,
-    activation: str,
-    memory: int,
+def test_agrees_with_onnx_runtime(
+    make_encoder: Any, tokens: Tokens, products: str, words: str, parts: dict[str, Any]
 ) -> None:
-    content = write(make_encoder(pooling, head, activation, memory=memory), products, words)
+    content = write(make_encoder(**parts), products, words)
     difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
     assert difference.max() <= DIFFERENCE[products]
 

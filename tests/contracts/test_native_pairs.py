@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from toy_networks import toy_graph
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -18,16 +19,15 @@ from transformers import (
     ElectraForSequenceClassification,
     ModernBertConfig,
     ModernBertForSequenceClassification,
+    MPNetConfig,
+    MPNetForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
 
 from embedkit.errors import ModelError, ProviderError
-from embedkit.export.graph import build_graph
-from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export
-from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
-from embedkit.export.writer import FloatArithmetic
+from embedkit.export.quantize import WORD_TABLES
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.runtime import native_network
 from embedkit.runtime.bert_reader import read_bert
@@ -44,6 +44,7 @@ DIFFERENCE = {"fp32": 2e-6, "int8-static": 2e-2, "int8": 5e-2}
 FAMILIES: dict[str, Any] = {
     "bert": (BertConfig, BertForSequenceClassification, {}),
     "roberta": (RobertaConfig, RobertaForSequenceClassification, {"type_vocab_size": 1}),
+    "mpnet": (MPNetConfig, MPNetForSequenceClassification, {}),
     "electra": (ElectraConfig, ElectraForSequenceClassification, {"embedding_size": 64}),
     "modernbert": (
         ModernBertConfig,
@@ -103,11 +104,8 @@ def tokens() -> Tokens:
 
 
 def write(model: PairEncoder, products: str = "fp32", words: str = "float32") -> bytes:
-    made: dict[str, Any] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(127)}
-    if products == "int8-static":
-        made[products] = StaticInt8Products(127, measure_inputs(model, [text for pair in PAIRS for text in pair]))
-    content: bytes = build_graph(model, MixedArithmetic(made[products], WORD_TABLES[words])).SerializeToString()
-    return content
+    texts = [text for pair in PAIRS for text in pair]
+    return toy_graph(model, products, words, levels=127, texts=texts).SerializeToString()
 
 
 def find(content: bytes, instructions: str | None = None) -> NativeNetwork:

@@ -7,15 +7,8 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, processors
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    BertModel,
-    RobertaConfig,
-    RobertaModel,
-)
+from toy_networks import toy_encoder
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -30,48 +23,21 @@ def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
     return Tokenizer(toy_tokenizer_json, MAX_LENGTH)
 
 
-def make_memory(encoder, width):
-    """Return a word memory of random rows of noticeable size, or None."""
-    if width is None:
-        return None
-    made = WordMemory(encoder.config.vocab_size, width)
-    nn.init.normal_(made.rows.weight, std=0.5)
-    return made
-
-
 @pytest.fixture
 def make_encoder(tokenizer):
     """``make_encoder(pooling="mean", head=None, memory=None, ...)``: both are widths; in evaluation mode."""
-
-    def make(*, pooling="mean", head=None, activation="tanh", memory=None, family="bert", **changes):
-        config_class, model_class = {"bert": (BertConfig, BertModel), "roberta": (RobertaConfig, RobertaModel)}[
-            family
-        ]
-        settings = {
-            "vocab_size": tokenizer.vocabulary_size + 3,
-            "hidden_size": HIDDEN,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": 4,
-            "intermediate_size": 48,
-            "max_position_embeddings": 40,
-            "pad_token_id": 0,
-            "initializer_range": 0.3,
-            "layer_norm_eps": 1e-12,
-        }
-        with torch.random.fork_rng():
-            torch.manual_seed(11)
-            backbone = model_class(config_class(**settings | changes), add_pooling_layer=False)
-            # Biases and the scales of LayerNorm start at 0 and 1, which would hide that one is ignored.
-            with torch.no_grad():
-                for parameter in backbone.parameters():
-                    if parameter.ndim == 1:
-                        parameter.add_(0.2 * torch.randn_like(parameter))
-            encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
-            encoder.memory = make_memory(encoder, memory)
-            encoder.set_head(head, activation)
-        return encoder.eval()
-
-    return make
+    settings = {
+        "vocab_size": tokenizer.vocabulary_size + 3,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 40,
+        "pad_token_id": 0,
+        "initializer_range": 0.3,
+        "layer_norm_eps": 1e-12,
+    }
+    return lambda **changes: toy_encoder(tokenizer, seed=11, **settings | changes)
 
 
 @pytest.fixture
@@ -177,7 +143,9 @@ def make_any(make_tokenizer):
                 pairs = PairTokenizer(tokenizer.json, MAX_LENGTH)
                 return PairEncoder(network, pairs, name=architecture).eval()
             model = SentenceEncoder(network, tokenizer, pooling=pooling, name=architecture)
-            model.memory = make_memory(model, memory)
+            if memory is not None:
+                model.memory = WordMemory(config.vocab_size, memory)
+                nn.init.normal_(model.memory.rows.weight, std=0.5)
             model.set_head(head, activation)
         return model.eval()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, BertModel, MPNetConfig, MPNetModel
+from toy_networks import toy_encoder
+from transformers import BertConfig, BertForSequenceClassification
 
 from embedkit.errors import ModelError
 from embedkit.export.pipeline import export
 from embedkit.modeling.bundles import cross_from_bundle, from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
@@ -21,33 +21,17 @@ from embedkit.runtime.tokenization import PairTokenizer
 
 @pytest.fixture
 def make_student(tokenizer):
-    def make(*, pooling="mean", head=("linear", 48), memory=16, act="gelu", layers=2):
-        config = BertConfig(
-            vocab_size=tokenizer.vocabulary_size,
-            hidden_size=32,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            intermediate_size=40,
-            max_position_embeddings=16,
-            hidden_act=act,
-            initializer_range=0.15,
-        )
-        with torch.random.fork_rng():
-            torch.manual_seed(3)
-            student = SentenceEncoder(
-                BertModel(config, add_pooling_layer=False),
-                tokenizer,
-                pooling=pooling,
-                name="student",
-                prompts={"query": "find: "},
-            )
-            if memory is not None:
-                student.memory = WordMemory(tokenizer.vocabulary_size, memory)
-                torch.nn.init.normal_(student.memory.rows.weight, std=0.3)
-            if head is not None:
-                student.set_head(head[1], head[0])
-        student.default_prompt = "query"
-        return student.eval()
+    def make(**changes):
+        settings = {
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "intermediate_size": 40,
+            "initializer_range": 0.15,
+        }
+        settings |= {"max_position_embeddings": 16, "head": 48, "activation": "linear", "memory": 16}
+        student = toy_encoder(tokenizer, seed=3, **settings | changes)
+        student.name, student.prompts, student.default_prompt = "student", {"query": "find: "}, "query"
+        return student
 
     return make
 
@@ -72,10 +56,10 @@ def test_its_embeddings_are_the_bundles(make_student, texts, tmp_path, precision
     "parts",
     [
         {"pooling": "cls"},
-        {"head": ("tanh", 48)},
+        {"activation": "tanh"},
         {"head": None, "memory": None},
-        {"act": "gelu_new"},
-        {"layers": 0},
+        {"hidden_act": "gelu_new"},
+        {"num_hidden_layers": 0},
     ],
 )
 def test_all_its_parts_are_restored(make_student, texts, tmp_path, parts):
@@ -103,10 +87,8 @@ def test_another_graph_is_refused(toy_bundle):
         from_bundle(toy_bundle)
 
 
-def test_another_network_on_the_kernel_is_refused(tokenizer, tmp_path):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    network = MPNetModel(MPNetConfig(vocab_size=tokenizer.vocabulary_size, **sizes), add_pooling_layer=False)
-    export(SentenceEncoder(network, tokenizer, name="toy").eval(), tmp_path / "toy.onnx", precision="fp32")
+def test_another_network_on_the_kernel_is_refused(make_student, tmp_path):
+    export(make_student(family="mpnet", max_position_embeddings=18), tmp_path / "toy.onnx", precision="fp32")
     with pytest.raises(ModelError, match="it is an MPNet or a ModernBERT"):
         from_bundle(tmp_path / "toy.onnx")
 

@@ -4,11 +4,7 @@ import itertools
 import json
 import math
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from embedkit import CrossEncoder
 from embedkit.errors import ConfigError, DataError
@@ -18,7 +14,7 @@ from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.recipes.labelled_pairs import QueryGroups, listwise_loss, read_labels
+from embedkit.training.recipes.labelled_pairs import QueryGroups, read_labels
 from embedkit.training.recipes.run import Plan, plan, resolve, run
 from embedkit.training.recipes.stage import Control
 
@@ -158,21 +154,6 @@ def test_groups_hold_a_relevant_passage_and_others_of_its_query(pairs, toy_token
     assert len({tuple(map(tuple, groups.tolist())) for groups in drawn}) > 1
     with pytest.raises(ConfigError, match="group = 3 must divide"):
         QueryGroups(corpus, labels, tokenizer, batch_size=20, group=3, seed=1)
-
-
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 6))
-@settings(max_examples=30, deadline=None)
-def test_the_listwise_loss_is_that_of_the_paper(seed, queries, group):
-    generator = np.random.default_rng(seed)
-    logits, labels = 4 * generator.standard_normal((queries, group)), generator.integers(0, 3, (queries, group))
-    labels[:, 0] = 1
-    total = 0.0
-    for scores, grades in zip(logits.tolist(), labels.tolist(), strict=True):
-        whole = sum(math.exp(score) for score in scores)
-        for score, grade in zip(scores, grades, strict=True):
-            total -= grade / sum(grades) * math.log(math.exp(score) / whole)
-    found = listwise_loss(torch.tensor(logits), torch.tensor(labels).double())
-    assert found.item() == pytest.approx(total / queries, abs=1e-9)
 
 
 def test_the_plan_counts_pairs_or_groups(recipe, tmp_path):
