@@ -176,62 +176,80 @@ def made(valid: Callable[[Kit], Any], *cells: str) -> Kind:
 
 TEXT = kind("a dog", *ONE_TEXT)
 TEXTS_GIVEN = kind(TEXTS, *SEVERAL_TEXTS)
-ANY_TEXTS = TEXTS_GIVEN.taking(*ONE_TEXT, "0-d text")
-PAIRS_GIVEN = kind(PAIRS, "empty list", "list of pairs")
+ANY_TEXTS = TEXTS_GIVEN.taking(*ONE_TEXT)
+ENCODED = ANY_TEXTS.taking("0-d text")
 COUNT = kind(2, *INTEGERS, "huge")
 COUNT_OR_NONE = COUNT.taking("None")
 FLAG = kind(True, *FLAGS)
 FLAG_OR_NONE = FLAG.taking("None")
 NUMBER = kind(1.0, *NUMBERS)
 IGNORED = kind(None, *CELLS)
-ENCODE = {
-    "batch_size": COUNT_OR_NONE,
-    "normalize_embeddings": FLAG,
-    "prompt_name": kind(None, "None"),
-    "prompt": kind(None, "None", *ONE_TEXT),
-    "truncate_dim": COUNT_OR_NONE.refusing("huge"),
-    "precision": kind("float32"),
-    "show_progress_bar": FLAG_OR_NONE,
-    "on_overflow": kind("truncate"),
-}
-PREDICT = {
-    "batch_size": COUNT_OR_NONE,
-    "show_progress_bar": FLAG_OR_NONE,
+DOCUMENTS_GIVEN = kind(DOCUMENTS, *SEVERAL_TEXTS, "list of pairs")
+ENCODER = made(lambda kit: kit.encoder)
+EMBEDDINGS = made(Kit.embeddings)
+BUNDLE = made(lambda kit: str(kit.bundle))
+NEW_FOLDER = Kind(lambda kit: kit.new(), frozenset({"numpy text"}), frozenset({"surrogate"}))
+
+# The kind of an argument by its name; a row names the kinds of those that differ in its function.
+KINDS: dict[str, Kind] = {
+    "a": EMBEDDINGS,
     "activation_fn": kind("sigmoid", "None"),
-    "on_overflow": kind("truncate"),
-}
-LOAD = {
-    "file": kind(None, "None"),
-    "threads": COUNT_OR_NONE,
-    "providers": kind(None, "None"),
-    "max_tokens_per_batch": COUNT_OR_NONE,
-    "instructions": kind(None, "None"),
-    "weights_folder": Kind(lambda kit: kit.new(), frozenset({"None"}), frozenset({*ONE_TEXT, "surrogate"})),
-}
-SEARCH = {
-    "k": COUNT.refusing("huge"),  # more than the candidates
-    "filter": kind(None, "None", "empty mapping"),
-    "hybrid": kind(None, "None"),
-    "rerank_weight": kind(1.0, "zero", "numpy float"),
+    "b": EMBEDDINGS,
+    "batch_size": COUNT_OR_NONE,
     "candidates": COUNT_OR_NONE.of(50),
     "effort": NUMBER.taking("huge"),
-}
-DOCUMENTS_GIVEN = {
-    "documents": kind(DOCUMENTS),
-    "embeddings": kind(None, "None"),
-    "text_column": kind("text"),
+    "embeddings": EMBEDDINGS,
+    "encoder": ENCODER,
+    "file": kind(None, "None"),
+    "filter": kind(None, "None", "empty mapping"),
+    "hybrid": kind(None, "None"),
     "id_column": kind(None, "None"),
-    "skip_empty": FLAG,
-}
-ALL_COLUMNS = kind(None, "None", "empty list")
-SIMILAR = {
-    "texts": TEXTS_GIVEN,
-    "encoder": made(lambda kit: kit.encoder),
-    "threshold": NUMBER.of(0.9).taking("zero", "minus one").refusing("float", *INTEGERS),
+    "ids": ANY_TEXTS.taking("surrogate"),
     "index": kind("exact"),
+    "instructions": kind(None, "None"),
+    "k": COUNT,
+    "max_pairs": COUNT,
+    "max_tokens": COUNT_OR_NONE.refusing("huge"),
+    "max_tokens_per_batch": COUNT_OR_NONE,
+    "merge": FLAG,
+    "metadata_columns": kind(None, "None", "empty list"),
+    "min_size": COUNT,
+    "model": BUNDLE,
+    "most": COUNT,
+    "normalize_embeddings": FLAG,
+    "on_overflow": kind("truncate"),
+    "overlap": kind(0, "zero"),  # less than max_tokens
+    "pairs": kind(PAIRS, "empty list", "list of pairs"),
+    "precision": kind("float32"),
+    "processes": COUNT_OR_NONE.refusing("huge"),
+    "prompt": kind(None, "None", *ONE_TEXT),
+    "prompt_name": kind(None, "None"),
+    "providers": kind(None, "None"),
+    "queries": made(lambda kit: kit.encoder, "None"),
+    "query": TEXT,
+    "replace": FLAG,
+    "rerank_weight": kind(1.0, "zero", "numpy float"),
+    "return_documents": FLAG,
+    "rows": made(Kit.embeddings, "matrix"),
     "show_progress_bar": FLAG_OR_NONE,
+    "skip_empty": FLAG,
+    "special_tokens": FLAG,
+    "text": TEXT,
+    "text_column": kind("text"),
+    "texts": TEXTS_GIVEN,
+    "threads": COUNT_OR_NONE,
+    "threshold": kind(0.9, "zero", "minus one", "numpy float"),
+    "top_k": COUNT_OR_NONE,
+    "truncate_dim": COUNT_OR_NONE.refusing("huge"),
+    "weights_folder": Kind(lambda kit: kit.new(), frozenset({"None"}), frozenset({*ONE_TEXT, "surrogate"})),
 }
-NEW_FOLDER = Kind(lambda kit: kit.new(), frozenset({"numpy text"}), frozenset({"surrogate"}))
+ENCODE = ["batch_size", "normalize_embeddings", "prompt_name", "prompt", "truncate_dim", "precision"]
+ENCODE += ["show_progress_bar", "on_overflow"]
+PREDICT = ["batch_size", "show_progress_bar", "activation_fn", "on_overflow"]
+LOAD = ["file", "threads", "providers", "max_tokens_per_batch", "instructions", "weights_folder"]
+SEARCH = ["filter", "hybrid", "rerank_weight", "candidates", "effort"]
+COLUMNS = ["text_column", "id_column", "skip_empty", "metadata_columns", "show_progress_bar"]
+SIMILAR = ["texts", "encoder", "threshold", "index", "show_progress_bar"]
 
 
 class Row(NamedTuple):
@@ -248,8 +266,13 @@ class Row(NamedTuple):
     run: Callable[[Any], Any] = lambda result: result
 
 
-def encoder_row(name: str, texts: Kind, **options: Kind) -> Row:
-    return Row(lambda kit: getattr(kit.encoder, name), {"texts": texts, **options}, listed)
+def row(function: Callable[[Kit], Any], *names: str, run: Callable[[Any], Any] = lambda r: r, **own: Kind) -> Row:
+    """A row whose arguments are of the kinds of their names, or of kinds of their own."""
+    return Row(function, {name: KINDS[name] for name in names} | own, run)
+
+
+def encoder_row(method: str, *names: str, **own: Kind) -> Row:
+    return row(lambda kit: getattr(kit.encoder, method), *names, run=listed, **own)
 
 
 def listed(result: Any) -> Any:
@@ -287,22 +310,13 @@ def adapter(module: str, name: str, **settings: Any) -> Any:
 
 
 def adapter_row(module: str, name: str) -> Row:
-    return Row(
-        lambda _: lambda **settings: adapter(module, name, **settings),
-        {
-            "model": made(lambda kit: str(kit.bundle)),
-            "truncate_dim": ENCODE["truncate_dim"],
-            "threads": LOAD["threads"],
-        },
-    )
+    return row(lambda _: lambda **settings: adapter(module, name, **settings), "model", "truncate_dim", "threads")
 
 
-def mteb_model(kit: Kit) -> Any:
-    return integration("mteb").MtebEncoder(kit.encoder)
-
-
-def mteb_scorer(kit: Kit) -> Any:
-    return integration("mteb").MtebCrossEncoder(kit.scorer)
+def method_row(module: str, name: str, method: str, *names: str, **options: Any) -> Row:
+    """A method of an adapter of the toy bundle."""
+    function = lambda kit: getattr(adapter(module, name, model=str(kit.bundle)), method)  # noqa: E731
+    return row(function, *names, **options)
 
 
 def adaptation() -> Any:
@@ -321,323 +335,226 @@ def bulk() -> Any:
 
 
 ROWS = {
-    "embedkit.Encoder.load": Row(lambda _: Encoder.load, {"source": made(lambda kit: kit.bundle), **LOAD}),
-    "embedkit.Encoder.encode": encoder_row("encode", ANY_TEXTS, **ENCODE),
-    "embedkit.Encoder.encode_query": encoder_row("encode_query", ANY_TEXTS, **ENCODE),
-    "embedkit.Encoder.encode_document": encoder_row("encode_document", ANY_TEXTS, **ENCODE),
-    "embedkit.Encoder.encode_batches": encoder_row("encode_batches", TEXTS_GIVEN, **ENCODE),
-    "embedkit.Encoder.encode_part": encoder_row("encode_part", TEXTS_GIVEN, first=COUNT.taking("zero"), **ENCODE),
-    "embedkit.Encoder.pool": Row(
-        lambda kit: kit.encoder.pool,
-        {"processes": COUNT_OR_NONE.refusing("huge"), "threads": COUNT_OR_NONE},
-        closed,
-    ),
-    "embedkit.Encoder.tokenize": encoder_row(
-        "tokenize", TEXTS_GIVEN, role=kind("query", "None"), prompt_name=ENCODE["prompt_name"]
-    ),
-    "embedkit.Encoder.unknown_share": encoder_row("unknown_share", TEXTS_GIVEN),
-    "embedkit.Encoder.token_spans": encoder_row(
-        "token_spans", TEXTS_GIVEN, special_tokens=FLAG, prompt_name=ENCODE["prompt_name"]
-    ),
+    "embedkit.Encoder.load": row(lambda _: Encoder.load, *LOAD, source=made(lambda kit: kit.bundle)),
+    "embedkit.Encoder.encode": encoder_row("encode", *ENCODE, texts=ENCODED),
+    "embedkit.Encoder.encode_query": encoder_row("encode_query", *ENCODE, texts=ENCODED),
+    "embedkit.Encoder.encode_document": encoder_row("encode_document", *ENCODE, texts=ENCODED),
+    "embedkit.Encoder.encode_batches": encoder_row("encode_batches", "texts", *ENCODE),
+    "embedkit.Encoder.encode_part": encoder_row("encode_part", "texts", *ENCODE, first=COUNT.taking("zero")),
+    "embedkit.Encoder.pool": row(lambda kit: kit.encoder.pool, "processes", "threads", run=closed),
+    "embedkit.Encoder.tokenize": encoder_row("tokenize", "texts", "prompt_name", role=kind("query", "None")),
+    "embedkit.Encoder.unknown_share": encoder_row("unknown_share", "texts"),
+    "embedkit.Encoder.token_spans": encoder_row("token_spans", "texts", "special_tokens", "prompt_name"),
     "embedkit.Encoder.windows": encoder_row(
-        "windows",
-        TEXTS_GIVEN,
-        max_tokens=COUNT_OR_NONE.refusing("huge"),
-        overlap=kind(0, "zero"),  # less than max_tokens
-        role=kind("document", "None"),
-        prompt_name=ENCODE["prompt_name"],
+        "windows", "texts", "max_tokens", "overlap", "prompt_name", role=kind("document", "None")
     ),
-    "embedkit.Encoder.check_token_ids": Row(
-        lambda kit: kit.encoder.check_token_ids, {"ids": kind([[2, 3]], "empty list")}
+    "embedkit.Encoder.check_token_ids": row(
+        lambda kit: kit.encoder.check_token_ids, ids=kind([[2, 3]], "empty list")
     ),
-    "embedkit.Encoder.encode_tokens": Row(
-        lambda kit: kit.encoder.encode_tokens, {"tokens": made(lambda kit: kit.encoder.tokenize(TEXTS))}
+    "embedkit.Encoder.encode_tokens": row(
+        lambda kit: kit.encoder.encode_tokens, tokens=made(lambda kit: kit.encoder.tokenize(TEXTS))
     ),
-    "embedkit.Encoder.pack": Row(
-        lambda kit: kit.encoder.pack,
-        {
-            "embeddings": made(Kit.embeddings),
-            "precision": ENCODE["precision"],
-            "truncate_dim": ENCODE["truncate_dim"],
-        },
+    "embedkit.Encoder.pack": row(lambda kit: kit.encoder.pack, "embeddings", "precision", "truncate_dim"),
+    "embedkit.Encoder.similarity": row(lambda kit: kit.encoder.similarity, "a", "b"),
+    "embedkit.JoinedEncoder": row(
+        lambda _: JoinedEncoder, encoders=made(lambda kit: [kit.encoder]), space=made(lambda kit: kit.space)
     ),
-    "embedkit.Encoder.similarity": Row(
-        lambda kit: kit.encoder.similarity, {"a": made(Kit.embeddings), "b": made(Kit.embeddings)}
+    "embedkit.JoinedEncoder.encode": row(
+        lambda kit: JoinedEncoder([kit.encoder], kit.space).encode, texts=ANY_TEXTS
     ),
-    "embedkit.JoinedEncoder": Row(
-        lambda _: JoinedEncoder,
-        {"encoders": made(lambda kit: [kit.encoder]), "space": made(lambda kit: kit.space)},
+    "embedkit.CrossEncoder.load": row(
+        lambda _: CrossEncoder.load, *LOAD, source=made(lambda kit: kit.cross_bundle)
     ),
-    "embedkit.JoinedEncoder.encode": Row(
-        lambda kit: JoinedEncoder([kit.encoder], kit.space).encode,
-        {"texts": TEXTS_GIVEN.taking(*ONE_TEXT)},
+    "embedkit.CrossEncoder.predict": row(lambda kit: kit.scorer.predict, "pairs", *PREDICT),
+    "embedkit.CrossEncoder.tokenize": row(lambda kit: kit.scorer.tokenize, "pairs"),
+    "embedkit.CrossEncoder.predict_tokens": row(
+        lambda kit: kit.scorer.predict_tokens, "activation_fn", tokens=made(lambda kit: kit.scorer.tokenize(PAIRS))
     ),
-    "embedkit.CrossEncoder.load": Row(
-        lambda _: CrossEncoder.load, {"source": made(lambda kit: kit.cross_bundle), **LOAD}
+    "embedkit.CrossEncoder.rank": row(
+        lambda kit: kit.scorer.rank, "query", "top_k", "return_documents", *PREDICT, documents=TEXTS_GIVEN
     ),
-    "embedkit.CrossEncoder.predict": Row(lambda kit: kit.scorer.predict, {"pairs": PAIRS_GIVEN, **PREDICT}),
-    "embedkit.CrossEncoder.tokenize": Row(lambda kit: kit.scorer.tokenize, {"pairs": PAIRS_GIVEN}),
-    "embedkit.CrossEncoder.predict_tokens": Row(
-        lambda kit: kit.scorer.predict_tokens,
-        {"tokens": made(lambda kit: kit.scorer.tokenize(PAIRS)), "activation_fn": PREDICT["activation_fn"]},
-    ),
-    "embedkit.CrossEncoder.rank": Row(
-        lambda kit: kit.scorer.rank,
-        {
-            "query": TEXT,
-            "documents": TEXTS_GIVEN,
-            "top_k": COUNT_OR_NONE,
-            "return_documents": FLAG,
-            **PREDICT,
-        },
-    ),
-    "embedkit.Collection.build": Row(
+    "embedkit.Collection.build": row(
         lambda _: Collection.build,
-        {
-            **DOCUMENTS_GIVEN,
-            "documents": DOCUMENTS_GIVEN["documents"].taking(*SEVERAL_TEXTS - {"empty list"}, "list of pairs"),
-            "metadata_columns": ALL_COLUMNS,
-            "encoder": made(lambda kit: kit.encoder),
-            "path": NEW_FOLDER,
-            "queries": made(lambda kit: kit.encoder, "None"),
-            "index": kind("exact"),
-            "lexical": FLAG.of(False),
-            "source": TEXT.taking("None"),
-            "queries_source": TEXT.taking("None"),
-            "replace": FLAG,
-            "show_progress_bar": FLAG_OR_NONE,
-        },
+        *COLUMNS,
+        *("encoder", "queries", "index", "replace"),
+        documents=DOCUMENTS_GIVEN.refusing("empty list"),
+        embeddings=kind(None, "None"),
+        path=NEW_FOLDER,
+        lexical=FLAG.of(False),
+        source=TEXT.taking("None"),
+        queries_source=TEXT.taking("None"),
     ),
-    "embedkit.Collection.open": Row(
+    "embedkit.Collection.open": row(
         lambda _: Collection.open,
-        {
-            "path": made(lambda kit: kit.collection.path),
-            "encoder": made(lambda kit: kit.encoder, "None"),
-            "queries": made(lambda kit: kit.encoder, "None"),
-        },
+        "queries",
+        path=made(lambda kit: kit.collection.path),
+        encoder=ENCODER.taking("None"),
     ),
-    "embedkit.Collection.describe": Row(
-        lambda _: Collection.describe, {"path": made(lambda kit: kit.collection.path)}
-    ),
-    "embedkit.Collection.get": Row(
-        lambda kit: kit.collection.get, {"ids": ANY_TEXTS.refusing("0-d text").taking("surrogate")}
-    ),
-    "embedkit.Collection.delete": Row(
-        lambda kit: kit.changing.delete, {"ids": ANY_TEXTS.refusing("0-d text").taking("surrogate")}
-    ),
-    "embedkit.Collection.upsert": Row(
+    "embedkit.Collection.describe": row(lambda _: Collection.describe, path=made(lambda kit: kit.collection.path)),
+    "embedkit.Collection.get": row(lambda kit: kit.collection.get, "ids"),
+    "embedkit.Collection.delete": row(lambda kit: kit.changing.delete, "ids"),
+    "embedkit.Collection.upsert": row(
         lambda kit: kit.changing.upsert,
-        {
-            **DOCUMENTS_GIVEN,
-            "documents": DOCUMENTS_GIVEN["documents"].taking("empty list", "list of pairs"),
-            "metadata_columns": ALL_COLUMNS,
-            "merge": FLAG,
-            "show_progress_bar": FLAG_OR_NONE,
-        },
+        *COLUMNS,
+        "merge",
+        documents=kind(DOCUMENTS, "empty list", "list of pairs"),
+        embeddings=kind(None, "None"),
     ),
-    "embedkit.Collection.compact": Row(
+    "embedkit.Collection.compact": row(
         lambda kit: kit.changing.compact,
-        {"index": kind(None, "None"), "lexical": FLAG_OR_NONE.of(False), "show_progress_bar": FLAG_OR_NONE},
+        "show_progress_bar",
+        index=kind(None, "None"),
+        lexical=FLAG_OR_NONE.of(False),
     ),
-    "embedkit.Collection.search": Row(
+    "embedkit.Collection.search": row(
         lambda kit: kit.collection.search,
-        {
-            "query": ANY_TEXTS.refusing("0-d text"),
-            **SEARCH,
-            "rerank": made(lambda kit: kit.scorer, "None"),
-        },
+        *SEARCH,
+        query=ANY_TEXTS,
+        k=COUNT.refusing("huge"),  # more than the candidates
+        rerank=made(lambda kit: kit.scorer, "None"),
     ),
-    "embedkit.Collection.search_steps": Row(
-        steps_of, {"query": ANY_TEXTS.refusing("0-d text"), **SEARCH, "rerank": FLAG}
+    "embedkit.Collection.search_steps": row(
+        steps_of, *SEARCH, query=ANY_TEXTS, k=COUNT.refusing("huge"), rerank=FLAG
     ),
-    "embedkit.Collection.encode_queries": Row(
-        lambda kit: kit.collection.encode_queries, {"queries": ANY_TEXTS.refusing("0-d text")}
+    "embedkit.Collection.encode_queries": row(lambda kit: kit.collection.encode_queries, queries=ANY_TEXTS),
+    "embedkit.Collection.search_embeddings": row(
+        lambda kit: kit.collection.search_embeddings, "embeddings", "k", "filter", "effort"
     ),
-    "embedkit.Collection.search_embeddings": Row(
-        lambda kit: kit.collection.search_embeddings,
-        {
-            "embeddings": made(Kit.embeddings),
-            "k": COUNT,
-            "filter": SEARCH["filter"],
-            "effort": SEARCH["effort"],
-        },
+    "embedkit.Collection.sample": row(lambda kit: kit.collection.sample, "most"),
+    "embedkit.serving.retrieval.ExactIndex": row(lambda _: ExactIndex, "rows"),
+    "embedkit.serving.retrieval.ExactIndex.build": row(
+        lambda _: ExactIndex.build, "rows", show_progress_bar=IGNORED
     ),
-    "embedkit.Collection.sample": Row(lambda kit: kit.collection.sample, {"most": COUNT}),
-    "embedkit.serving.retrieval.ExactIndex": Row(lambda _: ExactIndex, {"rows": made(Kit.embeddings, "matrix")}),
-    "embedkit.serving.retrieval.ExactIndex.build": Row(
-        lambda _: ExactIndex.build, {"rows": made(Kit.embeddings, "matrix"), "show_progress_bar": IGNORED}
-    ),
-    "embedkit.serving.retrieval.ExactIndex.load": Row(
-        lambda _: ExactIndex.load, {"_": IGNORED, "rows": made(Kit.embeddings, "matrix")}
-    ),
-    "embedkit.serving.retrieval.ExactIndex.save": Row(lambda kit: kit.index.save, {"path": IGNORED}),
-    "embedkit.serving.retrieval.ExactIndex.search": Row(
+    "embedkit.serving.retrieval.ExactIndex.load": row(lambda _: ExactIndex.load, "rows", _=IGNORED),
+    "embedkit.serving.retrieval.ExactIndex.save": row(lambda kit: kit.index.save, path=IGNORED),
+    "embedkit.serving.retrieval.ExactIndex.search": row(
         lambda kit: kit.index.search,
-        {
-            "queries": made(Kit.embeddings),
-            "k": COUNT,
-            "allowed": kind(None, "None"),
-            "effort": IGNORED.of(1.0),
-        },
+        "k",
+        queries=EMBEDDINGS,
+        allowed=kind(None, "None"),
+        effort=IGNORED.of(1.0),
     ),
-    "embedkit.serving.retrieval.Fusion": Row(
-        lambda _: Fusion,
-        {
-            "method": kind("rrf"),
-            "dense_weight": kind(0.5, "zero", "numpy float"),
-            "constant": COUNT,
-        },
+    "embedkit.serving.retrieval.Fusion": row(
+        lambda _: Fusion, method=kind("rrf"), dense_weight=kind(0.5, "zero", "numpy float"), constant=COUNT
     ),
-    "embedkit.serving.retrieval.splitting.split_documents": Row(
+    "embedkit.serving.retrieval.splitting.split_documents": row(
         lambda _: split_documents,
-        {
-            "source": DOCUMENTS_GIVEN["documents"].taking(*SEVERAL_TEXTS, "list of pairs"),
-            "encoder": made(lambda kit: kit.encoder),
-            "max_tokens": COUNT_OR_NONE.refusing("huge"),
-            "overlap": kind(0, "zero"),
-            "text_column": kind("text"),
-            "id_column": kind(None, "None"),
-            "skip_empty": FLAG,
-        },
-        listed,
+        *("encoder", "max_tokens", "overlap", "text_column", "id_column", "skip_empty"),
+        source=DOCUMENTS_GIVEN,
+        run=listed,
     ),
-    "embedkit.similar_pairs": Row(lambda _: similar.similar_pairs, {**SIMILAR, "max_pairs": COUNT}),
-    "embedkit.deduplicate": Row(lambda _: similar.deduplicate, SIMILAR),
-    "embedkit.cluster": Row(lambda _: similar.cluster, {**SIMILAR, "min_size": COUNT}),
-    "embedkit.serving.retrieval.similar.Groups.members": Row(
-        lambda kit: similar.deduplicate(TEXTS, encoder=kit.encoder).members, {"min_size": COUNT}
+    "embedkit.similar_pairs": row(lambda _: similar.similar_pairs, *SIMILAR, "max_pairs"),
+    "embedkit.deduplicate": row(lambda _: similar.deduplicate, *SIMILAR),
+    "embedkit.cluster": row(lambda _: similar.cluster, *SIMILAR, "min_size"),
+    "embedkit.serving.retrieval.similar.Groups.members": row(
+        lambda kit: similar.deduplicate(TEXTS, encoder=kit.encoder).members, "min_size"
     ),
-    "embedkit.evaluation.catalogue.load_task": Row(
+    "embedkit.evaluation.catalogue.load_task": row(
         lambda _: load_task,
-        {
-            "name": made(lambda kit: str(kit.scored)),
-            "data": kind(None, "None"),
-            "convention": kind(None, "None"),
-            "text": kind("raw"),
-        },
+        name=made(lambda kit: str(kit.scored)),
+        data=kind(None, "None"),
+        convention=kind(None, "None"),
+        text=kind("raw"),
     ),
-    "embedkit.evaluation.tasks.evaluate": Row(
-        lambda _: evaluate,
-        {
-            "model": made(lambda kit: kit.encoder),
-            "task": made(lambda kit: kit.task),
-            "progress": FLAG_OR_NONE,
-        },
+    "embedkit.evaluation.tasks.evaluate": row(
+        lambda _: evaluate, model=ENCODER, task=made(lambda kit: kit.task), progress=FLAG_OR_NONE
     ),
-    "embedkit.adaptation.adapt": Row(
+    "embedkit.adaptation.adapt": row(
         lambda _: adaptation().adapt,
-        {
-            # Without student.source, which is an error only after the other arguments are checked.
-            "config": made(adaptation_settings),
-            "folder": made(lambda kit: kit.new()),
-            "output": made(lambda kit: kit.new()),
-            "control": kind(None),
-        },
+        # Without student.source, which is an error only after the other arguments are checked.
+        config=made(adaptation_settings),
+        folder=made(lambda kit: kit.new()),
+        output=made(lambda kit: kit.new()),
+        control=kind(None),
     ),
-    "embedkit.adaptation.adaptation_config": Row(
+    "embedkit.adaptation.adaptation_config": row(
         lambda _: adaptation().adaptation_config,
-        {
-            "source": made(lambda kit: kit.bundle),
-            "changes": made(lambda kit: {"corpus": [{"path": str(kit.scored)}], "teacher": {"source": "tiny"}}),
-        },
+        source=made(lambda kit: kit.bundle),
+        changes=made(lambda kit: {"corpus": [{"path": str(kit.scored)}], "teacher": {"source": "tiny"}}),
     ),
-    "embedkit.serving.bulk.BulkEncoding.prepare": Row(
+    "embedkit.serving.bulk.BulkEncoding.prepare": row(
         lambda _: bulk().BulkEncoding.prepare,
-        {
-            "source": made(lambda kit: kit.shards),
-            "output": NEW_FOLDER,
-            "model": made(lambda kit: kit.bundle),
-            "text_column": kind("text"),
-            "columns": kind(None, "None", "empty list"),
-            "rows_per_shard": COUNT,
-            "prompt_name": ENCODE["prompt_name"],
-            "truncate_dim": ENCODE["truncate_dim"],
-            "precision": ENCODE["precision"],
-            "on_overflow": ENCODE["on_overflow"],
-            "threads": LOAD["threads"],
-            "providers": LOAD["providers"],
-        },
+        *("text_column", "prompt_name", "truncate_dim", "precision", "on_overflow", "threads", "providers"),
+        source=made(lambda kit: kit.shards),
+        output=NEW_FOLDER,
+        model=made(lambda kit: kit.bundle),
+        columns=kind(None, "None", "empty list"),
+        rows_per_shard=COUNT,
     ),
-    "embedkit.serving.bulk.BulkEncoding.run": Row(
+    "embedkit.serving.bulk.BulkEncoding.run": row(
         lambda kit: bulk().BulkEncoding.prepare(kit.shards, kit.new(), model=kit.bundle).run,
-        {"engine": kind("local"), "workers": kind(None, "None", *INTEGERS), "show_progress_bar": FLAG_OR_NONE},
+        "show_progress_bar",
+        engine=kind("local"),
+        workers=kind(None, "None", *INTEGERS),
     ),
-    "embedkit.integrations.sklearn.TextEmbedder": Row(
+    "embedkit.integrations.sklearn.TextEmbedder": row(
         lambda _: lambda **settings: integration("sklearn").TextEmbedder(**settings).transform(TEXTS),
-        {
-            "model": made(lambda kit: str(kit.bundle)),
-            "truncate_dim": ENCODE["truncate_dim"],
-            "prompt_name": ENCODE["prompt_name"],
-            "threads": LOAD["threads"],
-        },
+        *("model", "truncate_dim", "prompt_name", "threads"),
     ),
-    "embedkit.integrations.sklearn.TextEmbedder.fit": Row(
-        lambda kit: integration("sklearn").TextEmbedder(str(kit.bundle)).fit, {"X": IGNORED, "y": IGNORED}
+    "embedkit.integrations.sklearn.TextEmbedder.fit": method_row(
+        "sklearn", "TextEmbedder", "fit", X=IGNORED, y=IGNORED
     ),
-    "embedkit.integrations.sklearn.TextEmbedder.transform": Row(
-        lambda kit: integration("sklearn").TextEmbedder(str(kit.bundle)).transform, {"X": TEXTS_GIVEN}
+    "embedkit.integrations.sklearn.TextEmbedder.transform": method_row(
+        "sklearn", "TextEmbedder", "transform", X=TEXTS_GIVEN
     ),
-    "embedkit.integrations.sklearn.TextEmbedder.get_feature_names_out": Row(
-        lambda kit: integration("sklearn").TextEmbedder(str(kit.bundle)).get_feature_names_out,
-        {"input_features": IGNORED},
+    "embedkit.integrations.sklearn.TextEmbedder.get_feature_names_out": method_row(
+        "sklearn", "TextEmbedder", "get_feature_names_out", input_features=IGNORED
     ),
     "embedkit.integrations.langchain.EmbedkitEmbeddings": adapter_row("langchain", "EmbedkitEmbeddings"),
-    "embedkit.integrations.langchain.EmbedkitEmbeddings.embed_documents": Row(
-        lambda kit: adapter("langchain", "EmbedkitEmbeddings", model=str(kit.bundle)).embed_documents,
-        {"texts": TEXTS_GIVEN},
+    "embedkit.integrations.langchain.EmbedkitEmbeddings.embed_documents": method_row(
+        "langchain", "EmbedkitEmbeddings", "embed_documents", "texts"
     ),
-    "embedkit.integrations.langchain.EmbedkitEmbeddings.embed_query": Row(
-        lambda kit: adapter("langchain", "EmbedkitEmbeddings", model=str(kit.bundle)).embed_query, {"text": TEXT}
+    "embedkit.integrations.langchain.EmbedkitEmbeddings.embed_query": method_row(
+        "langchain", "EmbedkitEmbeddings", "embed_query", "text"
     ),
-    "embedkit.integrations.llama_index.EmbedkitEmbedding": Row(
+    "embedkit.integrations.llama_index.EmbedkitEmbedding": row(
         lambda _: lambda **settings: integration("llama_index").EmbedkitEmbedding(**settings),
-        {
-            "model": made(lambda kit: str(kit.bundle), "None"),
-            "embed_batch_size": COUNT.refusing("huge"),
-            "model_name": made(lambda kit: str(kit.bundle)),
-            "truncate_dim": ENCODE["truncate_dim"],
-            "threads": LOAD["threads"],
-        },
+        *("truncate_dim", "threads"),
+        model=BUNDLE.taking("None"),
+        embed_batch_size=COUNT.refusing("huge"),
+        model_name=BUNDLE,
     ),
     "embedkit.integrations.haystack.EmbedkitTextEmbedder": adapter_row("haystack", "EmbedkitTextEmbedder"),
-    "embedkit.integrations.haystack.EmbedkitTextEmbedder.run": Row(
-        lambda kit: adapter("haystack", "EmbedkitTextEmbedder", model=str(kit.bundle)).run, {"text": TEXT}
+    "embedkit.integrations.haystack.EmbedkitTextEmbedder.run": method_row(
+        "haystack", "EmbedkitTextEmbedder", "run", "text"
     ),
     "embedkit.integrations.haystack.EmbedkitDocumentEmbedder": adapter_row("haystack", "EmbedkitDocumentEmbedder"),
-    "embedkit.integrations.haystack.EmbedkitDocumentEmbedder.run": Row(
-        lambda kit: adapter("haystack", "EmbedkitDocumentEmbedder", model=str(kit.bundle)).run,
-        {"documents": made(lambda _: [integration("haystack").Document(content="a dog")], "empty list")},
+    "embedkit.integrations.haystack.EmbedkitDocumentEmbedder.run": method_row(
+        "haystack",
+        "EmbedkitDocumentEmbedder",
+        "run",
+        documents=made(lambda _: [integration("haystack").Document(content="a dog")], "empty list"),
     ),
     "embedkit.integrations.keybert.EmbedkitBackend": adapter_row("keybert", "EmbedkitBackend"),
-    "embedkit.integrations.keybert.EmbedkitBackend.embed": Row(
-        lambda kit: adapter("keybert", "EmbedkitBackend", model=str(kit.bundle)).embed,
-        {"documents": ANY_TEXTS.refusing("0-d text"), "verbose": FLAG.of(False)},
+    "embedkit.integrations.keybert.EmbedkitBackend.embed": method_row(
+        "keybert", "EmbedkitBackend", "embed", documents=ANY_TEXTS, verbose=FLAG.of(False)
     ),
     "embedkit.integrations.spacy.SpacyEmbedder": adapter_row("spacy", "SpacyEmbedder"),
-    "embedkit.integrations.spacy.SpacyEmbedder.pipe": Row(
-        lambda kit: adapter("spacy", "SpacyEmbedder", model=str(kit.bundle)).pipe,
-        {"stream": kind([], "empty list"), "batch_size": COUNT.refusing("huge")},
-        listed,
+    "embedkit.integrations.spacy.SpacyEmbedder.pipe": method_row(
+        "spacy",
+        "SpacyEmbedder",
+        "pipe",
+        stream=kind([], "empty list"),
+        batch_size=COUNT.refusing("huge"),
+        run=listed,
     ),
-    "embedkit.integrations.mteb.MtebEncoder": Row(
-        lambda _: lambda **model: integration("mteb").MtebEncoder(**model),
-        {"encoder": made(lambda kit: kit.encoder)},
+    "embedkit.integrations.mteb.MtebEncoder": row(
+        lambda _: lambda **model: integration("mteb").MtebEncoder(**model), "encoder"
     ),
-    "embedkit.integrations.mteb.MtebEncoder.encode": Row(
-        lambda kit: mteb_model(kit).encode,
-        {
-            "inputs": kind([{"text": TEXTS}], "empty list"),
-            "prompt_type": kind("query", "None"),
-            "precision": kind("float32"),
-        },
+    "embedkit.integrations.mteb.MtebEncoder.encode": row(
+        lambda kit: integration("mteb").MtebEncoder(kit.encoder).encode,
+        "precision",
+        inputs=kind([{"text": TEXTS}], "empty list"),
+        prompt_type=kind("query", "None"),
     ),
-    "embedkit.integrations.mteb.MtebCrossEncoder": Row(
+    "embedkit.integrations.mteb.MtebCrossEncoder": row(
         lambda _: lambda **model: integration("mteb").MtebCrossEncoder(**model),
-        {"scorer": made(lambda kit: kit.scorer)},
+        scorer=made(lambda kit: kit.scorer),
     ),
-    "embedkit.integrations.mteb.MtebCrossEncoder.predict": Row(
-        lambda kit: mteb_scorer(kit).predict,
-        {"inputs1": kind([{"text": TEXTS}]), "inputs2": kind([{"text": TEXTS}])},
+    "embedkit.integrations.mteb.MtebCrossEncoder.predict": row(
+        lambda kit: integration("mteb").MtebCrossEncoder(kit.scorer).predict,
+        inputs1=kind([{"text": TEXTS}]),
+        inputs2=kind([{"text": TEXTS}]),
     ),
 }
 
@@ -732,7 +649,7 @@ def names_of(signature: inspect.Signature) -> set[str]:
         if parameter.kind is not parameter.VAR_KEYWORD:
             names.add(name)
         elif name == "options":
-            names |= ENCODE.keys()
+            names |= set(ENCODE)
     return names - OF_LLAMA_INDEX
 
 
