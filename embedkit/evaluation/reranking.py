@@ -138,15 +138,15 @@ _NO_NEGATIVE = "without a negative"
 _NO_CANDIDATE = "without candidates"
 
 
-def load_lists(source: Source, *, name: str, split: str = "test") -> RerankingSet:
+def load_lists(source: Source, *, name: str) -> RerankingSet:
     """Load a set in MTEB 1's form: a file, a folder with a file for the split, or a hub data set.
 
     Raises:
         DataError: missing, empty or malformed; names the file and line.
     """
     if isinstance(source, HubDataset):
-        return collect_lists(name, source.rows(split=split))
-    return collect_lists(name, folder_rows(source, ("", "data"), split) if source.is_dir() else read_rows(source))
+        return collect_lists(name, source.rows())
+    return collect_lists(name, folder_rows(source, ("", "data"), "test") if source.is_dir() else read_rows(source))
 
 
 def load_tables(source: Source, *, name: str, split: str = "test") -> RerankingSet:

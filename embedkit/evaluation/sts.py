@@ -111,9 +111,7 @@ COLUMNS = (FIRST, SECOND, SCORE)
 """Accepted names of each column of scored pairs."""
 
 
-def load_scored_pairs(
-    source: str | Source, *, name: str | None = None, split: str = "test", revision: str | None = None
-) -> ScoredPairs:
+def load_scored_pairs(source: str | Source, *, name: str | None = None, split: str = "test") -> ScoredPairs:
     """Load pairs of sentences with a score each.
 
     Files: STS-B as published (TAB; score in field 5, sentences in fields 6 and 7; no header), SICK (TAB
@@ -124,13 +122,12 @@ def load_scored_pairs(
         source: a path, a hub data set, ``org/name`` or ``hf://org/name[@revision][:split]``.
         name: name of the set; by default that of the file or hub data set.
         split: default split of a hub id.
-        revision: default revision of a hub id.
 
     Raises:
         DataError: missing, empty or malformed; names the file and line.
         MissingExtraError: a hub id or a Parquet file without the extra ``bench``.
     """
-    place = locate(source, revision=revision)
+    place = locate(source)
     if isinstance(place, HubDataset):
         return collect_pairs(name or place.id, place.rows(split=split))
     return collect_pairs(name or plain_stem(place), read_rows(place, headless=True))

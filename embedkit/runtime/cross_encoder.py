@@ -13,8 +13,7 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_choice, check_count, check_flag, check_iterable, check_text
 from embedkit.runtime.bundle import Bundle
-from embedkit.runtime.engine import Engine, OnLong, Plan, Verification
-from embedkit.runtime.manifest import GoldenPairs
+from embedkit.runtime.engine import Engine, OnLong, Plan
 from embedkit.runtime.model import Model
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import FolderModel
@@ -168,22 +167,6 @@ class CrossEncoder(Model[PairTokenizer]):
             for document in ranked:
                 del document["text"]
         return ranked
-
-    def verify(self) -> Verification:
-        """Score the golden pairs of the bundle and compare with the scores stored at export.
-
-        They must agree within the bundle's tolerance, and bit for bit if the bundle records the bits
-        of the arithmetic in use (:attr:`numerics`).
-
-        Raises:
-            ModelError: the model is not a bundle and has no golden pairs.
-        """
-        golden = self._golden
-        if not isinstance(golden, GoldenPairs):
-            raise ModelError(f"{self.name} is no bundle and has no golden pairs to verify")
-        tokens = Tokens(golden.token_ids, [], golden.token_type_ids)
-        found, digest = self._tokenizer.tokenize(golden.pairs), golden.digests.get(self.numerics)
-        return self._engine.verify(found, tokens, golden.scores, golden.tolerance, digest)
 
     def _shape(self, width: int | None) -> tuple[int, ...]:  # noqa: ARG002 - a score has none
         return ()

@@ -25,8 +25,7 @@ from embedkit.runtime.arguments import (
     check_whole,
 )
 from embedkit.runtime.bundle import Bundle
-from embedkit.runtime.engine import EncodeOptions, OnLong, Plan, Role, Verification, tell_truncated, with_prompt
-from embedkit.runtime.manifest import Golden
+from embedkit.runtime.engine import EncodeOptions, OnLong, Plan, Role, tell_truncated, with_prompt
 from embedkit.runtime.model import Model
 from embedkit.runtime.packing import Packing, Precision, Ranges, unit_rows
 from embedkit.runtime.pool import EncoderPool
@@ -366,21 +365,6 @@ class Encoder(Model[Tokenizer]):
         if rows.shape[1] != columns.shape[1]:
             raise InputError(f"a has {rows.shape[1]} dimensions and b has {columns.shape[1]}")
         return unit_rows(rows) @ unit_rows(columns).T
-
-    def verify(self) -> Verification:
-        """Encode the golden texts of the bundle and compare with the embeddings stored at export.
-
-        They must agree within the bundle's tolerance, and bit for bit if the bundle records the bits
-        of the arithmetic in use (:attr:`numerics`).
-
-        Raises:
-            ModelError: the model is not a bundle and has no golden texts.
-        """
-        golden = self._golden
-        if not isinstance(golden, Golden):
-            raise ModelError(f"{self.name} is no bundle and has no golden texts to verify")
-        found, digest = self._tokenizer.tokenize(golden.texts), golden.digests.get(self.numerics)
-        return self._engine.verify(found, Tokens(golden.token_ids, []), golden.vectors, golden.tolerance, digest)
 
     @cached_property
     def _spans(self) -> TokenSpans:

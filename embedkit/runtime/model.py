@@ -17,7 +17,7 @@ from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.engine import Engine, Verification
 from embedkit.runtime.folders import read_json
 from embedkit.runtime.location import find_model
-from embedkit.runtime.manifest import Manifest
+from embedkit.runtime.manifest import GoldenPairs, Manifest
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import (
     DEFAULT_FILE,
@@ -27,7 +27,7 @@ from embedkit.runtime.sentence_transformers import (
 )
 from embedkit.runtime.shared_arrays import SharedArrays
 from embedkit.runtime.threads import available_threads
-from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer
+from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer, Tokens
 
 if TYPE_CHECKING:
     from embedkit.runtime.session import PaddedNetwork
@@ -211,13 +211,25 @@ class Model(ABC, Generic[AnyTokenizer]):
         """Whether the model has golden texts or pairs for :meth:`verify`, as bundles do."""
         return self._golden is not None
 
-    @abstractmethod
     def verify(self) -> Verification:
-        """Run the golden texts or pairs of the bundle and compare with the values stored at export.
+        """Run the golden texts or pairs of the bundle and compare with the results stored at export.
+
+        They must agree within the bundle's tolerance, and bit for bit if the bundle records the bits
+        of the arithmetic in use (:attr:`numerics`).
 
         Raises:
             ModelError: the model is not a bundle and has none.
         """
+        golden = self._golden
+        if golden is None:
+            raise ModelError(f"{self.name} is no bundle and has no golden {self._unit} to verify")
+        given: list[Any]
+        if isinstance(golden, GoldenPairs):
+            given, types, values = golden.pairs, golden.token_type_ids, golden.scores
+        else:
+            given, types, values = golden.texts, None, golden.vectors
+        tokens, digest = Tokens(golden.token_ids, [], types), golden.digests.get(self.numerics)
+        return self._engine.verify(self._tokenizer.tokenize(given), tokens, values, golden.tolerance, digest)
 
     def __copy__(self) -> Self:
         return self
