@@ -111,15 +111,6 @@ def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return {**under, **over, **nested}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Toys gain nothing from more threads, and threads that wait for each other are slow on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
     folder = tmp_path_factory.mktemp("corpus")

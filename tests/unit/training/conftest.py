@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.method import Method
 
 WORDS = ["the", "cat", "dog", "king", "sea", "garden", "red", "blue", "old", "reads", "swims", "sings", "today"]
 
@@ -37,15 +39,6 @@ class CountingTeacher:
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
         row = np.random.default_rng(seed).standard_normal(self.dimension, dtype=np.float32)
         return row / np.linalg.norm(row)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    """Toys gain nothing from more threads, and threads that wait for each other are slow on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -89,5 +82,18 @@ def sentences() -> Callable[[int], list[str]]:
     def make(count: int) -> list[str]:
         generator = np.random.default_rng(0)
         return [f"{' '.join(generator.choice(WORDS, 2 + i % 9))} {i}" for i in range(count)]
+
+    return make
+
+
+@pytest.fixture
+def make_batches(make_corpus: Callable[..., Corpus], sentences: Callable[[int], list[str]]) -> Callable[..., Any]:
+    """``make_batches(method, 8)``: batches of 8 of 24 sentences, or of ``texts``, for a method without teacher."""
+
+    def make(method: Method, batch_size: int, *, texts: Sequence[str] | int = 24) -> BatchSource:
+        rows = sentences(texts) if isinstance(texts, int) else texts
+        corpus, tokenizer = make_corpus(rows), method.encoder.tokenizer
+        about = {"spec": method.batch_spec, "views": ViewsConfig(), "seed": 0}
+        return BatchSource(corpus, tokenizer, batch_size=batch_size, **about)
 
     return make

@@ -30,7 +30,7 @@ from embedkit.training.recipes.trans_encoder import CrossToEncoder
 from embedkit.training.run_folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from toys import TableTeacher
+from toys import TableTeacher, without_dropout
 
 QUEUE = {"queue_size": 20}
 SCT = {**QUEUE, "projector_expansion": 2}
@@ -94,11 +94,8 @@ class Toy:
                 scores=scores,
             )
             self.method = CrossToEncoder(encoder) if spec.scores else build(name, settings, encoder)
-        for module in self.method.modules() if not dropout else ():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-            if hasattr(module, "dropout_prob"):  # of BERT's attention
-                module.dropout_prob = 0.0
+        if not dropout:
+            without_dropout(self.method)
 
     def run(self, place, *, stop_after=None, resume=False):
         def evaluate():

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
+from toys import without_dropout
 
 from embedkit.errors import TrainingError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.loop import LoopConfig, evaluation_steps, total_steps, train
 from embedkit.training.method import BatchSpec, Method, StepOutput, pooled
 from embedkit.training.optim import OptimConfig
@@ -46,25 +46,14 @@ class Shrink(Method):
 
 
 @pytest.fixture
-def setup(make_encoder, make_corpus, sentences, tmp_path):
+def setup(make_encoder, make_batches, tmp_path):
     """``setup(**optim)`` -> method and a function that trains it."""
 
     def setup(*, rows=24, dropout=True, fail_at=None, folder="run", **optim):
-        encoder = make_encoder()
-        if not dropout:
-            for module in encoder.modules():
-                if isinstance(module, torch.nn.Dropout):
-                    module.p = 0.0
+        encoder = make_encoder() if dropout else without_dropout(make_encoder())
         method = Shrink(encoder, fail_at=fail_at)
         optim = OptimConfig(**{"batch_size": 6, "steps": 12, "lr": 1e-3, **optim})
-        batches = BatchSource(
-            make_corpus(sentences(rows)),
-            encoder.tokenizer,
-            spec=method.batch_spec,
-            batch_size=optim.batch_size,
-            seed=0,
-            views=ViewsConfig(),
-        )
+        batches = make_batches(method, optim.batch_size, texts=rows)
         place = RunFolder(tmp_path / folder)
 
         def go(*, evaluate=None, dev_every=4, dev_most=None, patience=None, minutes=5.0, **options):

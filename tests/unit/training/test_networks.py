@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from toys import without_dropout
 
 from embedkit.errors import ConfigError
 from embedkit.export.pipeline import export
@@ -19,7 +20,7 @@ from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.training import batches, loop, networks
-from embedkit.training.batches import BatchSource, ViewsConfig, chunk_view
+from embedkit.training.batches import chunk_view
 from embedkit.training.loop import LoopConfig, train
 from embedkit.training.method import pooled
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
@@ -125,25 +126,14 @@ class Spy(SimCSE):
 
 
 @pytest.fixture
-def trained(make_encoder, make_corpus, sentences, tmp_path):
+def trained(make_encoder, make_batches, tmp_path):
     """``trained(name, **optim)``: a method after some steps, without dropout."""
 
     def trained(name, **optim):
-        method = Spy(make_encoder(), SimCSEConfig(), seed=0)
-        for module in method.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        method = without_dropout(Spy(make_encoder(), SimCSEConfig(), seed=0))
         method.seen = []
-        batches = BatchSource(
-            make_corpus(sentences(24)),
-            method.encoder.tokenizer,
-            spec=method.batch_spec,
-            batch_size=8,
-            seed=0,
-            views=ViewsConfig(),
-        )
         config = LoopConfig(optim=OptimConfig(batch_size=8, steps=3, lr=0.1, epsilon=1.0, **optim), seed=0)
-        train(method, batches, config, RunFolder(tmp_path / name), show_progress=False)
+        train(method, make_batches(method, 8), config, RunFolder(tmp_path / name), show_progress=False)
         return method
 
     return trained
@@ -220,21 +210,12 @@ def test_rounding_twice_changes_nothing(stored):
         np.testing.assert_array_equal(table.weight.detach().numpy(), before)
 
 
-def test_a_run_saves_what_a_bundle_can_store(make_encoder, make_corpus, tmp_path):
-    encoder = make_encoder()
-    method = SimCSE(encoder, SimCSEConfig(), seed=0)
-    batches = BatchSource(
-        make_corpus(TEXTS),
-        encoder.tokenizer,
-        spec=method.batch_spec,
-        batch_size=4,
-        seed=0,
-        views=ViewsConfig(),
-    )
+def test_a_run_saves_what_a_bundle_can_store(make_encoder, make_batches, tmp_path):
+    method = SimCSE(make_encoder(), SimCSEConfig(), seed=0)
     config = LoopConfig(optim=OptimConfig(batch_size=4, steps=3, lr=1e-2), seed=0, round_words=True)
     folder = RunFolder(tmp_path / "run")
 
-    train(method, batches, config, folder, show_progress=False)
+    train(method, make_batches(method, 4, texts=TEXTS), config, folder, show_progress=False)
 
     saved = SentenceEncoder.load(folder.model)
     rounded = copy.deepcopy(saved)
@@ -296,25 +277,12 @@ COMPILER = next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 @pytest.mark.release  # torch compiles C++ for as long as a hundred other tests take
 @pytest.mark.skipif(COMPILER is None, reason="torch.compile needs a C++ compiler, and there is none here")
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
-def test_a_compiled_run_equals_an_uncompiled_one(make_encoder, make_corpus, sentences, tmp_path):
+def test_a_compiled_run_equals_an_uncompiled_one(make_encoder, make_batches, tmp_path):
     """With texts of several lengths, which use one graph."""
     losses, states = [], []
     for compiled in (False, True):
-        encoder = make_encoder()
-        for module in encoder.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-            if hasattr(module, "dropout_prob"):
-                module.dropout_prob = 0.0
-        method = SimCSE(encoder, SimCSEConfig(), seed=0)
-        batches = BatchSource(
-            make_corpus(sentences(24)),
-            encoder.tokenizer,
-            spec=method.batch_spec,
-            batch_size=8,
-            seed=0,
-            views=ViewsConfig(),
-        )
+        method = SimCSE(without_dropout(make_encoder()), SimCSEConfig(), seed=0)
+        batches = make_batches(method, 8)
         folder = RunFolder(tmp_path / str(compiled))
         optim = OptimConfig(batch_size=8, steps=3, lr=0.1, epsilon=1.0, compile=compiled)
         train(method, batches, LoopConfig(optim=optim, seed=0), folder, show_progress=False)
