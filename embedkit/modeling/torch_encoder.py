@@ -21,6 +21,8 @@ from embedkit.runtime.tokenization import TokenBatch, Tokens
 
 PRECISIONS = ("fp32", "bf16")
 
+_TOKENS_PER_BATCH = 8192
+
 
 class TorchEncoder:
     """A :class:`~embedkit.protocols.TextEncoder` that wraps a :class:`SentenceEncoder` without copying it.
@@ -39,13 +41,11 @@ class TorchEncoder:
         *,
         precision: str = "fp32",
         device: str | None = None,
-        max_tokens_per_batch: int = 8192,
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
         self.model = model
         self.precision = precision
-        self.max_tokens_per_batch = max_tokens_per_batch
         if device is not None:
             to_device(model, device)
 
@@ -89,7 +89,7 @@ class TorchEncoder:
         embeddings = np.empty((len(ids), self.dimension), dtype=np.float32)
         lengths = np.array([len(row) for row in ids], dtype=np.int64)
         with evaluating(self.model):
-            for rows in token_batches(lengths, most_tokens=self.max_tokens_per_batch):
+            for rows in token_batches(lengths, most_tokens=_TOKENS_PER_BATCH):
                 embeddings[rows] = self._embed([ids[row] for row in rows])
         return embeddings
 
@@ -123,9 +123,8 @@ class TorchCrossEncoder:
     The model is switched to evaluation mode during each call, so it may be in training.
     """
 
-    def __init__(self, model: PairEncoder, *, max_tokens_per_batch: int = 8192) -> None:
+    def __init__(self, model: PairEncoder) -> None:
         self.model = model
-        self.max_tokens_per_batch = max_tokens_per_batch
 
     @property
     def name(self) -> str:
@@ -159,7 +158,7 @@ class TorchCrossEncoder:
         scores = np.empty(len(tokens.ids), dtype=np.float32)
         lengths = np.array([len(row) for row in tokens.ids], dtype=np.int64)
         with evaluating(self.model):
-            for rows in token_batches(lengths, most_tokens=self.max_tokens_per_batch):
+            for rows in token_batches(lengths, most_tokens=_TOKENS_PER_BATCH):
                 scores[rows] = self._score(tokens.batch(rows, self.model.tokenizer.pad_id))
         return scores
 

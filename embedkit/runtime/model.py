@@ -223,7 +223,7 @@ class Model(ABC, Generic[AnyTokenizer]):
         golden = self._golden
         if golden is None:
             raise ModelError(f"{self.name} is no bundle and has no golden {self._unit} to verify")
-        given: list[Any]
+        given: Any
         if isinstance(golden, GoldenPairs):
             given, types, values = golden.pairs, golden.token_type_ids, golden.scores
         else:

@@ -1,4 +1,4 @@
-"""What every TextEncoder guarantees. A new implementation is one more fixture in ENCODERS."""
+"""What every TextEncoder guarantees. A new implementation is one more fixture."""
 
 from __future__ import annotations
 
@@ -34,20 +34,14 @@ def torch_encoder(toy_tokenizer_json: str) -> TextEncoder:
     return TorchEncoder(model.eval())
 
 
-ENCODERS = ["bundle_encoder", "torch_encoder"]
-
-
-@pytest.fixture(params=ENCODERS)
+@pytest.fixture(params=["bundle_encoder", "torch_encoder"])
 def encoder(request: pytest.FixtureRequest) -> TextEncoder:
     chosen: TextEncoder = request.getfixturevalue(request.param)
     return chosen
 
 
-def test_it_is_a_text_encoder(encoder: TextEncoder) -> None:
+def test_it_is_a_text_encoder_and_describes_itself(encoder: TextEncoder) -> None:
     assert isinstance(encoder, TextEncoder)
-
-
-def test_it_describes_itself(encoder: TextEncoder) -> None:
     assert encoder.name
     assert len(bytes.fromhex(encoder.fingerprint)) == 32
     assert encoder.dimension >= 1

@@ -175,9 +175,10 @@ def test_token_types_are_those_that_transformers_gives(pair_encoder, tmp_path, k
     assert [list(row) for row in tokens.ids] == [list(row) for row in PairTokenizer(typed, 16).tokenize(PAIRS).ids]
 
 
-def test_scoring_keeps_order_and_mode(pair_encoder):
+def test_scoring_keeps_order_and_mode(pair_encoder, monkeypatch):
     pair_encoder.train()
-    scorer = TorchCrossEncoder(pair_encoder, max_tokens_per_batch=20)
+    monkeypatch.setattr("embedkit.modeling.torch_encoder._TOKENS_PER_BATCH", 20)
+    scorer = TorchCrossEncoder(pair_encoder)
     scores = scorer.predict(PAIRS)
 
     assert pair_encoder.training

@@ -14,8 +14,6 @@ from onnx import helper, numpy_helper
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime import location
-from embedkit.runtime.sentence_transformers import pool
-from embedkit.runtime.tokenization import TokenBatch
 
 TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
 
@@ -231,7 +229,6 @@ def put(folder, kind, **settings):
             lambda f: change(f / "1_Pooling/config.json", pooling_mode_max_tokens=True),
             "gives 16 dimensions, not 32",
         ),
-        (lambda f: change(f / "1_Pooling/config.json", pooling_mode="median"), "embedkit supports cls, max, mean"),
         (lambda f: change(f / "1_Pooling/config.json", include_prompt=False), "include_prompt is false"),
         (
             lambda f: change(f / "1_Pooling/config.json", word_embedding_dimension="16"),
@@ -261,14 +258,3 @@ def test_external_data_is_refused(folder):
     onnx.save_model(model, folder / "onnx/model.onnx", save_as_external_data=True, size_threshold=0)
     with pytest.raises(ModelError, match="external data"):
         Encoder.load(folder)
-
-
-def test_mean_pooling_is_the_mean_over_tokens():
-    rng = np.random.default_rng(0)
-    tokens = rng.standard_normal((3, 5, 4)).astype(np.float32)
-    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
-    expected = [tokens[row, : mask[row].sum()].mean(axis=0) for row in range(3)]
-    pooled = pool(tokens, TokenBatch(mask, mask), "mean")
-    np.testing.assert_allclose(pooled, expected, rtol=1e-5)
-    assert pooled.dtype == np.float32
-    np.testing.assert_array_equal(pool(tokens, TokenBatch(mask, mask), "cls"), tokens[:, 0])

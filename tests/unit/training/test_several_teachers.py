@@ -12,9 +12,7 @@ from toys import TableTeacher
 from embedkit.config import to_mapping
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, ViewsConfig
-from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.method import BatchSpec
 from embedkit.training.recipes.run import resolve, run
 
@@ -28,17 +26,9 @@ def invented(dimension):
 
 class TestBatches:
     @pytest.fixture
-    def source(self, toy_tokenizer_json, tmp_path):
-        (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-        corpus = Corpus.prepare([SourceConfig(path=str(tmp_path / "texts.txt"))], tmp_path)
-
-        def source(spec, *teachers):
-            tokenizer = Tokenizer(toy_tokenizer_json, 12)
-            return BatchSource(
-                corpus, tokenizer, spec=spec, batch_size=3, seed=0, views=ViewsConfig(), teachers=teachers
-            )
-
-        return source
+    def source(self, make_corpus, tokenizer):
+        corpus, about = make_corpus(TEXTS), {"batch_size": 3, "seed": 0, "views": ViewsConfig()}
+        return lambda spec, *teachers: BatchSource(corpus, tokenizer, spec=spec, teachers=teachers, **about)
 
     def test_each_teacher_returns_its_own_vectors_for_the_same_rows(self, source):
         spec = BatchSpec(views=2, teacher=True, several_teachers=True)
