@@ -213,12 +213,6 @@ def test_every_array_is_aligned(make_encoder):
 # Other graphs.
 
 
-def test_each_kind_is_none_if_the_other_is_requested(make_encoder, make_pairs):
-    for products in KINDS:
-        assert read_bert(toy_graph(make_encoder(), products).SerializeToString(), pairs=True) is None
-        assert read_bert(toy_graph(make_pairs(), products).SerializeToString()) is None
-
-
 def test_other_networks_are_none(make_encoder, make_pairs):
     assert read(halve(toy_graph(make_encoder()), "mean")) is None
     assert read(halve(toy_graph(make_pairs()), "cls")) is None
