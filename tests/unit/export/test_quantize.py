@@ -3,6 +3,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_networks import TEXTS
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export.gates import Candidate
@@ -22,8 +23,6 @@ from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.int4 import quantize_blocks, restore_blocks
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
-
-TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 
 
 @pytest.mark.parametrize("largest", [64, 127])

@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import onnx
 import pytest
+from toy_networks import TEXTS
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import quantize as quantizing
@@ -17,8 +18,6 @@ from embedkit.export.writer import GraphWriter
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.session import Session, write_optimized
-
-TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
 
 
 @pytest.fixture
