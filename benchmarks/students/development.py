@@ -1,0 +1,55 @@
+"""Development sets of the English family, with retrieval among them."""
+
+from __future__ import annotations
+
+import lzma
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from trial import DEV
+
+from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation.retrieval import Judged, RetrievalSet
+from embedkit.evaluation.tasks import Task, evaluate
+from embedkit.protocols import TextEncoder
+
+READ, DOCUMENTS, ASKED = 5000, 3000, 600  # READ: arXiv abstracts of recipes/english.toml
+
+
+def load_sets(data: Path) -> dict[str, Task]:
+    """Load the development sets."""
+    loaded = {name: load_task(str(data / path)) for name, path in DEV.items()}
+    return loaded | {"arXiv": abstracts(data / "train")}
+
+
+def abstracts(folder: Path) -> Task:
+    """Make two sets of one corpus of abstracts: their titles, and sentences that were taken out of them."""
+
+    def read(name: str) -> list[str]:
+        return lzma.open(folder / f"{name}.txt.xz", "rt", encoding="utf-8").read().splitlines()
+
+    titles, generator = {*read("arxiv-titles")}, np.random.default_rng(0)
+    drawn = read("arxiv-abstracts")[READ:]
+    documents: dict[str, str] = {}
+    asked: dict[str, list[Judged]] = {"titles": [], "sentences": []}
+    for row in generator.permutation(len(drawn))[:DOCUMENTS]:
+        parts, name = re.split(r"(?<=[.?!]) ", drawn[row]), f"d{row}"
+        places = [place for place in range(1, len(parts)) if 8 <= len(parts[place].split()) <= 30]
+        if (title := parts[0].removesuffix(".")) in titles and len(asked["titles"]) < ASKED:
+            asked["titles"].append(Judged(title, {name: 1.0}))
+            del parts[0]
+        elif len(parts) > 4 and places and len(asked["sentences"]) < ASKED:
+            asked["sentences"].append(Judged(parts.pop(int(generator.choice(places))), {name: 1.0}))
+        documents[name] = " ".join(parts)
+    return Task("arXiv", [RetrievalSet(name, documents, queries) for name, queries in asked.items()])
+
+
+def score(model: TextEncoder, sets: Mapping[str, Task]) -> dict[str, float]:
+    """Return the figure of each development set x 100."""
+    found = dict[str, float]()
+    for name, task in sets.items():
+        for result in evaluate(model, task, progress=False).results:
+            found.setdefault(result.name if name == "arXiv" else name, 100 * (result.value or 0.0))
+    return found
