@@ -284,8 +284,9 @@ def test_bundles_run_on_it(make_model: Any, tmp_path: Path, precision: str, fami
     assert (model.provider, reference.provider) == (NATIVE, CPU)
     assert model.verify()["passed"]
     scores = model.predict(PAIRS * 50)
-    # In ONNX Runtime, the products of gates have one step for a whole batch.
-    most = DIFFERENCE[precision] * (2 if family == "modernbert" else 1)
+    # In ONNX Runtime, the products of ModernBERT's gates have one step for a whole batch. MPNet differs by up to
+    # 2.1e-6 and 0.066 with weights of this range.
+    most = DIFFERENCE[precision] * (2 if family in ("modernbert", "mpnet") else 1)
     assert np.abs(scores - reference.predict(PAIRS * 50)).max() <= most
     assert np.array_equal(scores[:1], model.predict(PAIRS[:1]))
     assert np.array_equal(scores, model.predict(PAIRS * 50, batch_size=3))
