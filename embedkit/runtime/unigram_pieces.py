@@ -144,11 +144,12 @@ def character_kinds() -> bytes:
     """
     kinds = bytearray(_PLANES + len(_TAGS))
     candidates = [code for code in [*range(_PLANES), *_TAGS] if _may_join(code)]
-    for code in _those_that_join(candidates, "a{}"):
+    joining = _those_that_join(candidates, "a{}")
+    for code in joining:
         kinds[_place(code)] = _JOINS
-    accepting = _those_that_join([code for code in candidates if code < 0x10000], f"{{}}{_ACUTE}")
+    within = joining | _those_that_join([code for code in candidates if code < 0x10000], f"{{}}{_ACUTE}")
     for code in candidates:
-        if _category(code) in _MAY_BE_CONTROL and code not in accepting:
+        if _category(code) in _MAY_BE_CONTROL and code not in within:
             kinds[_place(code)] = _CONTROL
     for code in _those_that_join(candidates, "{}a"):  # its cluster contains the next character's
         kinds[_place(code)] = _UNCLEAR

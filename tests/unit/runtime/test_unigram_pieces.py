@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FullTokenizer
@@ -229,6 +229,8 @@ def test_normalizers_in_another_order_have_no_kernel(trained):
 
 
 @given(st.characters(exclude_categories=["Cs"]))
+@example("\U000e0020")  # a tag, which joins although it is a format character
+@example("\U000e0001")
 def test_kinds_of_characters_are_those_of_the_tokenizer(character):
     """The map drops what joins an "a"."""
     normalized = normalizers.Precompiled(make_map({"a": "b"})).normalize_str(f"a{character}\n")
