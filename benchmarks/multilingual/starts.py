@@ -27,7 +27,7 @@ from embedkit.evaluation.sts import load_scored_pairs, spearman
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_model
 from embedkit.modeling.sizes import Size
-from embedkit.modeling.teacher_layers import absorb_layers, fit_affine, from_layers
+from embedkit.modeling.teacher_layers import fit_affine, from_layers
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.progress import Progress
 from embedkit.records import read_lines
@@ -65,9 +65,8 @@ class Start:
     def build(self, teacher: SentenceEncoder, texts: Sequence[str], length: int) -> SentenceEncoder:
         """Cut the student from its teacher."""
         size = Size(len(self.layers), self.hidden, 1, self.inner)
-        left = [number - self.word_layers for number in self.layers]
-        absorbed = absorb_layers(teacher, self.word_layers)
-        return from_layers(absorbed, size, texts, layers=left, max_length=length, seed=0)
+        layers, words = self.layers, self.word_layers
+        return from_layers(teacher, size, texts, layers=layers, word_layers=words, max_length=length, seed=0)
 
 
 def main() -> None:

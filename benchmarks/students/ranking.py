@@ -31,10 +31,8 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
 from embedkit.training.corpus import Corpus
-from embedkit.training.mining import Pairs, mine
-from embedkit.training.mining import score as score_pairs
 from embedkit.training.recipes.run import resolve
-from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
+from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers, prepare_pairs
 from embedkit.training.recipes.stage import Control, prepare
 
 HERE = Path(__file__).parent
@@ -157,16 +155,11 @@ def load_lists(arguments: argparse.Namespace, encoder: Turned) -> Lists:
     mapping = merge(load_toml(RECIPES / "reranker-tiny.toml"), load_toml(RECIPES / "reranker-more.toml"))
     mapping |= {"data": str(arguments.data), "cache": arguments.cache}
     config = resolve(lay_over(mapping, "teacher.source", arguments.reranker))
-    settings, cache = from_mapping(ScoreDistillationConfig, config.settings), Path(config.cache)
-    passages = Corpus.prepare(config.sources, cache)
-    queries = Corpus.prepare(settings.sources(config), cache)
-    miner = Encoder.load(config.resolve_model(settings.mining.encoder), threads=1)
-    folder, candidates = mine(queries, passages, miner, settings.mining, cache, seed=config.seed)
-    (teacher,) = load_pair_teachers(config, settings)
-    scores = score_pairs(queries, passages, candidates, teacher, folder)
-    assert scores is not None
-    pairs = Pairs(queries, passages, candidates, scores)
-    asked = encoder.plain(pairs.queries.texts(np.arange(len(queries))))
+    settings = from_mapping(ScoreDistillationConfig, config.settings)
+    passages = Corpus.prepare(config.sources, Path(config.cache))
+    pairs = prepare_pairs(config, settings, passages, load_pair_teachers(config, settings), Control())
+    assert pairs is not None
+    asked = encoder.plain(pairs.queries.texts(np.arange(len(pairs.queries))))
     found = encoder.plain(pairs.passages.texts(pairs.candidates.ravel()))
     return Lists(tensor(asked), tensor(found.reshape(*pairs.candidates.shape, -1)), tensor(pairs.scores))
 

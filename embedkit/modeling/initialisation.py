@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import BertConfig, BertModel
 
@@ -138,7 +141,11 @@ def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> 
     content["post_processor"] = None
     tokenizer = Tokenizer(json.dumps(content, ensure_ascii=False), teacher.max_length)
     is_first = teacher.pooling == "cls" and teacher.head is None and teacher.memory is None
-    embeddings = (_word_states if is_first else _embed_words)(teacher, words, times=2)
+    if is_first:
+        states = word_states(teacher, words, times=2)
+        embeddings: FloatArray = functional.normalize(states, dim=1).numpy(force=True)
+    else:
+        embeddings = _embed_words(teacher, words, times=2)
     directions = _project(embeddings, dimension, seed, flatten=0.5)
     table = StaticTable(StaticConfig(tokenizer.vocabulary_size, dimension))
     rows = torch.zeros(tokenizer.vocabulary_size, dimension)
@@ -154,18 +161,25 @@ def _embed_words(teacher: SentenceEncoder, words: list[int], *, times: int = 1) 
     return TorchEncoder(teacher).encode_ids(_framed(teacher, words, times))
 
 
-def _word_states(teacher: SentenceEncoder, words: list[int], *, times: int) -> FloatArray:
-    """Return the mean of the teacher's states at each word, in succession: ``(W, H) float32, unit rows``."""
+def word_states(
+    teacher: SentenceEncoder, words: Sequence[int], *, times: int = 1, layer: int | None = None
+) -> Tensor:
+    """Return the mean of the teacher's states at each single word, in succession: ``(W, H) float32``.
+
+    They are the last states, or those after a layer, from 1.
+    """
     rows = []
     with torch.inference_mode(), evaluating(teacher):
         for some in torch.tensor(_framed(teacher, words, times), device=teacher.device).split(_WORDS_PER_BATCH):
-            states = teacher.backbone(input_ids=some, attention_mask=torch.ones_like(some)).last_hidden_state
-            rows.append(functional.normalize(states[:, 1 : 1 + times].mean(dim=1), dim=1))
-    embeddings: FloatArray = torch.cat(rows).numpy(force=True)
-    return embeddings
+            outputs: Any = teacher.backbone(
+                input_ids=some, attention_mask=torch.ones_like(some), output_hidden_states=layer is not None
+            )
+            states = outputs.last_hidden_state if layer is None else outputs.hidden_states[layer]
+            rows.append(states[:, 1 : 1 + times].mean(dim=1))
+    return torch.cat(rows)
 
 
-def _framed(teacher: SentenceEncoder, words: list[int], times: int) -> list[list[int]]:
+def _framed(teacher: SentenceEncoder, words: Sequence[int], times: int) -> list[list[int]]:
     frame = teacher.tokenizer.tokenize([""]).ids[0]
     return [[*frame[:1], *[word] * times, *frame[1:]] for word in words]
 

@@ -43,14 +43,13 @@ from transformers import BertForSequenceClassification
 from embedkit.errors import ModelError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
+from embedkit.modeling.initialisation import random, word_states
 from embedkit.modeling.pretrained import evaluating
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _TEXTS_PER_BATCH = 64
-_WORDS_PER_BATCH = 512
 _SCORE_RIDGE = 1e-2  # there is one observation for each pair, not for each token
 _USUAL = 0.95  # share of feed-forward units whose largest activation counts as usual
 _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
@@ -76,6 +75,7 @@ def from_layers(
     texts: Sequence[str],
     *,
     layers: Sequence[int] | None = None,
+    word_layers: int = 0,
     max_length: int,
     seed: int,
     positions: int | None = None,
@@ -86,7 +86,9 @@ def from_layers(
         teacher: an encoder of the BERT family with absolute positions.
         size: shape of the student. Its heads are as wide as the teacher's; ``size.heads`` is ignored.
         texts: a few hundred to a few thousand representative texts, on which the maps are fitted.
-        layers: teacher layers to take, counted from 1, ascending; default: :func:`choose_layers`.
+        layers: teacher layers to take, counted from 1, ascending; default: :func:`choose_layers` of those left.
+        word_layers: number of first layers that the words pass through, as of :func:`absorb_layers`; ``layers``
+            come after them.
         max_length: maximum length of the student's texts in tokens.
         seed: seed of everything random.
         positions: rows of the position table, ``max_length`` if None.
@@ -94,7 +96,11 @@ def from_layers(
     Raises:
         ModelError: the teacher is of another family, or the student is wider, deeper or longer than its teacher.
     """
-    chosen = tuple(layers) if layers is not None else choose_layers(size.layers, _depth(teacher))
+    teacher = absorb_layers(teacher, word_layers)
+    if layers is None:
+        chosen = choose_layers(size.layers, _depth(teacher))
+    else:
+        chosen = tuple(number - word_layers for number in layers)
     shape = _fitting_shape(teacher, size, chosen, positions or max_length)
     student = random(
         teacher.tokenizer, shape, max_length=max_length, seed=seed, positions=positions, pooling=teacher.pooling
@@ -140,20 +146,11 @@ def _states_alone(teacher: SentenceEncoder, layer: int) -> Tensor:
 
     Tokens that frame a text have those of an empty one.
     """
-    frame = torch.tensor(teacher.tokenizer.tokenize([""]).ids[0])
-    tokens = torch.arange(teacher.tokenizer.vocabulary_size)
-    states = torch.empty(len(tokens), teacher.hidden)
-    for some in tokens.split(_WORDS_PER_BATCH):
-        framed = torch.cat([frame[:1].expand(len(some), 1), some[:, None], frame[1:].expand(len(some), -1)], dim=1)
-        states[some] = _hidden(teacher, framed, layer)[:, 1]
-    states[frame] = _hidden(teacher, frame[None], layer)[0]
-    return states
-
-
-def _hidden(teacher: SentenceEncoder, ids: Tensor, layer: int) -> Tensor:
+    states = word_states(teacher, range(teacher.tokenizer.vocabulary_size), layer=layer)
+    frame = torch.tensor(teacher.tokenizer.tokenize([""]).ids, device=teacher.device)
     network: Any = teacher.backbone
-    outputs = network(input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
-    states: Tensor = outputs.hidden_states[layer]
+    outputs = network(input_ids=frame, attention_mask=torch.ones_like(frame), output_hidden_states=True)
+    states[frame[0]] = outputs.hidden_states[layer][0]
     return states
 
 

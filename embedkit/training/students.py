@@ -21,7 +21,7 @@ from embedkit.modeling.matching import matching_encoder
 from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_model, prune_tokenizer
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
-from embedkit.modeling.teacher_layers import absorb_layers, from_layers
+from embedkit.modeling.teacher_layers import from_layers
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
@@ -73,10 +73,11 @@ def load_cross_encoder(
         ModelNotFoundError, ModelError, BundleError: the model cannot be loaded.
     """
     source = config.resolve_model(str(config.student.source))
-    if source.endswith(".onnx") and read_bundle(find_model(source)).manifest.kind == "cross-encoder":
-        model = cross_from_bundle(find_model(source), max_length=max_length)
-    elif source.endswith(".onnx"):
-        encoder = from_bundle(find_model(source))
+    path = find_model(source) if source.endswith(".onnx") else None
+    if path is not None and read_bundle(path).manifest.kind == "cross-encoder":
+        model = cross_from_bundle(path, max_length=max_length)
+    elif path is not None:
+        encoder = from_bundle(path)
         model = matching_encoder(encoder, mean=mean, spread=spread, max_length=max_length, seed=config.seed)
     elif is_cross_encoder(find_folder(source)):
         model = PairEncoder.load(source, max_length=max_length)
@@ -140,9 +141,10 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
     elif student.start == "teacher":
         encoder = from_teacher(teacher, size, **lengths)
     else:
-        absorbed = absorb_layers(teacher, student.word_layers)
-        chosen = [number - student.word_layers for number in student.teacher_layers]
-        encoder = from_layers(absorbed, size, _sample(config), layers=chosen or None, **lengths)
+        layers = student.teacher_layers or None
+        encoder = from_layers(
+            teacher, size, _sample(config), layers=layers, word_layers=student.word_layers, **lengths
+        )
     encoder.pooling = student.pooling
     if student.layer_repeats is not None:
         repeat_layers(encoder.backbone, student.layer_repeats)
