@@ -200,7 +200,7 @@ class CrossEncoder(Model[PairTokenizer]):
         return _BUNDLE_OUTPUTS if isinstance(model, Bundle) else _FOLDER_OUTPUTS
 
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:  # noqa: ARG002 - scores know no tokens
-        return rows if self._is_bundle else _activate(_logits_of(rows))
+        return rows if self._is_bundle else sigmoid(_logits_of(rows))
 
     def _tokenize(self, pairs: list[Any], first: int) -> Tokens:
         return self._tokenizer.tokenize(pairs, first=first)
@@ -215,6 +215,6 @@ def _logits_of(rows: FloatArray) -> FloatArray:
     return rows[:, 0]
 
 
-def _activate(logits: FloatArray) -> FloatArray:
-    """Apply the sigmoid to logits, through tanh, which does not overflow where the exponential would."""
+def sigmoid(logits: FloatArray) -> FloatArray:
+    """Return the scores of logits, through tanh, which does not overflow where the exponential would."""
     return np.asarray(0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64))), dtype=np.float32)

@@ -13,7 +13,7 @@ import orjson
 
 from embedkit.errors import InputError, TextOverflowError, TooLargeError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.cross_encoder import CrossEncoder, sigmoid
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.token_ids import TokenSpan
@@ -266,7 +266,14 @@ class CosineRanker:
         self._embedder, self._limits, self._admission = embedder, limits, admission
         self.manifest = embedder.encoder.manifest
 
-    async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
+    async def rank(
+        self,
+        query: str,
+        texts: Sequence[str],
+        *,
+        truncate: bool | None = None,
+        raw: bool = False,  # noqa: ARG002 - a cosine has no activation
+    ) -> Ranked:
         """Score texts for a query, in [-1, 1]; raises the errors of :meth:`Embedder.embed`."""
         _check_texts(texts)
         self._limits.check([query, *texts])
@@ -288,7 +295,7 @@ class CrossRanker:
         self._model, self._limits, self._admission = model, limits, admission
         self._rate = Rate(_PAIR_TOKENS_PER_S)
         self._batcher = make_batcher(
-            model.name, lambda tokens: model.predict_tokens(tokens, "sigmoid"), self._rate
+            model.name, lambda tokens: model.predict_tokens(tokens, "identity"), self._rate
         )
         self.manifest = model.manifest
 
@@ -298,25 +305,31 @@ class CrossRanker:
             least_tokens([len(query) + count for count in characters], self._model.max_length)
         )
 
-    async def rank(self, query: str, texts: Sequence[str], *, truncate: bool | None = None) -> Ranked:
-        """Score texts for a query, in [0, 1]; raises the errors of :meth:`Embedder.embed`."""
+    async def rank(
+        self, query: str, texts: Sequence[str], *, truncate: bool | None = None, raw: bool = False
+    ) -> Ranked:
+        """Score texts for a query, in [0, 1], or as logits if ``raw``; errors as :meth:`Embedder.embed`."""
         _check_texts(texts)
         self._limits.check([query, *texts])
+        pairs = [(query, text) for text in texts]
         with self._admission.reserve(self.price(query, map(len, texts))) as reservation:
-            return await self.run([(query, text) for text in texts], truncate=truncate, reservation=reservation)
+            return await self.run(pairs, truncate=truncate, raw=raw, reservation=reservation)
 
-    async def predict(self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None) -> Ranked:
+    async def predict(
+        self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None, raw: bool = False
+    ) -> Ranked:
         """Score pairs with arbitrary first texts, as :meth:`rank` does."""
         self._limits.check([first + second for first, second in pairs])
         price = self.price("", (len(first) + len(second) for first, second in pairs))
         with self._admission.reserve(price) as reservation:
-            return await self.run(pairs, truncate=truncate, reservation=reservation)
+            return await self.run(pairs, truncate=truncate, raw=raw, reservation=reservation)
 
     async def run(
         self,
         pairs: Sequence[tuple[str, str]],
         *,
         truncate: bool | None = None,
+        raw: bool = False,
         reservation: Reservation | None = None,
     ) -> Ranked:
         """Score pairs that were admitted as part of ``reservation``, or of work that holds more than they cost."""
@@ -327,8 +340,8 @@ class CrossRanker:
         if reservation is not None:
             self._admission.correct(reservation, self._rate.seconds(count))
         with span("wait and score", model=self._model.name, tokens=count):
-            scores = await self._batcher.submit(tokens)
-        return Ranked(scores, count, tokens.truncated)
+            logits = await self._batcher.submit(tokens)
+        return Ranked(logits if raw else sigmoid(logits), count, tokens.truncated)
 
     def close(self) -> None:
         """Stop the thread."""

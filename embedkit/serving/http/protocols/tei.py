@@ -118,7 +118,7 @@ class TeiPredictRequest(Schema):
     """A pair of texts, or a list of pairs, as in text-embeddings-inference."""
 
     inputs: list[str] | list[list[str]] = Field(description="a pair of texts, or a list of pairs")
-    raw_scores: bool = Field(False, description="must be false")
+    raw_scores: bool = Field(False, description="whether scores are logits, before the sigmoid")
     truncate: Truncate = None
 
     @field_validator("inputs")
@@ -167,7 +167,7 @@ class TeiRerankRequest(Schema):
     texts: list[str] | None = None
     documents: list[str] | None = Field(None, description="texts to rank, as infinity's clients name them")
     model: ModelName = None
-    raw_scores: bool = Field(False, description="must be false")
+    raw_scores: bool = Field(False, description="whether scores are logits, before the sigmoid")
     return_text: bool = False
     truncate: bool | None = Field(
         None, description="whether to truncate pairs that are too long or to reject them"
@@ -262,12 +262,10 @@ async def tokenize(body: TeiTokenizeRequest, request: Request) -> Answer:
 @routes.post("/predict", list[TeiPrediction] | list[list[TeiPrediction]])
 async def predict(body: TeiPredictRequest, request: Request) -> Answer:
     """Return the cross-encoder's scores of a pair of texts, or of several pairs."""
-    if body.raw_scores:
-        raise InputError("raw_scores: true is not supported, because scores are those of the whole model")
     several = isinstance(body.inputs[0], list)
     pairs = cast(list[tuple[str, str]], body.inputs if several else [body.inputs])
     pairs = [(first, second) for first, second in pairs]
-    ranked = await request.registry.needed_cross().predict(pairs, truncate=body.truncate)
+    ranked = await request.registry.needed_cross().predict(pairs, truncate=body.truncate, raw=body.raw_scores)
     request.note(texts=len(pairs), tokens=ranked.tokens, truncated=ranked.truncated)
     found = [[{"score": score, "label": _LABEL}] for score in ranked.scores.tolist()]
     return to_json(found if several else found[0])
@@ -298,11 +296,9 @@ async def info(request: Request) -> Answer:
 @routes.post("/rerank", list[TeiRank] | InfinityRanks)
 async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Answer:
     """Order ``texts``, or infinity's ``documents``, by relevance to a query, best first."""
-    if body.raw_scores:
-        raise InputError("raw_scores: true is not supported, because scores are those of the whole model")
     ranker = request.registry.ranker(None if body.model == _NO_MODEL else body.model)
     texts = body.texts if body.texts is not None else body.documents or []
-    ranked = await ranker.rank(body.query, texts, truncate=body.truncate)
+    ranked = await ranker.rank(body.query, texts, truncate=body.truncate, raw=body.raw_scores)
     request.note(texts=len(texts), tokens=ranked.tokens, truncated=ranked.truncated)
     if body.documents is not None:
         return to_json(

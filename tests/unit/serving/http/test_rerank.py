@@ -61,6 +61,15 @@ def test_teis_form(crossing, cross):
     assert [item["text"] for item in done] == [DOCUMENTS[index] for index, _ in expected(cross)]
 
 
+def test_teis_raw_scores_are_logits(crossing, cross):
+    given = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}
+    done = httpx.post(f"{crossing}/rerank", json=given).json()
+    logits = cross.rank(QUERY, DOCUMENTS, activation_fn="identity")
+    check_order(
+        [(item["index"], item["score"]) for item in done], [(item["corpus_id"], item["score"]) for item in logits]
+    )
+
+
 def test_without_a_cross_encoder_the_cosine_ranks(client, toy_encoder):
     done = client.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS, "model": "toy"}).json()
     scores = toy_encoder.encode(DOCUMENTS) @ toy_encoder.encode(QUERY)
@@ -76,7 +85,6 @@ def test_without_a_cross_encoder_the_cosine_ranks(client, toy_encoder):
         ("/v1/rerank", {"documents": DOCUMENTS}, "query: Field required"),
         ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 0}, "top_n"),
         ("/v1/rerank", {"query": QUERY, "documents": ["a"] * 2048}, "at most 2048"),
-        ("/rerank", {"query": QUERY, "texts": ["a"], "raw_scores": True}, "raw_scores: true is not supported"),
         ("/rerank", {"query": QUERY, "texts": ["word " * 40], "truncate": False}, "longer than 12 tokens"),
     ],
 )

@@ -57,12 +57,13 @@ def cross(toy_cross_bundle):
     return CrossEncoder.load(toy_cross_bundle, threads=1)
 
 
-def test_pairs_are_scored(serve, cross):
+@pytest.mark.parametrize(("raw", "activation"), [(False, "sigmoid"), (True, "identity")])
+def test_pairs_are_scored(serve, cross, raw, activation):
     pairs = [["a dog", "a cat"], ["the sea", "snow"]]
-    expected = cross.predict([tuple(pair) for pair in pairs])
+    expected = cross.predict([tuple(pair) for pair in pairs], activation_fn=activation)
     with serve(reranker=cross) as url:
-        one = httpx.post(f"{url}/predict", json={"inputs": pairs[0]}).json()
-        several = httpx.post(f"{url}/predict", json={"inputs": pairs}).json()
+        one = httpx.post(f"{url}/predict", json={"inputs": pairs[0], "raw_scores": raw}).json()
+        several = httpx.post(f"{url}/predict", json={"inputs": pairs, "raw_scores": raw}).json()
     assert [row["label"] for row in one] == ["LABEL_0"]
     np.testing.assert_allclose(one[0]["score"], expected[0], atol=1e-6)
     np.testing.assert_allclose([rows[0]["score"] for rows in several], expected, atol=1e-6)
@@ -75,7 +76,6 @@ def test_pairs_are_scored(serve, cross):
         ({"inputs": []}, "got 0 texts"),
         ({"inputs": [[], ["a", "b"]]}, "got 0 texts"),
         ({"inputs": [["a"]]}, "expected a pair of texts"),
-        ({"inputs": ["a", "b"], "raw_scores": True}, "raw_scores"),
         ({"inputs": ["a", "b"]}, "--reranker"),
     ],
 )
