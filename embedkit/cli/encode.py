@@ -164,7 +164,7 @@ def _run_file(arguments: argparse.Namespace) -> None:
     }
     form = encoder.encode([], **options)
     with in_processes(encoder, arguments.processes, arguments.threads) as sharing:
-        pieces = _Counted(
+        pieces = _CountedChunks(
             _embed(
                 sharing,
                 read_texts(arguments.input, arguments.text_column, skip_empty=arguments.skip_empty),
@@ -181,7 +181,7 @@ def _run_file(arguments: argparse.Namespace) -> None:
     _report(arguments, encoder, result, seconds, sentence)
 
 
-class _Counted:
+class _CountedChunks:
     """An iterator of chunks that counts rows."""
 
     def __init__(self, pieces: Iterable[Piece]) -> None:

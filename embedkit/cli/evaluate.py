@@ -32,7 +32,7 @@ _TASK_HELP = (
 )
 
 
-class _List(argparse.Action):
+class _ListTasks(argparse.Action):
     """Prints the named tasks and exits, whatever else is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
@@ -57,7 +57,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--task", dest="tasks", action="append", required=True, metavar="TASK", help=_TASK_HELP)
     parser.add_argument(
-        "--list", action=_List, nargs=0, help="list the named tasks, their sizes and pinned revisions, and exit"
+        "--list",
+        action=_ListTasks,
+        nargs=0,
+        help="list the named tasks, their sizes and pinned revisions, and exit",
     )
     parser.add_argument(
         "--data",

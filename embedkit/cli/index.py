@@ -161,7 +161,7 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.models import lasting_source
 
-    model = arguments.model or _maker_of(arguments)
+    model = arguments.model or _model_of(arguments)
     loaded = Encoder.load(model)
     documents = _documents(arguments, loaded)
     with in_processes(loaded, arguments.processes) as encoder:
@@ -191,7 +191,9 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
     with in_processes(loaded, arguments.processes) as encoder:
         collection = Collection.open(arguments.collection, encoder=encoder)
         done = collection.upsert(documents, **_reading(arguments))
-        removed = collection.delete(_outdated(collection, documents)) if isinstance(documents, _Windows) else 0
+        removed = (
+            collection.delete(_outdated(collection, documents)) if isinstance(documents, _CountedWindows) else 0
+        )
     return "changed", collection, done._asdict() | ({"removed": removed} if removed else {})
 
 
@@ -207,7 +209,7 @@ def _reading(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-class _Windows:
+class _CountedWindows:
     """The windows of documents, counted as they are read."""
 
     def __init__(self, windows: Iterator[dict[str, Any]]) -> None:
@@ -220,7 +222,7 @@ class _Windows:
             yield window
 
 
-def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _Windows:
+def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _CountedWindows:
     """Return the documents, divided into windows if requested."""
     from embedkit.errors import InputError
     from embedkit.serving.retrieval.splitting import split_documents
@@ -241,10 +243,10 @@ def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _Window
         id_column=arguments.id_column,
         skip_empty=arguments.skip_empty,
     )
-    return _Windows(windows)
+    return _CountedWindows(windows)
 
 
-def _outdated(collection: Collection, windows: _Windows) -> list[str]:
+def _outdated(collection: Collection, windows: _CountedWindows) -> list[str]:
     """Return the ids of windows beyond the last one of each document, which was longer before."""
     ids = []
     for document, count in windows.counts.items():
@@ -255,22 +257,22 @@ def _outdated(collection: Collection, windows: _Windows) -> list[str]:
     return ids
 
 
-def _maker_of(arguments: argparse.Namespace) -> str:
+def _model_of(arguments: argparse.Namespace) -> str:
     """Name of the model by which documents are embedded already; InputError if that is unknown."""
     from embedkit.errors import InputError
     from embedkit.serving.retrieval.collection import read_documents_and_embeddings
 
     documents: str = arguments.documents
-    maker = None if arguments.split else read_documents_and_embeddings(documents).maker
-    if maker is None:
+    model = None if arguments.split else read_documents_and_embeddings(documents).model
+    if model is None:
         raise InputError(f"{documents} is not embedded yet; say by which model with -m MODEL")
-    return maker.model
+    return model.name
 
 
 def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
     ids = list(dict.fromkeys(arguments.ids))
-    unknown = [id_ for id_, found in zip(ids, collection.get(ids), strict=True) if found is None]
+    unknown = [id_ for id_, document in zip(ids, collection.get(ids), strict=True) if document is None]
     deleted = collection.delete(ids)
     if unknown:
         more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""

@@ -102,7 +102,10 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 def _run(module: CommandModule, command: Command, arguments: argparse.Namespace, flags: Mapping[str, str]) -> int:
     try:
-        with _missing_packages_named(command), contextlib.redirect_stdout(cast(TextIO, _Printed(sys.stdout))):
+        with (
+            _missing_packages_named(command),
+            contextlib.redirect_stdout(cast(TextIO, _EscapedStream(sys.stdout))),
+        ):
             code = module.run(arguments)
         sys.stdout.flush()
     except tuple(kind for kind, _ in EXIT_CODES) as error:
@@ -249,7 +252,7 @@ def _printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-class _Printed:
+class _EscapedStream:
     """A stream that escapes control characters in everything that is printed to it."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -41,17 +41,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Load the collection and its model, and serve agents until a signal stops it."""
-    from embedkit.serving.http.agents import Agents
-    from embedkit.serving.http.guard import KeyRing
+    from embedkit.serving.http.access import KeyRing
     from embedkit.serving.http.log_lines import log_in_lines
+    from embedkit.serving.http.mcp import McpServer
     from embedkit.serving.http.server import Server
 
     logging.getLogger().addHandler(logging.NullHandler())  # otherwise the SDK would set up its own logging
     service = _load(arguments)
-    agents = Agents(service)
+    server = McpServer(service)
     if not arguments.http:
         try:
-            asyncio.run(agents.run_on_stdio())
+            asyncio.run(server.run_on_stdio())
         finally:
             service.close()
         return
@@ -59,14 +59,14 @@ def run(arguments: argparse.Namespace) -> None:
     log_in_lines(logger)
     if not service.settings.is_local and not keys:
         logger.warning("anyone who can reach %s can use this server: it has no API key", service.settings.host)
-    Server(service, keys, agents=agents).run()
+    Server(service, keys, mcp=server).run()
 
 
 def _load(arguments: argparse.Namespace) -> Service:
     from embedkit.config import from_mapping
     from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
-    from embedkit.serving.http.registry import Assets
+    from embedkit.serving.http.registry import LoadedModels
     from embedkit.serving.http.service import Service
     from embedkit.serving.http.settings import ServerSettings
     from embedkit.serving.retrieval.collection import Collection
@@ -75,11 +75,11 @@ def _load(arguments: argparse.Namespace) -> Service:
     flags = ("collection", "allow_writes", "reranker", "host", "port", "api_key_file", "threads")
     settings = from_mapping(ServerSettings, explicit(arguments, *flags))
 
-    def load() -> Assets:
+    def load() -> LoadedModels:
         about = Collection.describe(arguments.collection)
         encoder = Encoder.load(arguments.model) if arguments.model else recorded_model(about.queries or about)
         reranker = CrossEncoder.load(arguments.reranker, threads=arguments.threads) if arguments.reranker else None
-        return Assets([encoder], reranker, Collection.open(arguments.collection, queries=encoder))
+        return LoadedModels([encoder], reranker, Collection.open(arguments.collection, queries=encoder))
 
     service = Service(settings, load)
     service.registry.warm_up()

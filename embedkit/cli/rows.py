@@ -128,7 +128,7 @@ class SpooledRows:
             if self._embeddings is not None:
                 raise InputError("embeddings: a collection brings its own; leave them out")
             stored = Collection.open(self._place).store.source()
-            rows = Rows(map(self._record, stored.documents), stored.embeddings, stored.maker)
+            rows = Rows(map(self._record, stored.documents), stored.embeddings, stored.model)
         else:
             rows = read_rows(self._place, self._embeddings)
         if rows.embeddings is None and self._model is None:
@@ -136,7 +136,7 @@ class SpooledRows:
         if self._model is not None:
             self.encoder = Encoder.load(self._model, threads=self._threads)
         documents = self._documents(rows.records, embedded=rows.embeddings is not None)
-        return Source(documents, rows.embeddings, rows.maker)
+        return Source(documents, rows.embeddings, rows.model)
 
     def __getitem__(self, row: int) -> Mapping[str, Any]:
         start, end = self._offsets[row], self._offsets[row + 1]
@@ -161,7 +161,7 @@ class SpooledRows:
         shards = require("embedkit.serving.retrieval.shards", extra="bulk")
         path = Path(self._place)
         paths = files.find_files(path) if path.is_dir() else [path]
-        if not paths or any(each.suffix != ".parquet" for each in paths):
+        if not paths or any(file.suffix != ".parquet" for file in paths):
             raise InputError(f"a .parquet output needs Parquet as input, not {self._name}; write .jsonl")
         dataset, *_ = shards.open_dataset(path, paths)
         return pa.schema([field for field in dataset.schema if not len(self) or field.name in self[0]])

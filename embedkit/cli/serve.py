@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, check, and serve until signalled to stop; the log on stderr is JSON except on a terminal."""
-    from embedkit.serving.http.guard import KeyRing
+    from embedkit.serving.http.access import KeyRing
     from embedkit.serving.http.log_lines import log_in_lines
     from embedkit.serving.http.server import Server
     from embedkit.serving.http.service import Service

@@ -61,9 +61,9 @@ class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex's ty
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         fields = type(self).model_fields
-        for name, given in (("model", model), ("model_name", settings.get("model_name"))):
-            if given is not None:
-                check_text(given, name)
+        for name, value in (("model", model), ("model_name", settings.get("model_name"))):
+            if value is not None:
+                check_text(value, name)
         for name in settings.keys() - fields.keys():
             near = difflib.get_close_matches(name, ("model", *fields), n=1)
             hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(('model', *fields))}"
@@ -75,7 +75,7 @@ class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex's ty
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
             raise InputError("; ".join(problems)) from error
         encoder = Encoder.load(self.model_name, threads=self.threads)
         encoder.encode([], truncate_dim=self.truncate_dim)  # an argument that does not fit is an error here

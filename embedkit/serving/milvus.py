@@ -27,7 +27,7 @@ from embedkit.serving.retrieval.columns import ColumnBuilder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.remote import Found, RemoteAbout, RemoteStore
+from embedkit.serving.retrieval.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
 
 TOKEN_VARIABLE: Final = "EMBEDKIT_MILVUS_TOKEN"  # noqa: S105 - its name, not its value
 MOST_RESULTS: Final = 16_384
@@ -50,13 +50,13 @@ _Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Where:
+class _Filter:
     """A filter in Milvus's form, and conditions that documents found by it may still fail."""
 
     expression: str
     recheck: Sequence[Condition] = ()
 
-    def kept(self, hits: Found) -> Found:
+    def kept(self, hits: ScoredDocuments) -> ScoredDocuments:
         """Return the hits for which all conditions hold."""
         for condition in self.recheck:
             column = ColumnBuilder()
@@ -92,19 +92,19 @@ class MilvusDocuments(RemoteStore):
 
         It indexes words from the start or never: changing ``lexical`` is an InputError.
         """
-        about = self.about
-        if lexical not in (None, about.lexical):
+        info = self.info
+        if lexical not in (None, info.lexical):
             raise InputError(
                 f"lexical: Milvus indexes words from the start or never; build {self._address} again from itself"
             )
         with self._asking():
-            if index not in (None, about.index):
+            if index not in (None, info.index):
                 kind = self._kind(index)
                 self._client.release_collection(self._name)
                 self._client.drop_index(self._name, "embedding")
                 self._client.create_index(self._name, _index(self._client, kind))
                 self._client.load_collection(self._name)
-                self._keep_facts(dataclasses.replace(about, index=kind).facts())
+                self._keep_facts(dataclasses.replace(info, index=kind).facts())
             self._client.compact(self._name)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
@@ -112,28 +112,30 @@ class MilvusDocuments(RemoteStore):
         with self._asking():
             rows = self._client.query(self._name, filter="", limit=most, output_fields=[*_FIELDS, "embedding"])
         embeddings = np.array([row["embedding"] for row in rows], dtype=np.float32)
-        return [_document(row) for row in rows], embeddings.reshape(len(rows), self.about.dimension)
+        return [_document(row) for row in rows], embeddings.reshape(len(rows), self.info.dimension)
 
     def drop(self) -> None:
         """Delete the whole collection from Milvus."""
         with self._asking():
             self._client.drop_collection(self._name)
 
-    def nearest(self, queries: FloatArray, k: int, where: _Where, effort: float) -> list[Found]:
+    def nearest(self, queries: FloatArray, k: int, where: _Filter, effort: float) -> list[ScoredDocuments]:
         """Return the documents nearest to each query; at most 16,384 of them."""
         if k > MOST_RESULTS:
             raise InputError(f"k must be at most {MOST_RESULTS:,}, the most that Milvus gives, not {k}")
-        parameters = {"metric_type": _METRIC, "params": _breadth(self.about.index, k, effort)}
-        return self._found(list(queries), "embedding", k, where, parameters)
+        parameters = {"metric_type": _METRIC, "params": _breadth(self.info.index, k, effort)}
+        return self._hit_lists(list(queries), "embedding", k, where, parameters)
 
-    def matching(self, query: str, k: int, where: _Where) -> Found:
+    def matching(self, query: str, k: int, where: _Filter) -> ScoredDocuments:
         """Return the documents that share words with a query, best first."""
         if not query.strip():
             return []
-        (found,) = self._found([query], "words", k, where, {"metric_type": "BM25"})
-        return [(abs(score), document) for score, document in found]  # Lite's scores are negative
+        (ranking,) = self._hit_lists([query], "words", k, where, {"metric_type": "BM25"})
+        return [(abs(score), document) for score, document in ranking]  # Lite's scores are negative
 
-    def _found(self, queries: Sequence[Any], field: str, k: int, where: _Where, parameters: _Row) -> list[Found]:
+    def _hit_lists(
+        self, queries: Sequence[Any], field: str, k: int, where: _Filter, parameters: _Row
+    ) -> list[ScoredDocuments]:
         """Return the best ``k`` documents for each query; asks again for more while some fail the recheck."""
         limit = k
         while True:
@@ -147,9 +149,9 @@ class MilvusDocuments(RemoteStore):
                     output_fields=list(_FIELDS),
                     search_params=parameters,
                 )
-            found = [[(float(hit["distance"]), _document(hit["entity"])) for hit in hits] for hits in answers]
-            kept = [where.kept(hits)[:k] for hits in found]
-            is_short = any(len(few) < k and len(hits) == limit for few, hits in zip(kept, found, strict=True))
+            hit_lists = [[(float(hit["distance"]), _document(hit["entity"])) for hit in hits] for hits in answers]
+            kept = [where.kept(hits)[:k] for hits in hit_lists]
+            is_short = any(len(few) < k and len(hits) == limit for few, hits in zip(kept, hit_lists, strict=True))
             if not is_short or limit == MOST_RESULTS:
                 return kept
             limit = min(4 * limit, MOST_RESULTS)
@@ -186,30 +188,30 @@ class MilvusDocuments(RemoteStore):
         described = self._client.describe_collection(self._name)
         for text in ((described.get("properties") or {}).get(_ABOUT), described.get("description")):
             with contextlib.suppress(ValueError):
-                found = json.loads(text or "")
-                if isinstance(found, dict):
-                    return found
+                facts = json.loads(text or "")
+                if isinstance(facts, dict):
+                    return facts
         return {}
 
     @staticmethod
     def _kind(index: str) -> str:
         return "AUTOINDEX" if index == AUTO else index
 
-    def _create(self, about: RemoteAbout) -> None:
+    def _create(self, info: RemoteCollectionInfo) -> None:
         """Create an empty collection; CollectionError if words are wanted and the server has no keyword search."""
         client = self._client
-        if about.lexical and _WITHOUT_WORDS.match(version := client.get_server_version()):
+        if info.lexical and _WITHOUT_WORDS.match(version := client.get_server_version()):
             raise CollectionError(
                 f"lexical: {self._address} has version {version}, which has no keyword search; 2.5 has"
             )
-        facts = json.dumps(about.facts(), ensure_ascii=False)
+        facts = json.dumps(info.facts(), ensure_ascii=False)
         schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=facts)
         schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=_MOST_ID_BYTES)
-        schema.add_field("text", DataType.VARCHAR, max_length=_MOST_TEXT_BYTES, enable_analyzer=about.lexical)
+        schema.add_field("text", DataType.VARCHAR, max_length=_MOST_TEXT_BYTES, enable_analyzer=info.lexical)
         schema.add_field("metadata", DataType.JSON, nullable=True)
-        schema.add_field("embedding", DataType.FLOAT_VECTOR, dim=about.dimension)
-        parameters = _index(client, about.index)
-        if about.lexical:
+        schema.add_field("embedding", DataType.FLOAT_VECTOR, dim=info.dimension)
+        parameters = _index(client, info.index)
+        if info.lexical:
             schema.add_field("words", DataType.SPARSE_FLOAT_VECTOR)
             fields = {"input_field_names": ["text"], "output_field_names": ["words"]}
             schema.add_function(Function(name="words", function_type=FunctionType.BM25, **fields))
@@ -230,10 +232,10 @@ class MilvusDocuments(RemoteStore):
     def _count_documents(self) -> int:
         """Count after all writes; servers of version 2.3 would otherwise show deletions milliseconds later."""
         with self._asking():
-            found = self._client.query(
+            rows = self._client.query(
                 self._name, filter="", output_fields=["count(*)"], consistency_level="Strong"
             )
-        return int(found[0]["count(*)"])
+        return int(rows[0]["count(*)"])
 
     def _read(self, ids: Sequence[str]) -> Iterator[Document]:
         return map(_document, self._rows(ids, _FIELDS))
@@ -266,12 +268,16 @@ class MilvusDocuments(RemoteStore):
         with self._asking():
             return bool(self._client.query(self._name, filter=f"exists {_place(field)}", limit=1))
 
-    def _where(self, conditions: Sequence[Condition]) -> _Where:
+    def _filter_of(self, conditions: Sequence[Condition]) -> _Filter:
         if "://" in self._address:
-            return _Where(filter_expression(conditions))
-        doubtful = [each for each in conditions if _is_doubtful(each)]
-        sure = [each for each in conditions if not (each in doubtful and each.operator in ("ne", "not_in"))]
-        return _Where(filter_expression(sure), doubtful)
+            return _Filter(filter_expression(conditions))
+        doubtful = [condition for condition in conditions if _is_doubtful(condition)]
+        sure = [
+            condition
+            for condition in conditions
+            if not (condition in doubtful and condition.operator in ("ne", "not_in"))
+        ]
+        return _Filter(filter_expression(sure), doubtful)
 
     def _rows(self, ids: Sequence[str], fields: Sequence[str]) -> list[_Row]:
         with self._asking():
@@ -336,7 +342,9 @@ def filter_expression(conditions: Sequence[Condition]) -> str:
     a list by their order, and does not know which kinds of value a field has: comparing it with another kind finds
     nothing.
     """
-    parts = [_EXPRESSIONS[each.operator](_place(each.field), each.value) for each in conditions]
+    parts = [
+        _EXPRESSIONS[condition.operator](_place(condition.field), condition.value) for condition in conditions
+    ]
     return " and ".join(f"({part})" for part in parts)
 
 

@@ -26,7 +26,7 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.lexical import split_words
-from embedkit.serving.retrieval.remote import Found, RemoteAbout, RemoteStore
+from embedkit.serving.retrieval.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
 from embedkit.serving.retrieval.segment_files import text_hash
 
 KEY_VARIABLE: Final = "EMBEDKIT_QDRANT_KEY"
@@ -62,7 +62,7 @@ class QdrantDocuments(RemoteStore):
         show_progress_bar: bool | None,  # noqa: ARG002 - there is nothing to wait for
     ) -> None:
         """Do nothing: Qdrant compacts automatically; a change of ``index`` or ``lexical`` is an InputError."""
-        if lexical not in (None, self.about.lexical) or index not in (None, AUTO, _INDEX):
+        if lexical not in (None, self.info.lexical) or index not in (None, AUTO, _INDEX):
             raise InputError(f"index and words are chosen when a collection is built; build {self._address} again")
 
     def drop(self) -> None:
@@ -74,27 +74,29 @@ class QdrantDocuments(RemoteStore):
         """Return documents chosen by Qdrant, and their embeddings."""
         points = list(itertools.islice(self._all(), most))
         rows = np.array([point.vector["embedding"] for point in points], dtype=np.float32)
-        return [_document(point) for point in points], rows.reshape(len(points), self.about.dimension)
+        return [_document(point) for point in points], rows.reshape(len(points), self.info.dimension)
 
-    def nearest(self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float) -> list[Found]:
+    def nearest(
+        self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float
+    ) -> list[ScoredDocuments]:
         """Return the documents nearest to each query, with their inner products."""
         wide = rest.SearchParams(hnsw_ef=max(k, round(_USUAL_EF * effort)))
         breadth = wide if "://" in self._address else None  # search in a folder is exact and has no parameters
-        return [self._found(row.tolist(), "embedding", k, where, breadth) for row in queries]
+        return [self._hit_lists(row.tolist(), "embedding", k, where, breadth) for row in queries]
 
-    def matching(self, query: str, k: int, where: rest.Filter | None) -> Found:
+    def matching(self, query: str, k: int, where: rest.Filter | None) -> ScoredDocuments:
         """Return the documents that share words with a query, best first."""
-        words = _words(query, self.about.analysis)  # weighted by rarity
-        return self._found(words, "words", k, where, None) if words.indices else []
+        words = _words(query, self.info.analysis)  # weighted by rarity
+        return self._hit_lists(words, "words", k, where, None) if words.indices else []
 
-    def _found(
+    def _hit_lists(
         self,
         query: Any,
         vector: str,
         k: int,
         where: rest.Filter | None,
         breadth: rest.SearchParams | None,
-    ) -> Found:
+    ) -> ScoredDocuments:
         with self._asking():
             answer = self._client.query_points(
                 self._name, query=query, using=vector, limit=k, query_filter=where, search_params=breadth
@@ -113,7 +115,7 @@ class QdrantDocuments(RemoteStore):
         return bool(self._client.collection_exists(self._name))
 
     def _names(self) -> list[str]:
-        return [each.name for each in self._client.get_collections().collections]
+        return [collection.name for collection in self._client.get_collections().collections]
 
     def _read_facts(self) -> Mapping[str, Any]:
         return self._client.get_collection(self._name).config.metadata or {}
@@ -124,13 +126,13 @@ class QdrantDocuments(RemoteStore):
             raise InputError(f"there is no index {index!r} on Qdrant; the kinds are {AUTO}, {_INDEX}")
         return _INDEX
 
-    def _create(self, about: RemoteAbout) -> None:
+    def _create(self, info: RemoteCollectionInfo) -> None:
         words = {"words": rest.SparseVectorParams(modifier=rest.Modifier.IDF)}
         self._client.create_collection(
             self._name,
-            vectors_config={"embedding": rest.VectorParams(size=about.dimension, distance=rest.Distance.DOT)},
-            sparse_vectors_config=words if about.lexical else None,
-            metadata=about.facts(),
+            vectors_config={"embedding": rest.VectorParams(size=info.dimension, distance=rest.Distance.DOT)},
+            sparse_vectors_config=words if info.lexical else None,
+            metadata=info.facts(),
         )
 
     def _keep_facts(self, facts: Mapping[str, Any]) -> None:
@@ -162,7 +164,7 @@ class QdrantDocuments(RemoteStore):
             yield np.array([point.vector["embedding"] for point in some], dtype=np.float32)
 
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
-        analysis = self.about.analysis if self.about.lexical else None
+        analysis = self.info.analysis if self.info.lexical else None
         points = [_point(document, row, analysis) for document, row in zip(documents, embeddings, strict=True)]
         for first in range(0, len(points), _ROWS_PER_REQUEST):
             with self._asking():
@@ -173,16 +175,16 @@ class QdrantDocuments(RemoteStore):
         with self._asking():
             return bool(self._client.count(self._name, count_filter=has_field).count)
 
-    def _where(self, conditions: Sequence[Condition]) -> rest.Filter | None:
-        return rest.Filter(must=[_condition(each) for each in conditions]) if conditions else None
+    def _filter_of(self, conditions: Sequence[Condition]) -> rest.Filter | None:
+        return rest.Filter(must=[_condition(condition) for condition in conditions]) if conditions else None
 
     def _points(self, ids: Sequence[str], *, with_payload: bool) -> list[rest.Record]:
-        found = []
+        points = []
         for first in range(0, len(ids), _ROWS_PER_REQUEST):
             wanted = [_point_id(id_) for id_ in ids[first : first + _ROWS_PER_REQUEST]]
             with self._asking():
-                found += self._client.retrieve(self._name, wanted, with_payload=with_payload)
-        return found
+                points += self._client.retrieve(self._name, wanted, with_payload=with_payload)
+        return points
 
     def _all(self) -> Iterator[rest.Record]:
         """Yield all points, with payload and embedding, ordered by id."""
@@ -214,7 +216,7 @@ def _condition(condition: Condition) -> rest.Filter:
 
 
 def _equal_to(field: str, value: Any) -> list[Any]:
-    return [_equal(field, each) for each in (value if isinstance(value, list) else [value])]
+    return [_equal(field, item) for item in (value if isinstance(value, list) else [value])]
 
 
 def _equal(field: str, value: Any) -> Any:

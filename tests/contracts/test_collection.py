@@ -124,9 +124,9 @@ def test_it_is_opened_with_its_own_model(
     tmp_path: Path,
 ) -> None:
     collection.close()
-    about = Collection.describe(address)
-    assert (about.model, about.fingerprint, about.source) == ("toy", encoder.fingerprint, "here")
-    assert (about.dimension, about.lexical, about.count, about.queries) == (16, "words" in features, 5, None)
+    info = Collection.describe(address)
+    assert (info.model, info.fingerprint, info.source) == ("toy", encoder.fingerprint, "here")
+    assert (info.dimension, info.lexical, info.count, info.queries) == (16, "words" in features, 5, None)
     again = Collection.open(address, encoder=encoder)
     assert ids(again.search("red apple", 1)) == ["d"]
     again.close()

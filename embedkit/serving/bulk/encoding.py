@@ -80,8 +80,8 @@ class BulkEncoding:
             **job.settings,
             "rows_per_shard": rows_per_shard,
             "inputs": [
-                {"name": each.name, "rows": each.rows, "bytes": each.bytes, "footer_sha256": each.footer}
-                for each in inputs
+                {"name": file.name, "rows": file.rows, "bytes": file.bytes, "footer_sha256": file.footer}
+                for file in inputs
             ],
         }
 
@@ -136,8 +136,8 @@ class BulkEncoding:
             check_text(text_column, "text_column"),
             None if columns is None else check_names(columns, "columns"),
         )
-        if not any(each.rows for each in inputs):
-            raise DataError(f"{', '.join(str(each.path) for each in inputs[:3])}: there are no rows to embed")
+        if not any(file.rows for file in inputs):
+            raise DataError(f"{', '.join(str(file.path) for file in inputs[:3])}: there are no rows to embed")
         folder = str(output) if is_url(output) else Path(output).expanduser()
         _check_apart(source, folder)
         encoder = Encoder.load(model, threads=threads, providers=providers)
@@ -235,17 +235,17 @@ def _checked_columns(
     """Return the columns to keep, and the types of these and the texts, after checking that all exist."""
     path = inputs[0].path
     wanted = None if columns is None else (text_column, *columns)
-    schema = join_schemas(((each.path, each.schema, each.values) for each in inputs), wanted)
+    schema = join_schemas(((file.path, file.schema, file.values) for file in inputs), wanted)
     kept = tuple(schema.names if columns is None else dict.fromkeys(columns))
     for name in (text_column, *kept):
         if name not in schema.names:
-            there = dict.fromkeys(name for each in inputs for name in (*each.schema.names, *each.values))
+            there = dict.fromkeys(name for file in inputs for name in (*file.schema.names, *file.values))
             raise DataError(f"{path}: there is no column {name!r}; there are {', '.join(there)}")
     if EMBEDDING in kept:
         raise InputError(f"{path} already has a column {EMBEDDING!r}; leave it out of the columns to keep")
-    for each in inputs:
-        if text_column not in each.schema.names:
-            raise DataError(f"{each.path}: there is no column {text_column!r}, unlike in {path}")
+    for file in inputs:
+        if text_column not in file.schema.names:
+            raise DataError(f"{file.path}: there is no column {text_column!r}, unlike in {path}")
     if not _holds_texts(schema.field(text_column).type):
         raise DataError(f"{path}: {text_column!r} should be texts, not {schema.field(text_column).type}")
     return kept, schema
@@ -256,14 +256,14 @@ def _holds_texts(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _check_apart(given: str | os.PathLike[str], output: Path | str) -> None:
-    if is_url(given) or isinstance(output, str):
-        if str(output).rstrip("/").startswith(str(given).rstrip("/")):
-            raise InputError(f"{output} is inside the input {given}; choose another folder")
+def _check_apart(source: str | os.PathLike[str], output: Path | str) -> None:
+    if is_url(source) or isinstance(output, str):
+        if str(output).rstrip("/").startswith(str(source).rstrip("/")):
+            raise InputError(f"{output} is inside the input {source}; choose another folder")
         return
-    source = Path(given).expanduser()
-    if source.is_dir() and output.resolve().is_relative_to(source.resolve()):
-        raise InputError(f"{output} is inside the input {source}; choose another folder")
+    folder = Path(source).expanduser()
+    if folder.is_dir() and output.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{output} is inside the input {folder}; choose another folder")
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; choose a folder")
 

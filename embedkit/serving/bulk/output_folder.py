@@ -44,7 +44,7 @@ def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[No
     with _claimed(place):
         check_output(folder, manifest)
         _sweep(place)
-        kept = [str(each) for each in _read(folder).get("numerics", ())] if _is_begun(folder) else []
+        kept = [str(name) for name in _read(folder).get("numerics", ())] if _is_begun(folder) else []
         warn_of_mixture(folder, kept, manifest["numerics"])
         numerics = list(joined(kept, manifest["numerics"]))
         with (place / MANIFEST).written() as temporary:
@@ -73,26 +73,27 @@ def _sweep(place: Place) -> None:
 
 def _read(folder: Path | str) -> dict[str, Any]:
     try:
-        found = json.loads((open_place(folder) / MANIFEST).read())
+        manifest = json.loads((open_place(folder) / MANIFEST).read())
     except ValueError as error:
         raise CollectionError(f"{folder}/{MANIFEST} cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(manifest, dict):
         raise CollectionError(f"{folder}/{MANIFEST} is damaged: expected a JSON object")
-    return found
+    return manifest
 
 
-def _refuse_another(folder: Path | str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    if found.get("fingerprint") != wanted["fingerprint"]:
-        other = str(found.get("fingerprint"))
+def _refuse_another(folder: Path | str, recorded: dict[str, Any], wanted: dict[str, Any]) -> None:
+    if recorded.get("fingerprint") != wanted["fingerprint"]:
+        other = str(recorded.get("fingerprint"))
         raise FingerprintError(
-            f"{folder} holds embeddings of {found.get('model')} (fingerprint {other[:12]}), "
+            f"{folder} holds embeddings of {recorded.get('model')} (fingerprint {other[:12]}), "
             f"not of {wanted['model']} ({wanted['fingerprint'][:12]}): continue with that model, or choose "
             "another folder"
         )
-    changed = [name for name in wanted if name != "numerics" and found.get(name) != wanted[name]]
+    changed = [name for name in wanted if name != "numerics" and recorded.get(name) != wanted[name]]
     if changed:
         differences = ", ".join(
-            f"{name} {_short(found.get(name))}, now {_short(wanted[name])}" for name in changed[:_SETTINGS_NAMED]
+            f"{name} {_short(recorded.get(name))}, now {_short(wanted[name])}"
+            for name in changed[:_SETTINGS_NAMED]
         )
         raise InputError(
             f"{folder} was started with {differences}: continue with the same settings, or choose another folder",
@@ -102,8 +103,8 @@ def _refuse_another(folder: Path | str, found: dict[str, Any], wanted: dict[str,
 
 def _short(value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        rows = sum(each.get("rows", 0) for each in value)
-        return f"{len(value)} files with {rows:,} rows ({', '.join(str(each.get('name')) for each in value)[:60]})"
+        rows = sum(file.get("rows", 0) for file in value)
+        return f"{len(value)} files with {rows:,} rows ({', '.join(str(file.get('name')) for file in value)[:60]})"
     return repr(value)
 
 
@@ -117,18 +118,18 @@ def _refuse_foreign(folder: Path | str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Local:
+class _LocalFolder:
     """A folder, or a file in it that appears whole or not at all, with the methods of an object store."""
 
     path: Path
 
-    def __truediv__(self, name: str) -> _Local:
-        return _Local(self.path / name)
+    def __truediv__(self, name: str) -> _LocalFolder:
+        return _LocalFolder(self.path / name)
 
     def names(self) -> list[str]:
         """Return the names of the files except lock files; none if the place does not exist."""
-        found = (entry.name for entry in self.path.iterdir()) if self.path.is_dir() else ()
-        return sorted(name for name in found if name != LOCK)
+        names = (entry.name for entry in self.path.iterdir()) if self.path.is_dir() else ()
+        return sorted(name for name in names if name != LOCK)
 
     def read(self) -> bytes:
         try:
@@ -143,12 +144,12 @@ class _Local:
         self.path.unlink(missing_ok=True)
 
 
-Place = _Local | ObjectStore
+Place = _LocalFolder | ObjectStore
 
 
 def open_place(output: Path | str) -> Place:
     """Return the place of an output."""
-    return open_store(output) if isinstance(output, str) and is_url(output) else _Local(Path(output))
+    return open_store(output) if isinstance(output, str) and is_url(output) else _LocalFolder(Path(output))
 
 
 @contextlib.contextmanager

@@ -72,25 +72,26 @@ def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
     with a dot or an underscore, and the columns that folders such as ``lang=en`` name; a pattern such as
     ``"pages/*.parquet"``; or the URL of a file or a folder in an object store.
     """
-    found = _find_objects(str(source)) if is_url(source) else _find_files(Path(source).expanduser())
-    if not found:
+    files = _find_objects(str(source)) if is_url(source) else _find_files(Path(source).expanduser())
+    if not files:
         raise DataError(f"there are no Parquet files at {source}")
     # Folders count from the one that was named, also if all files are in one below it.
     root = Path(source).expanduser()
     paths = [
         path.relative_to(root) if isinstance(path, Path) and root.is_dir() else name
-        for name, path in found.items()
+        for name, path in files.items()
     ]
     values = partitions([str(path) for path in paths])
-    return [_read_footer(path, name, each) for (name, path), each in zip(found.items(), values, strict=True)]
+    named = zip(files.items(), values, strict=True)
+    return [_read_footer(path, name, of_folder) for (name, path), of_folder in named]
 
 
 def cut_into_shards(inputs: Sequence[ParquetInput], rows_per_shard: int) -> list[Shard]:
     """Split every file into consecutive shards of that many rows, the last one of a file shorter."""
     runs = [
-        (each.path, first, min(rows_per_shard, each.rows - first), each.values)
-        for each in inputs
-        for first in range(0, each.rows, rows_per_shard)
+        (file.path, first, min(rows_per_shard, file.rows - first), file.values)
+        for file in inputs
+        for first in range(0, file.rows, rows_per_shard)
     ]
     return [Shard(number, *run) for number, run in enumerate(runs)]
 
@@ -120,10 +121,10 @@ def read_shard(shard: Shard, schema: pa.Schema) -> pa.Table:
     table = pa.Table.from_batches(pieces)
     with reading(shard.path):
         filled = [
-            table[each.name].cast(each.type)
-            if each.name in present
-            else pa.repeat(pa.scalar(shard.values.get(each.name), each.type), shard.rows)
-            for each in schema
+            table[field.name].cast(field.type)
+            if field.name in present
+            else pa.repeat(pa.scalar(shard.values.get(field.name), field.type), shard.rows)
+            for field in schema
         ]
     return pa.table(filled, schema=schema)
 

@@ -44,8 +44,8 @@ class Rate:
     def learn(self, units: float, seconds: float) -> None:
         """Record the duration of completed work."""
         if units > 0:
-            found = units / max(seconds, 1e-9)
-            self._per_s += (found - self._per_s) * (_MEMORY if self._learned else 1)
+            rate = units / max(seconds, 1e-9)
+            self._per_s += (rate - self._per_s) * (_MEMORY if self._learned else 1)
             self._learned = True
 
     def seconds(self, units: float) -> float:
@@ -122,7 +122,7 @@ class Admission:
                 _whole_seconds(mine),
             )
         left = math.inf if caller.deadline is None else caller.deadline - time.monotonic()
-        if 0 < left < reserved_s:  # the guard handles deadlines that have already passed
+        if 0 < left < reserved_s:  # AccessControl handles deadlines that have already passed
             raise OverloadedError(
                 f"{reserved_s:.2f} s of work are queued, more than the time limit of this request; "
                 "try again later",

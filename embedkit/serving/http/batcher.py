@@ -37,7 +37,7 @@ class _Job:
 
     tokens: Tokens
     lengths: list[int]
-    answer: asyncio.Future[FloatArray]
+    result: asyncio.Future[FloatArray]
     arrived: float
     taken: int = 0
     done: int = 0
@@ -45,7 +45,7 @@ class _Job:
 
     @property
     def is_over(self) -> bool:
-        return self.answer.done() or self.taken == len(self.lengths)
+        return self.result.done() or self.taken == len(self.lengths)
 
     def take(self, budget: int) -> _Part:
         """Return the next texts within a budget of tokens, at least one."""
@@ -57,17 +57,17 @@ class _Job:
 
     def give(self, start: int, rows: FloatArray) -> None:
         """Accept the rows of the texts from ``start`` on; the last ones complete the answer."""
-        if self.answer.done():  # the caller has gone
+        if self.result.done():  # the caller has gone
             return
         if len(rows) == len(self.lengths):
-            self.answer.set_result(rows)
+            self.result.set_result(rows)
             return
         if self.rows is None:
             self.rows = np.empty((len(self.lengths), *rows.shape[1:]), dtype=np.float32)
         self.rows[start : start + len(rows)] = rows
         self.done += len(rows)
         if self.done == len(self.lengths):
-            self.answer.set_result(self.rows)
+            self.result.set_result(self.rows)
 
 
 class _Part(NamedTuple):
@@ -130,7 +130,7 @@ class Batcher:
         self._jobs.append(job)
         self.waiting_tokens += sum(lengths)
         self._consider()
-        return await job.answer
+        return await job.result
 
     def close(self) -> None:
         """Stop the thread when its work is done."""
@@ -164,7 +164,7 @@ class Batcher:
         left = self._batch_tokens
         while self._jobs and left > 0:
             job = self._jobs.popleft()
-            if job.answer.done():
+            if job.result.done():
                 self.waiting_tokens -= sum(job.lengths[job.taken :])
                 continue
             alone = not self._jobs
@@ -195,10 +195,10 @@ class Batcher:
 
 
 def _join(parts: list[_Part]) -> Tokens:
-    found = [part.ids for part in parts]
+    id_lists = [part.ids for part in parts]
     if any(part.job.tokens.type_ids is None for part in parts):
-        return Tokens(TokenIds.join([TokenIds.of(one) for one in found]), [])
-    ids = [row for rows in found for row in rows]
+        return Tokens(TokenIds.join([TokenIds.of(ids) for ids in id_lists]), [])
+    ids = [row for rows in id_lists for row in rows]
     types = [row for part in parts for row in (part.job.tokens.type_ids or [])[part.start : part.stop]]
     return Tokens(ids, [], types)
 
@@ -213,8 +213,8 @@ def _share_out(parts: list[_Part], rows: FloatArray) -> None:
 
 def _fail(parts: list[_Part], error: BaseException) -> None:
     for part in parts:
-        if not part.job.answer.done():
-            part.job.answer.set_exception(error)
+        if not part.job.result.done():
+            part.job.result.set_exception(error)
 
 
 _LOWER_PRIORITY = 5  # in the steps of nice

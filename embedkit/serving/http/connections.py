@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import httptools
 
-from embedkit.serving.http.answers import Answer, problem
 from embedkit.serving.http.requests import Application, Request
+from embedkit.serving.http.responses import Response, problem
 from embedkit.serving.http.settings import ServerSettings
 
 if sys.platform != "win32":
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._is_upgrade = False
         self._requests: deque[Request] = deque()  # not answered yet; the first is in progress
         self.arriving: Request | None = None
-        self._last_words: Answer | None = None
+        self._last_words: Response | None = None
         self._is_advancing = False
         self._writable: asyncio.Event | None = None
         self._address = ""
@@ -239,26 +239,26 @@ class Connection(asyncio.Protocol):
 
     async def _run(self, request: Request) -> None:
         try:
-            answer = await self._application.answer(request)
+            response = await self._application.answer(request)
             while self._writable is not None:
                 await self._writable.wait()
-            self._reply(request, answer)
+            self._reply(request, response)
             self._advance()
         finally:
             self._application.end(request)
             if request.task is not None:
                 self._registry.tasks.discard(request.task)
 
-    def _reply(self, request: Request, answer: Answer) -> None:
+    def _reply(self, request: Request, response: Response) -> None:
         """Write the answer to the first request."""
-        request.answered, request.status = True, answer.status
+        request.answered, request.status = True, response.status
         if self.transport.is_closing():
             return
         is_last = not request.keep_alive or (self._registry.draining and len(self._requests) == 1)
         lines = [b"x-request-id: %b\r\n" % request.id, *self._application.shared_with_pages(request)]
         if is_last:
             lines.append(b"connection: close\r\n")
-        self._write(answer, lines, with_body=request.method != "HEAD")
+        self._write(response, lines, with_body=request.method != "HEAD")
         self._requests.popleft()
         if request.task is None:
             self._application.end(request)
@@ -266,13 +266,13 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         self._rest()
 
-    def _write(self, answer: Answer, lines: list[bytes], *, with_body: bool = True) -> None:
-        body = answer.body
+    def _write(self, response: Response, lines: list[bytes], *, with_body: bool = True) -> None:
+        body = response.body
         head = [
-            _STATUS_LINES[answer.status],
+            _STATUS_LINES[response.status],
             self._registry.date_line,
-            b"content-type: %b\r\ncontent-length: %d\r\n" % (answer.content_type, len(body)),
-            *(b"%b: %b\r\n" % pair for pair in answer.headers),
+            b"content-type: %b\r\ncontent-length: %d\r\n" % (response.content_type, len(body)),
+            *(b"%b: %b\r\n" % pair for pair in response.headers),
             *lines,
             b"\r\n",
         ]
@@ -287,7 +287,7 @@ class Connection(asyncio.Protocol):
         if self.headers_since is None and self.body_since is None and not self._requests:
             self.idle_since = time.monotonic()
 
-    def give_up(self, answer: Answer) -> None:
+    def give_up(self, response: Response) -> None:
         """Read no more, and answer this instead of the arriving request, after those before it."""
         if self._parser is None or self.transport.is_closing():
             return
@@ -301,9 +301,9 @@ class Connection(asyncio.Protocol):
             return
         if request is not None:
             self._requests.remove(request)
-            request.status = answer.status
+            request.status = response.status
             self._application.end(request)
-        self._last_words = answer
+        self._last_words = response
         self._advance()
 
     @property
@@ -377,7 +377,11 @@ class Connections:
 
     def make_room(self, newest: Connection | None = None) -> bool:
         """Close the connection that has been waited for longest, except the newest; return whether one was."""
-        waiting = [(since, one) for one in self._all if one is not newest and (since := one.waiting_since)]
+        waiting = [
+            (since, connection)
+            for connection in self._all
+            if connection is not newest and (since := connection.waiting_since)
+        ]
         if waiting:
             _, oldest = min(waiting, key=itemgetter(0))
             self.leave(oldest)
@@ -419,8 +423,10 @@ class Connections:
 
     def _free(self, surplus: int) -> None:
         """Close the connections that hold memory longest, until the surplus is released."""
-        holding = [one for one in self._all if one.unread_since is not None or one.body_bytes]
-        for connection in sorted(holding, key=lambda one: one.unread_since or one.body_since or 0.0):
+        holding = [
+            connection for connection in self._all if connection.unread_since is not None or connection.body_bytes
+        ]
+        for connection in sorted(holding, key=lambda held: held.unread_since or held.body_since or 0.0):
             if surplus <= 0:
                 return
             surplus -= connection.unread_bytes + connection.body_bytes
@@ -475,5 +481,5 @@ def _files_open() -> int:
     """Return the number of files that this process has open."""
     if sys.platform == "win32":
         return 0
-    with os.scandir("/dev/fd") as found:
-        return sum(1 for _ in found)
+    with os.scandir("/dev/fd") as entries:
+        return sum(1 for _ in entries)

@@ -39,7 +39,7 @@ _CHARACTERS_OF_A_TOKEN = 8  # an upper bound in most languages, so that estimate
 _CHARACTERS_AT_ONCE = 4096  # more would block the event loop for longer than starting a thread takes
 
 
-class Embedded(NamedTuple):
+class EmbeddingResult(NamedTuple):
     """Texts' embeddings ``(N, D) float32, unit rows``, and the number of tokens processed."""
 
     rows: FloatArray
@@ -69,15 +69,17 @@ class Limits:
 
     def check_filter(self, conditions: Mapping[str, Any] | None) -> None:
         """Reject a filter with too many values."""
-        wanted = (conditions or {}).values()
-        operands = [each for one in wanted for each in (one.values() if isinstance(one, Mapping) else [one])]
-        values = sum(len(each) if isinstance(each, list) else 1 for each in operands)
+        tests = (conditions or {}).values()
+        operands = [
+            operand for test in tests for operand in (test.values() if isinstance(test, Mapping) else [test])
+        ]
+        values = sum(len(operand) if isinstance(operand, list) else 1 for operand in operands)
         if values > self._settings.max_items:
             raise TooLargeError(
                 f"filter: {values} values in one request; at most {self._settings.max_items} are allowed"
             )
 
-    def check_answer(self, size_bytes: int) -> None:
+    def check_response(self, size_bytes: int) -> None:
         """Reject an answer that is too large."""
         most = self._settings.max_answer_bytes
         if size_bytes > most:
@@ -143,7 +145,7 @@ class Embedder:
         prompt_name: str | None = None,
         dimensions: int | None = None,
         truncate: bool | None = None,
-    ) -> Embedded:
+    ) -> EmbeddingResult:
         """Embed texts, at least one, together with those of other requests.
 
         ``role`` selects the model's prompt for queries or documents, and ``prompt_name`` another one. The leading
@@ -154,12 +156,12 @@ class Embedder:
             raise InputError("expected at least one text, got an empty list")
         self.check_dimensions(dimensions)
         with self._admission.reserve(self.price(texts)) as reservation:
-            found = await self.run(
+            result = await self.run(
                 texts, role=role, prompt_name=prompt_name, truncate=truncate, reservation=reservation
             )
-        return self._cut(found, dimensions)
+        return self._cut(result, dimensions)
 
-    async def embed_ids(self, ids: Sequence[Sequence[int]], *, dimensions: int | None = None) -> Embedded:
+    async def embed_ids(self, ids: Sequence[Sequence[int]], *, dimensions: int | None = None) -> EmbeddingResult:
         """Embed texts tokenized elsewhere, at least one, given as ids that include special tokens."""
         self._limits.check_count(len(ids))
         if not ids:
@@ -169,7 +171,7 @@ class Embedder:
         count = tokens.total
         with self._admission.reserve(self._rate.seconds(count)):
             rows = await self._batcher.submit(tokens)
-        return self._cut(Embedded(rows, count, 0), dimensions)
+        return self._cut(EmbeddingResult(rows, count, 0), dimensions)
 
     async def list_tokens(
         self, texts: Sequence[str], *, special_tokens: bool, prompt_name: str | None
@@ -182,8 +184,8 @@ class Embedder:
         characters = sum(map(len, texts))
 
         def work() -> tuple[bytes, int]:
-            found = self.encoder.token_spans(texts, special_tokens=special_tokens, prompt_name=prompt_name)
-            return _tokens_to_json(found, self._limits.check_answer), sum(map(len, found))
+            spans = self.encoder.token_spans(texts, special_tokens=special_tokens, prompt_name=prompt_name)
+            return _tokens_to_json(spans, self._limits.check_response), sum(map(len, spans))
 
         with self._admission.reserve(self._listing_rate.seconds(characters)):
             began = time.monotonic()
@@ -192,11 +194,11 @@ class Embedder:
                 self._listing_rate.learn(characters, time.monotonic() - began)
         return done
 
-    def _cut(self, found: Embedded, dimensions: int | None) -> Embedded:
+    def _cut(self, result: EmbeddingResult, dimensions: int | None) -> EmbeddingResult:
         """Keep the leading dimensions and normalise again."""
         if dimensions is None or dimensions == self.encoder.dimension:
-            return found
-        return Embedded(unit_rows(found.rows[:, :dimensions]), found.tokens, found.truncated)
+            return result
+        return EmbeddingResult(unit_rows(result.rows[:, :dimensions]), result.tokens, result.truncated)
 
     async def run(
         self,
@@ -206,7 +208,7 @@ class Embedder:
         prompt_name: str | None = None,
         truncate: bool | None = None,
         reservation: Reservation | None = None,
-    ) -> Embedded:
+    ) -> EmbeddingResult:
         """Embed texts that were admitted as part of ``reservation``, or of work that holds more than they cost.
 
         The reservation is corrected once the texts are tokenized; the other arguments are those of :meth:`embed`.
@@ -221,7 +223,7 @@ class Embedder:
             self._admission.correct(reservation, self._rate.seconds(count))
         with span("wait and embed", model=self.encoder.name, tokens=count):
             rows = await self._batcher.submit(tokens)
-        return Embedded(rows, count, tokens.truncated)
+        return EmbeddingResult(rows, count, tokens.truncated)
 
     def close(self) -> None:
         """Stop the threads."""
@@ -229,10 +231,10 @@ class Embedder:
         self._lister.shutdown(wait=False)
 
 
-def _tokens_to_json(found: Sequence[Sequence[TokenSpan]], check: Callable[[int], None]) -> bytes:
+def _tokens_to_json(spans: Sequence[Sequence[TokenSpan]], check: Callable[[int], None]) -> bytes:
     """Write tokens in pieces, between which other threads run, and check the size as it grows."""
     content = bytearray(b"[")
-    for tokens in found:
+    for tokens in spans:
         content += b"[" if len(content) == 1 else b",["
         for start in range(0, len(tokens), _TOKENS_AT_ONCE):
             piece = orjson.dumps([token._asdict() for token in tokens[start : start + _TOKENS_AT_ONCE]])
@@ -246,7 +248,7 @@ _PAIR_TOKENS_PER_S = 20_000.0  # initial estimate
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankingResult:
     """Scores ``(N,) float32`` in the order of the texts, higher is better, and the number of tokens processed."""
 
     scores: FloatArray
@@ -273,7 +275,7 @@ class CosineRanker:
         *,
         truncate: bool | None = None,
         raw: bool = False,  # noqa: ARG002 - a cosine has no activation
-    ) -> Ranked:
+    ) -> RankingResult:
         """Score texts for a query, in [-1, 1]; raises the errors of :meth:`Embedder.embed`."""
         _check_texts(texts)
         self._limits.check([query, *texts])
@@ -283,7 +285,7 @@ class CosineRanker:
                 self._embedder.run(texts, role="document", truncate=truncate),
             )
         scores = many.rows @ one.rows[0]
-        return Ranked(scores, one.tokens + many.tokens, one.truncated + many.truncated)
+        return RankingResult(scores, one.tokens + many.tokens, one.truncated + many.truncated)
 
 
 class CrossRanker:
@@ -307,7 +309,7 @@ class CrossRanker:
 
     async def rank(
         self, query: str, texts: Sequence[str], *, truncate: bool | None = None, raw: bool = False
-    ) -> Ranked:
+    ) -> RankingResult:
         """Score texts for a query, in [0, 1], or as logits if ``raw``; errors as :meth:`Embedder.embed`."""
         _check_texts(texts)
         self._limits.check([query, *texts])
@@ -317,7 +319,7 @@ class CrossRanker:
 
     async def predict(
         self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None, raw: bool = False
-    ) -> Ranked:
+    ) -> RankingResult:
         """Score pairs with arbitrary first texts, as :meth:`rank` does."""
         self._limits.check([first + second for first, second in pairs])
         price = self.price("", (len(first) + len(second) for first, second in pairs))
@@ -331,7 +333,7 @@ class CrossRanker:
         truncate: bool | None = None,
         raw: bool = False,
         reservation: Reservation | None = None,
-    ) -> Ranked:
+    ) -> RankingResult:
         """Score pairs that were admitted as part of ``reservation``, or of work that holds more than they cost."""
         characters = sum(len(first) + len(second) for first, second in pairs)
         tokens = await self._limits.beside(characters, lambda: self._model.tokenize(pairs))
@@ -341,7 +343,7 @@ class CrossRanker:
             self._admission.correct(reservation, self._rate.seconds(count))
         with span("wait and score", model=self._model.name, tokens=count):
             logits = await self._batcher.submit(tokens)
-        return Ranked(logits if raw else sigmoid(logits), count, tokens.truncated)
+        return RankingResult(logits if raw else sigmoid(logits), count, tokens.truncated)
 
     def close(self) -> None:
         """Stop the thread."""

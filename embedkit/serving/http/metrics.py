@@ -102,12 +102,12 @@ class Metrics:
         """Return all values, for another worker."""
         return [
             [
-                found.name,
-                found.documentation,
-                found.type,
-                [[one.name, one.labels, one.value] for one in found.samples],
+                metric.name,
+                metric.documentation,
+                metric.type,
+                [[sample.name, sample.labels, sample.value] for sample in metric.samples],
             ]
-            for found in self._registry.collect()
+            for metric in self._registry.collect()
         ]
 
     def text(self, others: Sequence[Snapshot] = ()) -> bytes:
@@ -132,7 +132,7 @@ class _Sums(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield each metric once, with the samples of all workers."""
         by_name: dict[str, list[Any]] = {}
-        for name, about, kind, samples in (metric for each in self._snapshots for metric in each):
+        for name, about, kind, samples in (metric for snapshot in self._snapshots for metric in snapshot):
             by_name.setdefault(name, [about, kind, []])[2].extend(samples)
         for name, (about, kind, samples) in by_name.items():
             metric = Metric(name, about, kind)
@@ -144,13 +144,13 @@ class _Sums(Collector):
 def _added(
     samples: Iterable[tuple[str, dict[str, str], float]],
 ) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    totals: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for name, labels, value in samples:
         key = name, tuple(labels.items())
-        if key not in found:
-            found[key] = value
+        if key not in totals:
+            totals[key] = value
         elif name in _EARLIEST or name.endswith("_created"):
-            found[key] = min(found[key], value)
+            totals[key] = min(totals[key], value)
         else:
-            found[key] += value
-    return found
+            totals[key] += value
+    return totals

@@ -26,7 +26,7 @@ _TOKENS_TO_LEARN_FROM = 256  # in smaller batches, tokens do not dominate the ti
 
 
 @dataclass(frozen=True, slots=True)
-class Assets:
+class LoadedModels:
     """Loaded models, the first of which is the default, and the collection, opened with encoders among these."""
 
     encoders: Sequence[Encoder]
@@ -58,26 +58,28 @@ class Registry:
         queues: name of each model -> function that counts the tokens waiting for a batch.
     """
 
-    def __init__(self, assets: Assets, settings: ServerSettings, metrics: Metrics, admission: Admission) -> None:
+    def __init__(
+        self, loaded: LoadedModels, settings: ServerSettings, metrics: Metrics, admission: Admission
+    ) -> None:
         self.settings, self._metrics, self._admission = settings, metrics, admission
         self.users = 0
         self.limits = limits = Limits(settings, metrics)
         self.queues: dict[str, Callable[[], int]] = {}
-        models: list[Encoder | CrossEncoder] = [*assets.encoders]
-        models += [assets.reranker] if assets.reranker else []
+        models: list[Encoder | CrossEncoder] = [*loaded.encoders]
+        models += [loaded.reranker] if loaded.reranker else []
         self._cards = {model.name: _card(model) for model in models}
         if len(self._cards) < len(models):
             twice = next(name for name, count in Counter(model.name for model in models).items() if count > 1)
             raise ConfigError(f"two models are named {twice!r}, so clients could not choose between them")
         self._embedders = {
-            encoder.name: Embedder(encoder, limits, admission, self._make_batcher) for encoder in assets.encoders
+            encoder.name: Embedder(encoder, limits, admission, self._make_batcher) for encoder in loaded.encoders
         }
         self.cross: CrossRanker | None = None
-        if assets.reranker is not None:
-            self.cross = CrossRanker(assets.reranker, limits, admission, self._make_batcher)
+        if loaded.reranker is not None:
+            self.cross = CrossRanker(loaded.reranker, limits, admission, self._make_batcher)
         self._aliases = _aliases(settings.aliases, self._cards)
         self.collection: SharedCollection | None = None
-        if (collection := assets.collection) is not None:
+        if (collection := loaded.collection) is not None:
             embedder = next(one for one in self._embedders.values() if one.encoder is collection.query_encoder)
             self.collection = SharedCollection(
                 collection, embedder, self.cross, limits, admission, settings.refresh_s
@@ -167,34 +169,34 @@ def _open(path: str, encoders: Sequence[Encoder]) -> Collection:
 
     Without either, the default model must be a student of the one that embedded its documents.
     """
-    about = Collection.describe(path)
+    info = Collection.describe(path)
     here = {encoder.fingerprint: encoder for encoder in encoders}
-    builder = here.get(about.fingerprint)
-    queries = here.get(about.queries.fingerprint) if about.queries else None
+    builder = here.get(info.fingerprint)
+    queries = here.get(info.queries.fingerprint) if info.queries else None
     if builder is None and queries is None:
         queries = encoders[0]
     return Collection.open(path, encoder=builder, queries=queries)
 
 
-def _aliases(given: Sequence[str], names: Iterable[str]) -> dict[str, str | None]:
+def _aliases(aliases: Sequence[str], names: Iterable[str]) -> dict[str, str | None]:
     """Return the model name of each alias, or None for the default model."""
-    found: dict[str, str | None] = {}
-    for alias in given:
+    targets: dict[str, str | None] = {}
+    for alias in aliases:
         name, equals, model = alias.partition("=")
         if equals and model not in names:
             raise ConfigError(
                 f"aliases: {alias!r} names an unknown model; this server has {', '.join(sorted(names))}"
             )
-        found[name] = model if equals else None
-    return found
+        targets[name] = model if equals else None
+    return targets
 
 
-def _check_verification(name: str, found: Verification) -> None:
-    if not found["passed"]:
+def _check_verification(name: str, verification: Verification) -> None:
+    if not verification["passed"]:
         raise ModelError(
             f"{name} computes other results on this machine than where it was exported (difference "
-            f"{found['difference']:.2g}, tolerance {found['tolerance']:.2g}"
-            f"{', other bits than recorded' if found['same_bits'] is False else ''}); see `embedkit doctor`"
+            f"{verification['difference']:.2g}, tolerance {verification['tolerance']:.2g}"
+            f"{', other bits than recorded' if verification['same_bits'] is False else ''}); see `embedkit doctor`"
         )
 
 

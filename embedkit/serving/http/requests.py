@@ -1,4 +1,4 @@
-"""The path of every request: its route, the guard, its body, the function that answers, errors, and the log."""
+"""The path of every request: its route, access control, its body, the function that answers, errors, and the log."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from embedkit.errors import EmbedkitError, InputError, TooLargeError
+from embedkit.serving.http.access import AccessControl, KeyRing, allowed_origin, preflight
 from embedkit.serving.http.admission import ANYBODY, Caller
-from embedkit.serving.http.answers import Answer, Headers, explain, explain_validation, problem, to_json
-from embedkit.serving.http.guard import Guard, KeyRing, allowed_origin, preflight
 from embedkit.serving.http.registry import Registry
-from embedkit.serving.http.routes import Found, Route, RouteTable
+from embedkit.serving.http.responses import Headers, Response, explain, explain_validation, problem, to_json
+from embedkit.serving.http.routes import Route, RouteMatch, RouteTable
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.tracing import TRACING
 
@@ -56,7 +56,7 @@ class Request:
 
     method: str
     target: bytes
-    found: Found
+    match: RouteMatch
     headers: dict[bytes, bytes]
     id: bytes
     address: str
@@ -71,7 +71,7 @@ class Request:
     is_complete: bool = False
     is_considered: bool = False
     answered: bool = False
-    refusal: Answer | None = None
+    refusal: Response | None = None
     task: asyncio.Task[None] | None = None
     began: float = field(default_factory=time.perf_counter)
     _registry: Registry | None = None
@@ -80,17 +80,17 @@ class Request:
     @property
     def path(self) -> str:
         """Its path, decoded, without the prefix of a proxy."""
-        return self.found.path
+        return self.match.path
 
     @property
     def is_public(self) -> bool:
         """Whether it is answered without a key and before its body arrives."""
-        return self.found.is_public
+        return self.match.is_public
 
     @property
     def label(self) -> str:
         """Its route, as in the OpenAPI document."""
-        return "other" if self.found.route is None else self.found.route.path
+        return "other" if self.match.route is None else self.match.route.path
 
     @property
     def registry(self) -> Registry:
@@ -100,8 +100,10 @@ class Request:
 
     def query(self, name: str) -> str | None:
         """Return a query parameter."""
-        given = urllib.parse.parse_qs(self.target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True)
-        return given.get(name, [None])[-1]
+        parameters = urllib.parse.parse_qs(
+            self.target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True
+        )
+        return parameters.get(name, [None])[-1]
 
     def note(self, **numbers: float) -> None:
         """Add numbers to its log line."""
@@ -115,28 +117,28 @@ class Application:
         document = Route("GET", "/openapi.json", self._describe, None, None)
         self._table = RouteTable([*routes, document], service.settings.root_path)
         self._service, self._settings = service, service.settings
-        self._guard, self._deadlines = Guard(service.settings, keys), Deadlines()
+        self._access, self._deadlines = AccessControl(service.settings, keys), Deadlines()
 
-    async def _describe(self, _: Request) -> Answer:
+    async def _describe(self, _: Request) -> Response:
         return to_json(self._table.document())
 
     def begin(self, method: str, target: bytes, headers: Headers, address: str = "") -> Request:
         """Return a request whose headers have arrived; :meth:`end` ends it."""
         values = dict(headers)
-        given = values.get(b"x-request-id")
-        request_id = given if given and _REQUEST_ID.fullmatch(given) else b"%016x" % random.getrandbits(64)
+        header = values.get(b"x-request-id")
+        request_id = header if header and _REQUEST_ID.fullmatch(header) else b"%016x" % random.getrandbits(64)
         self._service.metrics.at_work += 1
         return Request(
             method, target, self._table.find(method, target), values, request_id, address, self._service
         )
 
-    def admit(self, request: Request) -> Answer | None:
+    def admit(self, request: Request) -> Response | None:
         """Check a request by its headers only; return an answer if it is refused, or a preflight."""
-        return preflight(request.method, request.headers, self._settings.cors_origins) or self._guard.admit(
+        return preflight(request.method, request.headers, self._settings.cors_origins) or self._access.admit(
             request
         )
 
-    def check_size(self, request: Request) -> Answer | None:
+    def check_size(self, request: Request) -> Response | None:
         """Check the part of the body that has arrived; return an answer if it is too large."""
         most = self._settings.max_body_bytes
         if len(request.body) <= most:
@@ -150,22 +152,22 @@ class Application:
         allowed = allowed_origin(request.headers, self._settings.cors_origins)
         return [b"access-control-allow-origin: %b\r\n" % allowed, _EXPOSED] if allowed else [b"vary: origin\r\n"]
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: Request) -> Response:
         """Answer an admitted request that is complete, or public."""
         try:
             with TRACING.request(request.method, request.headers.items()) as span:
-                answer = await self._answer_in_time(request)
+                response = await self._answer_in_time(request)
                 if span is not None:
-                    TRACING.describe(span, request.method, request.label, answer.status, request.notes)
+                    TRACING.describe(span, request.method, request.label, response.status, request.notes)
         except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
-            answer = _explain_bug(error, request)
-        return answer
+            response = _explain_bug(error, request)
+        return response
 
-    async def _answer_in_time(self, request: Request) -> Answer:
+    async def _answer_in_time(self, request: Request) -> Response:
         if request.is_public:
             return await self._run(request)
         try:
-            self._guard.enter(request)
+            self._access.enter(request)
         except EmbedkitError as error:
             return explain(error, request.path)
         deadline = self._deadlines.add(request.seconds)
@@ -178,11 +180,11 @@ class Application:
             return problem(request.path, 504, f"{message} (X-Request-Timeout, or timeout_s of the server)")
         finally:
             self._deadlines.remove(deadline)
-            self._guard.leave()
+            self._access.leave()
 
-    async def _run(self, request: Request) -> Answer:
+    async def _run(self, request: Request) -> Response:
         """Parse the body and call the route's function; map their errors."""
-        route = request.found.route
+        route = request.match.route
         assert route is not None
         try:
             with self._service.lease() as registry:
@@ -192,19 +194,19 @@ class Application:
                 body: Any = request.body
                 if b"content-encoding" in request.headers:
                     body = await self._inflated(request)
-                answer = await route.run(route.schema.model_validate_json(body), request)
-                registry.limits.check_answer(len(answer.body))
-                return answer
+                response = await route.run(route.schema.model_validate_json(body), request)
+                registry.limits.check_response(len(response.body))
+                return response
         except ValidationError as error:
             assert route.schema is not None
             errors = error.errors(include_url=False, include_input=False)
             return explain_validation(errors, request.path, route.schema.model_fields)
         except EmbedkitError as error:
-            answer = explain(error, request.path)
-            if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            response = explain(error, request.path)
+            if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 fields = {"error": type(error).__name__, "request_id": request.id.decode()}
                 logger.error("%s", error, extra={"fields": fields})  # noqa: TRY400 - embedkit's own
-            return answer
+            return response
 
     async def _inflated(self, request: Request) -> bytes:
         """Return the body, decompressed; TooLargeError if it is too large, InputError if it is not gzip's."""
@@ -247,7 +249,7 @@ class Deadline:
 class Deadlines:
     """Cancels tasks at their deadlines; belongs to one event loop.
 
-    A timer for each request would cost more than all checks of the guard, and nearly all would be cancelled. One
+    A timer for each request would cost more than all checks of its headers, and nearly all would be cancelled. One
     timer is set to the earliest deadline, and stays when that request is answered.
     """
 
@@ -279,12 +281,12 @@ class Deadlines:
     def _expire(self) -> None:
         self._timer, self._next = None, math.inf
         now = time.monotonic() + _EARLY_S
-        for deadline in [one for one in self._waiting if one.at <= now]:
+        for deadline in [deadline for deadline in self._waiting if deadline.at <= now]:
             self.remove(deadline)
             deadline.is_over = True
             deadline.task.cancel()
         if self._waiting:
-            self._set(min(one.at for one in self._waiting))
+            self._set(min(deadline.at for deadline in self._waiting))
 
 
 def _inflate(body: bytes | bytearray, most: int) -> bytes:
@@ -300,7 +302,7 @@ def _inflate(body: bytes | bytearray, most: int) -> bytes:
     return content
 
 
-def _explain_bug(error: Exception, request: Request) -> Answer:
+def _explain_bug(error: Exception, request: Request) -> Response:
     """Return the answer to a request that raised an unexpected error.
 
     Its type and location are logged, but not its message, which may contain a user's text.

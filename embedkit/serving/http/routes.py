@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, TypeAdapter
 
 from embedkit import __version__
-from embedkit.serving.http.answers import Answer
+from embedkit.serving.http.responses import Response
 
 Scope = Literal["read", "write", "metrics", "admin"]
-Run = Callable[..., Awaitable[Answer]]
+Run = Callable[..., Awaitable[Response]]
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -76,7 +76,7 @@ class Routes(list[Route]):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RouteMatch:
     """The route of a request, if there is one, and its path, decoded, without the prefix of a proxy.
 
     Attributes:
@@ -106,20 +106,20 @@ class RouteTable:
             table = self._open if route.path.endswith("{id}") else self._fixed
             table.setdefault(route.path.removesuffix("{id}"), {})[route.method] = route
         self._usual = {
-            (route.method, route.path.encode()): Found(route.path, route, is_public=route.scope is None)
+            (route.method, route.path.encode()): RouteMatch(route.path, route, is_public=route.scope is None)
             for route in self.routes
             if not route.path.endswith("{id}") and not (root_path and route.path.startswith(f"{root_path}/"))
         }  # what most requests ask for, as they write it
 
-    def find(self, method: str, target: bytes) -> Found:
+    def find(self, method: str, target: bytes) -> RouteMatch:
         """Return the route of a request by its target as sent: a path, or a URL."""
         usual = self._usual.get((method, target))
         if usual is not None:
             return usual
         path = _path_of(target)
         wanted = "GET" if method == "HEAD" else method
-        found = [self._look_up(wanted, reading) for reading in self._readings(path)]
-        return next((one for one in found if one.route or one.allowed), found[0])
+        matches = [self._look_up(wanted, reading) for reading in self._readings(path)]
+        return next((match for match in matches if match.route or match.allowed), matches[0])
 
     def _readings(self, path: str) -> Iterator[str]:
         """Yield the path without the proxy's prefix, if it has it, and as it is: a proxy may have stripped it."""
@@ -127,17 +127,19 @@ class RouteTable:
             yield path[len(self._root) :]
         yield path
 
-    def _look_up(self, method: str, path: str) -> Found:
+    def _look_up(self, method: str, path: str) -> RouteMatch:
         methods = self._fixed.get(path, {})
         if method in methods:
-            return Found(path, methods[method], is_public=methods[method].scope is None)
+            return RouteMatch(path, methods[method], is_public=methods[method].scope is None)
         for prefix, more in self._open.items():
             if path.startswith(prefix) and len(path) > len(prefix):
                 if method in more:
-                    return Found(path, more[method], path[len(prefix) :], is_public=more[method].scope is None)
+                    return RouteMatch(
+                        path, more[method], path[len(prefix) :], is_public=more[method].scope is None
+                    )
                 methods = {**methods, **more}
         is_public = any(route.scope is None for route in methods.values())
-        return Found(path, allowed=tuple(sorted(methods)), is_public=is_public)
+        return RouteMatch(path, allowed=tuple(sorted(methods)), is_public=is_public)
 
     def document(self) -> dict[str, Any]:
         """Return the OpenAPI document."""

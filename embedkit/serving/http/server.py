@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from embedkit.errors import ConfigError, EmbedkitError
 from embedkit.extras import require
-from embedkit.serving.http.agents import Agents
+from embedkit.serving.http.access import KeyRing
 from embedkit.serving.http.connections import Connection, Connections
-from embedkit.serving.http.guard import KeyRing
+from embedkit.serving.http.mcp import McpServer
 from embedkit.serving.http.protocols import cohere, collection, ollama, openai, operations, tei
 from embedkit.serving.http.requests import Application
 from embedkit.serving.http.routes import Route
@@ -189,13 +189,13 @@ class Parent:
     is_stopping: Callable[[], bool]
 
 
-def all_routes(service: Service, agents: Agents | None = None) -> list[Route]:
+def all_routes(service: Service, mcp: McpServer | None = None) -> list[Route]:
     """Return the routes of the service's features."""
     modules = (openai, cohere, tei, ollama, collection, operations)
     routes = [*operations.page, *(route for module in modules for route in module.routes)]
     if service.registry.collection is not None and service.settings.allow_writes:
         routes += collection.writing_routes
-    return routes if agents is None else [*routes, agents.route]
+    return routes if mcp is None else [*routes, mcp.route]
 
 
 class Server:
@@ -205,7 +205,7 @@ class Server:
     connections are accepted; requests in progress get ``drain_s`` to finish. A second signal stops immediately.
     SIGHUP reloads models and collection.
 
-    Without ``keys``, no key is required. ``parent`` has bound the socket of several workers; ``agents`` answers
+    Without ``keys``, no key is required. ``parent`` has bound the socket of several workers; ``mcp`` answers
     under ``/mcp``.
 
     Attributes:
@@ -220,10 +220,10 @@ class Server:
         keys: KeyRing | None = None,
         parent: Parent | None = None,
         *,
-        agents: Agents | None = None,
+        mcp: McpServer | None = None,
     ) -> None:
-        self._service, self._keys, self._parent, self._agents = service, keys or KeyRing(), parent, agents
-        application = Application(all_routes(service, agents), service, self._keys)
+        self._service, self._keys, self._parent, self._mcp = service, keys or KeyRing(), parent, mcp
+        application = Application(all_routes(service, mcp), service, self._keys)
         self._connections = Connections(service.settings, application)
         self._tls = _tls_context(service.settings)
         self._reloading: asyncio.Task[None] | None = None
@@ -240,7 +240,7 @@ class Server:
 
     async def _serve(self) -> None:
         TRACING.look()
-        async with self._agents.running() if self._agents else contextlib.nullcontext():
+        async with self._mcp.running() if self._mcp else contextlib.nullcontext():
             try:
                 listener = self._listen()
                 with self._handling_signals():
@@ -249,7 +249,7 @@ class Server:
                         await self._tick(_SWEEP_S)
                     await self._drain(listener)
             finally:
-                self._service.siblings.close()
+                self._service.peers.close()
                 self._service.close()
 
     def _listen(self) -> Listener:

@@ -17,7 +17,7 @@ import orjson
 from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.serving.http.admission import Admission
 from embedkit.serving.http.metrics import Metrics, Snapshot
-from embedkit.serving.http.registry import Assets, Registry
+from embedkit.serving.http.registry import LoadedModels, Registry
 from embedkit.serving.http.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ class Service:
     """
 
     def __init__(
-        self, settings: ServerSettings, load: Callable[[], Assets], *, siblings: Siblings | None = None
+        self, settings: ServerSettings, load: Callable[[], LoadedModels], *, peers: Peers | None = None
     ) -> None:
         self.settings, self._load = settings, load
-        self.siblings = siblings or Siblings()
+        self.peers = peers or Peers()
         self.metrics = Metrics()
         self.admission = admission = Admission(settings.queue_s)
         self.metrics.watch_admission(lambda: admission.reserved_s)
@@ -48,10 +48,10 @@ class Service:
         self.metrics.watch_queues(self.registry.queues)
 
     @classmethod
-    def load(cls, models: Sequence[str], settings: ServerSettings, *, siblings: Siblings | None = None) -> Self:
-        """Load and verify everything, as :meth:`Assets.load`, and measure the speed of the models."""
-        weights_folder = None if siblings is None else siblings.folder
-        service = cls(settings, lambda: Assets.load(models, settings, weights_folder), siblings=siblings)
+    def load(cls, models: Sequence[str], settings: ServerSettings, *, peers: Peers | None = None) -> Self:
+        """Load and verify everything, as :meth:`LoadedModels.load`, and measure the speed of the models."""
+        weights_folder = None if peers is None else peers.folder
+        service = cls(settings, lambda: LoadedModels.load(models, settings, weights_folder), peers=peers)
         service.registry.warm_up()
         return service
 
@@ -93,13 +93,13 @@ class Service:
     async def reload_everywhere(self) -> None:
         """Reload here, and then in all other workers; an EmbedkitError if one of them keeps its state."""
         await self.reload()
-        problems = [problem for problem in await self.siblings.ask("reload") if problem]
+        problems = [problem for problem in await self.peers.ask("reload") if problem]
         if problems:
             raise WorkerError(f"{len(problems)} workers could not reload: {problems[0]}")
 
     async def metrics_text(self) -> bytes:
         """Return the aggregated metrics of all workers, in Prometheus's text format."""
-        return self.metrics.text(await self.siblings.ask("metrics"))
+        return self.metrics.text(await self.peers.ask("metrics"))
 
     async def answer_siblings(self) -> None:
         """Answer other workers from now on."""
@@ -114,7 +114,7 @@ class Service:
                 return str(error)
             return ""
 
-        await self.siblings.answer({"metrics": metrics, "reload": reload})
+        await self.peers.answer({"metrics": metrics, "reload": reload})
 
     def close(self) -> None:
         """Stop all threads."""
@@ -136,7 +136,7 @@ class Service:
 _LARGEST_BYTES = 2**24
 
 
-class Siblings:
+class Peers:
     """Answers questions of other workers, and asks them, by sockets in ``folder``; None if there are none."""
 
     def __init__(self, folder: Path | None = None, own: int = 0) -> None:
@@ -164,8 +164,8 @@ class Siblings:
         if self.folder is None:
             return []
         others = [path for path in sorted(self.folder.glob("worker-*")) if path.name != self._own]
-        found = await asyncio.gather(*(_ask(path, question) for path in others))
-        return [answer for answer in found if answer is not None]
+        answers = await asyncio.gather(*(_ask(path, question) for path in others))
+        return [answer for answer in answers if answer is not None]
 
     def close(self) -> None:
         """Stop answering."""

@@ -22,7 +22,7 @@ from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.folder_store import patiently
-from embedkit.serving.retrieval.models import About
+from embedkit.serving.retrieval.models import CollectionInfo
 from embedkit.serving.retrieval.search import CANDIDATES, Encode, Hits, Score, Steps
 from embedkit.serving.retrieval.store import Upserted
 
@@ -66,7 +66,7 @@ class SharedCollection:
         self._merging: Future[None] | None = None
         self._closed = False
         self._refreshed = time.monotonic()
-        self._drawn: tuple[About, dict[str, Any]] | None = None
+        self._drawn: tuple[CollectionInfo, dict[str, Any]] | None = None
         self._rates = {stage: Rate(guess) for stage, guess in _GUESSES_PER_S.items()}
         self._characters = _CHARACTERS  # of a candidate, on average
 
@@ -126,7 +126,7 @@ class SharedCollection:
             if isinstance(step, Encode):
                 result = (await self._embedder.run(step.queries, role="query")).rows
             elif isinstance(step, Score):
-                result = [await self._score(*each) for each in zip(step.queries, step.texts, strict=True)]
+                result = [await self._score(*pair) for pair in zip(step.queries, step.texts, strict=True)]
             else:
                 return step[0]
 
@@ -229,8 +229,8 @@ def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
     try:
         return steps.send(result)
     except StopIteration as done:
-        found: list[Hits] = done.value
-        return found
+        hits: list[Hits] = done.value
+        return hits
 
 
 async def _beside(threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any) -> Result:
@@ -249,8 +249,8 @@ def to_plane(embeddings: FloatArray) -> tuple[FloatArray, float]:
         return points, 0.0
     centred = embeddings.astype(np.float64) - embeddings.mean(axis=0, dtype=np.float64)
     variances, axes = np.linalg.eigh(centred.T @ centred)
-    found = centred @ axes[:, ::-1][:, :2]
-    points[:, : found.shape[1]] = found
+    projected = centred @ axes[:, ::-1][:, :2]
+    points[:, : projected.shape[1]] = projected
     farthest = points[np.abs(points).argmax(axis=0), np.arange(2)]
     points /= np.where(farthest == 0, 1, farthest)
     total = float(variances.sum())

@@ -61,16 +61,16 @@ class Tracing:
         context, kind = self._propagate.extract(names), self._api.SpanKind.SERVER
         return self._started(method, context=context, kind=kind)
 
-    def describe(self, found: Any, method: str, route: str, status: int, notes: Mapping[str, Any]) -> None:
+    def describe(self, span: Any, method: str, route: str, status: int, notes: Mapping[str, Any]) -> None:
         """Complete the span of an answered request."""
-        found.update_name(f"{method} {route}")
-        found.set_attribute("http.request.method", method)
-        found.set_attribute("http.route", route)
-        found.set_attribute("http.response.status_code", status)
+        span.update_name(f"{method} {route}")
+        span.set_attribute("http.request.method", method)
+        span.set_attribute("http.route", route)
+        span.set_attribute("http.response.status_code", status)
         for name, value in notes.items():
-            found.set_attribute(f"embedkit.{name}", value)
+            span.set_attribute(f"embedkit.{name}", value)
         if status >= _SERVER_ERROR:
-            found.set_status(self._api.StatusCode.ERROR)
+            span.set_status(self._api.StatusCode.ERROR)
 
     def part(self, name: str, **numbers: str | float) -> contextlib.AbstractContextManager[Any]:
         """Create a span inside that of the request."""
@@ -81,10 +81,10 @@ class Tracing:
     def _started(self, name: str, **options: Any) -> contextlib.AbstractContextManager[Any]:
         tracer = self._api.get_tracer("embedkit")
         # Exceptions are not recorded, because their messages may contain a user's text.
-        found: contextlib.AbstractContextManager[Any] = tracer.start_as_current_span(
+        manager: contextlib.AbstractContextManager[Any] = tracer.start_as_current_span(
             name, record_exception=False, set_status_on_exception=False, **options
         )
-        return found
+        return manager
 
 
 TRACING = Tracing()

@@ -1,9 +1,9 @@
 """Several processes that serve the same socket and share a folder, supervised by a parent process.
 
-The parent runs ``python -m embedkit.serving.http.workers`` for each worker, which reads an :class:`Order` from its
-standard input, loads the models and writes ``ready``; after reading ``go`` it starts serving, which it confirms by
-``serving``. Until then it ignores SIGHUP. When its input ends, its parent has exited, and it drains as on SIGTERM;
-if the parent was killed, it removes the folder of all workers.
+The parent runs ``python -m embedkit.serving.http.workers`` for each worker, which reads a :class:`WorkerConfig`
+from its standard input, loads the models and writes ``ready``; after reading ``go`` it starts serving, which it
+confirms by ``serving``. Until then it ignores SIGHUP. When its input ends, its parent has exited, and it drains as
+on SIGTERM; if the parent was killed, it removes the folder of all workers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import orjson
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError, EmbedkitError, WorkerError
 from embedkit.runtime.threads import available_threads
-from embedkit.serving.http.guard import KeyRing
+from embedkit.serving.http.access import KeyRing
 from embedkit.serving.http.log_lines import log_in_lines
 from embedkit.serving.http.server import BACKLOG, Parent, Server, bind, explain_refusal, url_of
-from embedkit.serving.http.service import Service, Siblings
+from embedkit.serving.http.service import Peers, Service
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import TRACING
 from embedkit.write_lock import write_lock
@@ -48,7 +48,7 @@ STOPPING = "stopping"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class WorkerConfig:
     """The configuration of a worker; ``listening`` is the descriptor of the socket to serve."""
 
     number: int
@@ -126,7 +126,7 @@ class Workers:
         )
         self._running[number] = process
         self._started[process] = time.monotonic()
-        order = Order(
+        config = WorkerConfig(
             number=number,
             folder=folder,
             listening=listening.fileno(),
@@ -134,7 +134,7 @@ class Workers:
             settings=to_mapping(self.settings),
             log_level=self._log_level,
         )
-        _tell(process, orjson.dumps(order) + b"\n")
+        _tell(process, orjson.dumps(config) + b"\n")
         assert process.stdout is not None
         if await process.stdout.readline() != READY and not self._stopping:
             raise WorkerError(f"worker {number} did not start; see its last lines in the log")
@@ -222,35 +222,35 @@ def _create(held: contextlib.ExitStack) -> Path:
 def main() -> int:
     """Serve until stopped; return the exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    parent_id, order = os.getppid(), Order(**orjson.loads(sys.stdin.buffer.readline()))
+    parent_id, config = os.getppid(), WorkerConfig(**orjson.loads(sys.stdin.buffer.readline()))
     try:
-        return _serve(order, parent_id)
+        return _serve(config, parent_id)
     finally:
         if os.getppid() != parent_id:  # it was killed, and nothing else removes its folder
-            shutil.rmtree(order.folder, ignore_errors=True)
+            shutil.rmtree(config.folder, ignore_errors=True)
 
 
-def _serve(order: Order, parent_id: int) -> int:
+def _serve(config: WorkerConfig, parent_id: int) -> int:
     logger = logging.getLogger("embedkit")
     logger.addHandler(logging.StreamHandler())
-    logger.setLevel(order.log_level)
+    logger.setLevel(config.log_level)
     log_in_lines(logger)
-    settings = from_mapping(ServerSettings, order.settings)
-    siblings = Siblings(Path(order.folder), order.number)
+    settings = from_mapping(ServerSettings, config.settings)
+    peers = Peers(Path(config.folder), config.number)
     try:
         TRACING.start()
-        service, keys = Service.load(order.models, settings, siblings=siblings), KeyRing.load(settings)
+        service, keys = Service.load(config.models, settings, peers=peers), KeyRing.load(settings)
     except EmbedkitError as error:
-        logger.error("worker %d: %s", order.number, error)  # noqa: TRY400 - it is for operators
+        logger.error("worker %d: %s", config.number, error)  # noqa: TRY400 - it is for operators
         return 1
     _report(READY)
     if sys.stdin.buffer.readline() == GO:
-        listening = socket.socket(fileno=order.listening)
+        listening = socket.socket(fileno=config.listening)
         parent = Parent(
             listening,
             lifeline=sys.stdin.fileno(),
             confirm=lambda: _report(SERVING),
-            is_stopping=lambda: os.getppid() != parent_id or Path(order.folder, STOPPING).exists(),
+            is_stopping=lambda: os.getppid() != parent_id or Path(config.folder, STOPPING).exists(),
         )
         Server(service, keys, parent).run()
     return 0

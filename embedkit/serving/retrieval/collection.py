@@ -29,7 +29,7 @@ from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.models import (
     SAMPLE,
-    About,
+    CollectionInfo,
     Models,
     QueryModel,
     agreement,
@@ -166,10 +166,10 @@ class Collection:
         if models.queries is not None:
             check_descent(models.queries, model.name, model.fingerprint, model)
         columns = Columns(text=text_column, id=id_column, metadata=metadata_columns, skip_empty=skip_empty)
-        found = read_documents_and_embeddings(documents, embeddings, columns)
-        found.check_maker(model)
-        store = store_class(address).build(address, found, plan, show_progress_bar=shows)
-        warn_of_mixture(path, store.about.numerics, models.numerics(store.about))
+        contents = read_documents_and_embeddings(documents, embeddings, columns)
+        contents.check_model(model)
+        store = store_class(address).build(address, contents, plan, show_progress_bar=shows)
+        warn_of_mixture(path, store.info.numerics, models.numerics(store.info))
         return cls(_place(path), store, models)
 
     @classmethod
@@ -207,14 +207,14 @@ class Collection:
             None if queries is None else loaded(queries, "queries"),
         )
         store = store_class(address).open(address, models)
-        if models.queries is not None and store.about.count and not models.is_recorded(store.about):
+        if models.queries is not None and store.info.count and not models.is_recorded(store.info):
             documents, embeddings = store.sample(SAMPLE)
-            agreement(models.queries, [document.text for document in documents], embeddings, store.about.model)
-        warn_of_mixture(path, store.about.numerics, models.numerics(store.about))
+            agreement(models.queries, [document.text for document in documents], embeddings, store.info.model)
+        warn_of_mixture(path, store.info.numerics, models.numerics(store.info))
         return cls(_place(path), store, models)
 
     @classmethod
-    def describe(cls, path: str | os.PathLike[str]) -> About:
+    def describe(cls, path: str | os.PathLike[str]) -> CollectionInfo:
         """Return the content and the models of a collection, without opening it.
 
         Raises:
@@ -229,17 +229,17 @@ class Collection:
         return self._models.for_queries()
 
     @property
-    def manifest(self) -> About:
+    def manifest(self) -> CollectionInfo:
         """The content and the models of the collection."""
-        return self.store.about
+        return self.store.info
 
     def __repr__(self) -> str:
-        about = self.manifest
-        facts = f"documents={about.count}, model={about.model!r}, index={about.index!r}"
+        info = self.manifest
+        facts = f"documents={info.count}, model={info.model!r}, index={info.index!r}"
         return f"Collection({str(self.path)!r}, {facts})"
 
     def __len__(self) -> int:
-        return self.store.about.count
+        return self.store.info.count
 
     @overload
     def get(self, ids: str, /) -> Document | None: ...  # type: ignore[overload-overlap]
@@ -252,8 +252,8 @@ class Collection:
             InputError: an id is not a string.
             CollectionError: a file is damaged.
         """
-        found = self.store.get(check_texts(ids, "ids"))
-        return found[0] if isinstance(ids, str) else found
+        documents = self.store.get(check_texts(ids, "ids"))
+        return documents[0] if isinstance(ids, str) else documents
 
     def upsert(
         self,
@@ -293,15 +293,15 @@ class Collection:
         columns = Columns(
             text=text_column, id=id_column, metadata=metadata_columns, number_rows=False, skip_empty=skip_empty
         )
-        found = read_documents_and_embeddings(documents, embeddings, columns)
-        found.check_maker(encoder)
-        first = next(found.documents, None)
+        source = read_documents_and_embeddings(documents, embeddings, columns)
+        source.check_model(encoder)
+        first = next(source.documents, None)
         if first is None:
             logger.warning("there are no documents to add to %s; nothing was changed", self.path)
             return Upserted(0, 0)
-        found = dataclasses.replace(found, documents=itertools.chain([first], found.documents))
-        warn_of_mixture(self.path, self.manifest.numerics, found.numerics(encoder))
-        return self.store.upsert(found, encoder, merge=merges, show_progress_bar=shows)
+        source = dataclasses.replace(source, documents=itertools.chain([first], source.documents))
+        warn_of_mixture(self.path, self.manifest.numerics, source.numerics(encoder))
+        return self.store.upsert(source, encoder, merge=merges, show_progress_bar=shows)
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Delete documents by id; unknown ids are ignored.
@@ -445,8 +445,8 @@ class Collection:
             candidates=candidates,
             effort=effort,
         )
-        found = run_steps(steps, self._queries_encoder(), reranker)
-        return found[0] if isinstance(query, str) else found
+        hit_lists = run_steps(steps, self._queries_encoder(), reranker)
+        return hit_lists[0] if isinstance(query, str) else hit_lists
 
     def search_steps(
         self,
@@ -550,28 +550,28 @@ class Collection:
     def _queries_encoder(self) -> TextEncoder:
         return self._models.for_queries() or self._find(self.manifest.queries or self.manifest)
 
-    def _find(self, about: About | QueryModel) -> TextEncoder:
+    def _find(self, info: CollectionInfo | QueryModel) -> TextEncoder:
         """Return a recorded model, for a collection that was opened without one."""
-        if self._recorded is None or self._recorded.fingerprint != about.fingerprint:
+        if self._recorded is None or self._recorded.fingerprint != info.fingerprint:
             try:
-                found = recorded_model(about)
+                encoder = recorded_model(info)
             except ModelNotFoundError as error:
                 raise InputError(f"{self.path} was opened without an encoder, and {error}") from error
-            if found.fingerprint != about.fingerprint:
+            if encoder.fingerprint != info.fingerprint:
                 raise FingerprintError(
-                    f"{self.path} was built with {about.model} (fingerprint {about.fingerprint[:12]}), but "
-                    f"{found.source} is {found.name} ({found.fingerprint[:12]}); "
+                    f"{self.path} was built with {info.model} (fingerprint {info.fingerprint[:12]}), but "
+                    f"{encoder.source} is {encoder.name} ({encoder.fingerprint[:12]}); "
                     "give Collection.open(..., encoder=...)"
                 )
-            warn_of_mixture(self.path, self.manifest.numerics, Models(found).numerics(self.manifest))
-            self._recorded = found
+            warn_of_mixture(self.path, self.manifest.numerics, Models(encoder).numerics(self.manifest))
+            self._recorded = encoder
         return self._recorded
 
-    def _reranker(self, given: Reranker | str | os.PathLike[str] | None) -> Reranker | None:
+    def _reranker(self, reranker: Reranker | str | os.PathLike[str] | None) -> Reranker | None:
         """Return the re-ranker, loaded once if it is named."""
-        if not isinstance(given, (str, os.PathLike)):
-            return checked_reranker(given)
-        name = os.fspath(given)
+        if not isinstance(reranker, (str, os.PathLike)):
+            return checked_reranker(reranker)
+        name = os.fspath(reranker)
         if name not in self._rerankers:
             from embedkit.runtime.cross_encoder import CrossEncoder  # noqa: PLC0415 - imports stay quick
 

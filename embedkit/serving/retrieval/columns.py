@@ -113,18 +113,18 @@ class Column:
     @property
     def samples(self) -> dict[str, Scalar]:
         """Return the kinds of value that occur, each with its smallest value."""
-        found = ((_KINDS[kind], values[0]) for kind, values in enumerate(self.values.by_kind) if len(values))
-        return {kind: value.item() if isinstance(value, np.generic) else value for kind, value in found}
+        smallest = ((_KINDS[kind], values[0]) for kind, values in enumerate(self.values.by_kind) if len(values))
+        return {kind: value.item() if isinstance(value, np.generic) else value for kind, value in smallest}
 
     def equal(self, values: Iterable[Scalar]) -> BoolArray:
         """Return the rows that contain one of the values: ``(N,) bool``."""
-        found = [code for code in map(self.values.find, values) if code is not None]
-        if len(found) > _FEW:
+        codes = [code for code in map(self.values.find, values) if code is not None]
+        if len(codes) > _FEW:
             wanted = np.zeros(len(self.values) + 1, dtype=np.bool_)
-            wanted[found] = True
+            wanted[codes] = True
             return self._mask(wanted[self.codes])
         entries = np.zeros(len(self.codes), dtype=np.bool_)
-        for code in found:
+        for code in codes:
             entries |= self.codes == code
         return self._mask(entries)
 
@@ -219,13 +219,13 @@ class ColumnBuilder:
         integers = np.frombuffer(self._integers[1], np.int64) if self._integers[1] else np.empty(0, np.int64)
         floats = np.frombuffer(self._floats[1], np.float64) if self._floats[1] else np.empty(0)
         if not (self._large[1] or (len(floats) and (abs(integers) > _EXACT).any())):
-            given = np.concatenate((integers, floats)) if len(floats) else integers
-            numbers, places = np.unique(given, return_inverse=True)
+            numbers = np.concatenate((integers, floats)) if len(floats) else integers
+            numbers, places = np.unique(numbers, return_inverse=True)
             return numbers, rows, places
         mixed = [*self._integers[1], *self._floats[1], *self._large[1]]
         ordered: list[int | float] = sorted(set(mixed))
-        found = {number: place for place, number in enumerate(ordered)}
-        return ordered, rows, np.array([found[number] for number in mixed], dtype=np.int64)
+        place_of = {number: place for place, number in enumerate(ordered)}
+        return ordered, rows, np.array([place_of[number] for number in mixed], dtype=np.int64)
 
     def _sorted_texts(self) -> tuple[list[str], npt.NDArray[np.int64]]:
         texts = list(self._numbers)

@@ -169,7 +169,7 @@ def plain_value(value: Any, field: str, place: str) -> Any:
     if isinstance(value, Mapping):
         return {name: plain_value(each, f"{field}.{name}", place) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_value(each, field, place) for each in value]
+        return [plain_value(item, field, place) for item in value]
     plain = _plain_scalar(value)
     if plain is None:
         raise DataError(

@@ -77,9 +77,9 @@ def embed_documents(
         kept = [journal.find(texts) if journal else None for texts in chunks]
         missing = [texts for texts, embeddings in zip(chunks, kept, strict=True) if embeddings is None]
         made = iter(_split(embed_texts([text for texts in missing for text in texts], encoder), missing))
-        for texts, found in zip(chunks, kept, strict=True):
-            embeddings = next(made) if found is None else found
-            if found is None and journal:
+        for texts, stored in zip(chunks, kept, strict=True):
+            embeddings = next(made) if stored is None else stored
+            if stored is None and journal:
                 journal.add(texts, embeddings)
             yield embeddings
             progress.advance(len(texts))

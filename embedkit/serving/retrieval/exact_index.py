@@ -98,8 +98,8 @@ class ExactIndex:
                 products = _products(queries, chosen)
             for i, rough in enumerate(products):
                 floor = best[i].scores[-1] if len(best[i].scores) == k else np.float32(-np.inf)
-                found = rank(queries[i], chosen, _shortlist(rough, k, floor - slack[i], slack[i]), k)
-                best[i] = _merge(best[i], Ranking(found.scores, numbers[found.rows]), k)
+                best_here = rank(queries[i], chosen, _shortlist(rough, k, floor - slack[i], slack[i]), k)
+                best[i] = _merge(best[i], Ranking(best_here.scores, numbers[best_here.rows]), k)
         for i, ranking in enumerate(best):
             scores[i], rows[i] = ranking
 
@@ -116,8 +116,8 @@ class ExactIndex:
 
 def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) -> Ranking:
     """Score some rows of ``(N, D)`` for a query ``(D,)`` and return the best ``k``, with ties ordered by row."""
-    (scores,), (found,) = rank_together(query[np.newaxis], rows, candidates[np.newaxis], k)
-    return Ranking(scores, found)
+    (scores,), (best,) = rank_together(query[np.newaxis], rows, candidates[np.newaxis], k)
+    return Ranking(scores, best)
 
 
 def rank_together(

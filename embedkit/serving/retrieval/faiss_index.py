@@ -66,34 +66,34 @@ class FlatIndex(ExactIndex):
     ) -> None:
         """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
         k = scores.shape[1]
-        candidates = len(self) if allowed is None else int(np.count_nonzero(allowed))
-        wanted = min(candidates, k + _FLAT_SPARE)
-        rough, found = self._scan(queries, wanted, allowed)
-        complete = (wanted == candidates) | (rough[:, -1] < rough[:, k - 1] - score_slack(queries))
-        complete &= found[:, -1] >= 0  # FAISS returns -1 where rows of a damaged file are not finite
+        available = len(self) if allowed is None else int(np.count_nonzero(allowed))
+        wanted = min(available, k + _FLAT_SPARE)
+        rough, candidates = self._scan(queries, wanted, allowed)
+        complete = (wanted == available) | (rough[:, -1] < rough[:, k - 1] - score_slack(queries))
+        complete &= candidates[:, -1] >= 0  # FAISS returns -1 where rows of a damaged file are not finite
         for start in range(0, len(queries), _RANK_BLOCK):
             few = slice(start, start + _RANK_BLOCK)
             # A -1 reads the last row; the exact index answers below.
-            scores[few], rows[few] = rank_together(queries[few], self._rows, found[few], k)
+            scores[few], rows[few] = rank_together(queries[few], self._rows, candidates[few], k)
         for query in np.flatnonzero(~complete):
             alone = slice(query, query + 1)
             super()._search_block(queries[alone], allowed, scores[alone], rows[alone])
 
     def _scan(self, queries: FloatArray, k: int, allowed: BoolArray | None) -> tuple[FloatArray, RowNumbers]:
         scores = np.empty((len(queries), k), dtype=np.float32)
-        found = np.empty((len(queries), k), dtype=np.int64)
+        candidates = np.empty((len(queries), k), dtype=np.int64)
         arrays = (faiss.swig_ptr(array) for array in (queries, self._rows))
-        results = (faiss.swig_ptr(array) for array in (scores, found))
+        results = (faiss.swig_ptr(array) for array in (scores, candidates))
         if allowed is not None and _FEW * np.count_nonzero(allowed) <= len(self):
             # FAISS would ask a selector about every row for every query. One list of numbers serves all queries.
             numbers = np.flatnonzero(allowed)
             counts = queries.shape[1], len(queries), len(self), len(numbers), k
             faiss.knn_inner_products_by_idx(*arrays, faiss.swig_ptr(numbers), *counts, *results, 0)
-            return scores, found
+            return scores, candidates
         selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         sizes = queries.shape[1], len(queries), len(self), k
         faiss.knn_inner_product(*arrays, *sizes, *results, selector)
-        return scores, found
+        return scores, candidates
 
 
 class _Selection:
@@ -188,33 +188,33 @@ class RescoredIndex(abc.ABC):
     ) -> None:
         """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
         k = scores.shape[1]
-        found = self._candidates(queries, k, effort, selection)
-        enough = found[:, k - 1] >= 0
-        products, found = self._best(queries, found, min(found.shape[1], k + _SPARE))
+        candidates = self._candidates(queries, k, effort, selection)
+        enough = candidates[:, k - 1] >= 0
+        products, candidates = self._best(queries, candidates, min(candidates.shape[1], k + _SPARE))
         if (products[:, 1:] == products[:, :-1]).any():  # FAISS orders ties arbitrarily
-            order = np.lexsort((found, -products))
+            order = np.lexsort((candidates, -products))
             products = np.take_along_axis(products, order, axis=1)
-            found = np.take_along_axis(found, order, axis=1)
-        scores[:], rows[:] = products[:, :k], found[:, :k]
+            candidates = np.take_along_axis(candidates, order, axis=1)
+        scores[:], rows[:] = products[:, :k], candidates[:, :k]
         for query in () if enough.all() else np.flatnonzero(~enough):
             alone = queries[query : query + 1]
             allowed = None if selection is None else selection.allowed
             (scores[query],), (rows[query],) = self._flat.search(alone, k, allowed=allowed)
 
-    def _best(self, queries: FloatArray, found: RowNumbers, k: int) -> tuple[FloatArray, RowNumbers]:
+    def _best(self, queries: FloatArray, candidates: RowNumbers, k: int) -> tuple[FloatArray, RowNumbers]:
         """Return the best ``k`` of the given rows by inner product, padded with -1."""
         products = np.empty((len(queries), k), dtype=np.float32)
         best = np.empty((len(queries), k), dtype=np.int64)
-        found = np.ascontiguousarray(found)
-        given = (faiss.swig_ptr(array) for array in (queries, self._rows, found))
+        candidates = np.ascontiguousarray(candidates)
+        inputs = (faiss.swig_ptr(array) for array in (queries, self._rows, candidates))
         results = (faiss.swig_ptr(array) for array in (products, best))
-        sizes = queries.shape[1], len(queries), len(self), found.shape[1], k
-        # The last argument is the stride of `found`; the default, which should mean the same, reads out of bounds.
-        faiss.knn_inner_products_by_idx(*given, *sizes, *results, found.shape[1])
+        sizes = queries.shape[1], len(queries), len(self), candidates.shape[1], k
+        # The last argument is the stride; the default, which should mean the same, reads out of bounds.
+        faiss.knn_inner_products_by_idx(*inputs, *sizes, *results, candidates.shape[1])
         return products, best
 
 
-class _Written:
+class _FileWriter:
     """Receives what FAISS writes, and keeps the error if that fails."""
 
     def __init__(self, file: PacedFile) -> None:
@@ -238,7 +238,7 @@ class _FaissFile(RescoredIndex):
         """Write FAISS's index atomically."""
         # FAISS's own writer of files does not detect a full disk at the last block.
         with atomic_file(path) as temporary, PacedFile(temporary) as file:
-            written = _Written(file)
+            written = _FileWriter(file)
             try:
                 faiss.write_index(self._small, faiss.PyCallbackIOWriter(written, _WRITTEN_BYTES))
             except RuntimeError:  # FAISS does not pass on an exception of the callback
@@ -277,8 +277,8 @@ class Sq8Index(_FaissFile):
 
     def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
         parameters = faiss.SearchParameters(sel=selection.selector) if selection else None
-        _, found = self._small.search(queries, self._bounded(k, effort * (2 * k + 10)), params=parameters)
-        return np.asarray(found)
+        _, candidates = self._small.search(queries, self._bounded(k, effort * (2 * k + 10)), params=parameters)
+        return np.asarray(candidates)
 
 
 class HnswIndex(_FaissFile):
@@ -299,15 +299,15 @@ class HnswIndex(_FaissFile):
         breadth = effort * max(96, 2 * wanted)
         if selection is None:
             breadth = self._bounded(k, breadth)
-            _, found = self._small.search(queries, min(wanted, breadth), params=_breadth(breadth))
-            return np.asarray(found)
+            _, candidates = self._small.search(queries, min(wanted, breadth), params=_breadth(breadth))
+            return np.asarray(candidates)
         # The search traverses all rows and collects the allowed ones. It scores many rows for each that it
         # traverses, so it must be widened only if few rows are allowed.
         breadth = self._bounded(k, breadth * max(1.0, _WALKED / selection.share))
         parameters = faiss.SearchParametersHNSW(efSearch=breadth, sel=selection.selector)
-        _, found = self._small.search(queries, breadth, params=parameters)
+        _, candidates = self._small.search(queries, breadth, params=parameters)
         least = min(breadth, max(k, math.ceil(2 * selection.share * breadth)))
-        return _unless_few(found, least)[:, : max(k, wanted)]
+        return _unless_few(candidates, least)[:, : max(k, wanted)]
 
 
 class IvfPqIndex(_FaissFile):
@@ -337,11 +337,11 @@ class IvfPqIndex(_FaissFile):
         probes = max(math.ceil(effort * max(16, clusters // 8)), math.ceil(2 * wanted * clusters / available))
         probes = min(clusters, probes)
         if selection is None:
-            _, found = self._small.search(queries, wanted, params=_probes(probes))
-            return np.asarray(found)
+            _, candidates = self._small.search(queries, wanted, params=_probes(probes))
+            return np.asarray(candidates)
         parameters = faiss.SearchParametersIVF(nprobe=probes, sel=selection.selector)
-        _, found = self._small.search(queries, wanted, params=parameters)
-        return _unless_few(found, min(wanted, math.ceil(available)))
+        _, candidates = self._small.search(queries, wanted, params=parameters)
+        return _unless_few(candidates, min(wanted, math.ceil(available)))
 
 
 class BinaryIndex(RescoredIndex):
@@ -372,8 +372,10 @@ class BinaryIndex(RescoredIndex):
         signs = self._small if rows is None else self._small[rows]
         # With more rows, more of them have similar signs; and the fewer are allowed, the less similar the nearest.
         wanted = max(20 * k + 200, len(signs) // 200, len(self) // 1000)
-        _, found = faiss.knn_hamming(_signs(queries), signs, min(len(signs), self._bounded(k, effort * wanted)))
-        return np.asarray(found if rows is None else rows[found])
+        _, candidates = faiss.knn_hamming(
+            _signs(queries), signs, min(len(signs), self._bounded(k, effort * wanted))
+        )
+        return np.asarray(candidates if rows is None else rows[candidates])
 
 
 @functools.lru_cache(128)  # construction costs as much as scoring the candidates of a query
@@ -386,10 +388,10 @@ def _probes(nprobe: int) -> Any:
     return faiss.SearchParametersIVF(nprobe=nprobe)
 
 
-def _unless_few(found: RowNumbers, least: int) -> RowNumbers:
+def _unless_few(candidates: RowNumbers, least: int) -> RowNumbers:
     """Return the candidates of each query, none if there are fewer than ``least``."""
-    found[found[:, least - 1] < 0] = -1
-    return found
+    candidates[candidates[:, least - 1] < 0] = -1
+    return candidates
 
 
 def _signs(rows: FloatArray) -> npt.NDArray[np.uint8]:

@@ -95,7 +95,7 @@ def read_filter(text: str) -> dict[str, Any]:
             return dict(json.loads(text))
         except (ValueError, RecursionError) as error:
             raise InputError(f"filter: not JSON: {error}") from error
-    found: dict[str, Any] = {}
+    by_field: dict[str, Any] = {}
     for match in _PART.finditer(text):
         part = match[0].strip()
         if not part:
@@ -108,11 +108,11 @@ def read_filter(text: str) -> dict[str, Any]:
                 f"filter: {part!r:.80} is not a condition; expected for example lang = en or year >= 2020"
             )
         field, sign, value = condition.groups()
-        conditions = found.setdefault(field, {})
+        conditions = by_field.setdefault(field, {})
         if _SIGNS[sign] in conditions:
             raise InputError(f"filter: {field} {sign} stands twice, and all conditions must hold; keep one")
         conditions[_SIGNS[sign]] = _read_value(value)
-    return found
+    return by_field
 
 
 def _read_value(text: str) -> Any:

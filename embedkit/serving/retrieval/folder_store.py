@@ -22,7 +22,7 @@ from embedkit.serving.retrieval.lexical import ANALYSIS
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
 from embedkit.serving.retrieval.models import Models
 from embedkit.serving.retrieval.snapshot import Segment, Snapshot, words_module
-from embedkit.serving.retrieval.sources import Maker, Source
+from embedkit.serving.retrieval.sources import ModelIdentity, Source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
 from embedkit.serving.retrieval.writer import claim, merged, reservations, reserve
 
@@ -75,13 +75,13 @@ class FolderStore:
         return Manifest.read(Path(address))
 
     @property
-    def about(self) -> Manifest:
+    def info(self) -> Manifest:
         """The manifest."""
         return self._snapshot.manifest
 
     def facts(self) -> dict[str, Any]:
         """Return the actual kinds of index of the segments, and the size of all files."""
-        manifest = self.about
+        manifest = self.info
         return {
             "index": ", ".join(manifest.kinds) or manifest.index,
             "bytes": sum(seal.bytes for seal in manifest.files(self.path).values()),
@@ -111,7 +111,7 @@ class FolderStore:
                 show_progress_bar=show_progress_bar,
             )
             self.refresh()
-            first = writer.tail(self.about.segments, self._taken()) if merge else None
+            first = writer.tail(self.info.segments, self._taken()) if merge else None
             if first is not None:
                 writer.merge(
                     self.path, next(generations), self._snapshot, first, show_progress_bar=show_progress_bar
@@ -121,8 +121,8 @@ class FolderStore:
     def delete(self, ids: Sequence[str], /) -> int:
         """Mark documents as deleted."""
         with self._writing() as generations:
-            found = (self._snapshot.find(id_) for id_ in ids)
-            rows = {row for row in found if row is not None}
+            located = (self._snapshot.find(id_) for id_ in ids)
+            rows = {row for row in located if row is not None}
             if rows:
                 writer.remove(self.path, next(generations), self._snapshot, rows)
         return len(rows)
@@ -139,20 +139,20 @@ class FolderStore:
         self.refresh()
         new = self._changed(index=index, lexical=lexical)
         _check_kinds(new.index, lexical=new.lexical)
-        if new == self.about:
+        if new == self.info:
             options: dict[str, Any] = {"patience_s": math.inf, "show_progress_bar": show_progress_bar}
-            while not _is_compact(self.about) and not self._merge(_all, **options):
+            while not _is_compact(self.info) and not self._merge(_all, **options):
                 time.sleep(_RETRY_S)  # until another merge has finished
             return
         with self._writing() as generations:
             new = self._changed(index=index, lexical=lexical)
-            if new != self.about or not _is_compact(new):
+            if new != self.info or not _is_compact(new):
                 writer.merge(
                     self.path, next(generations), self._snapshot, 0, new, show_progress_bar=show_progress_bar
                 )
 
     def _changed(self, *, index: str | None, lexical: bool | None) -> Manifest:
-        old = self.about
+        old = self.info
         return dataclasses.replace(
             old, index=old.index if index is None else index, lexical=old.lexical if lexical is None else lexical
         )
@@ -197,7 +197,7 @@ class FolderStore:
 
     def verify(self) -> None:
         """Compare the checksum of every file with the manifest."""
-        for path, seal in self.about.files(self.path).items():
+        for path, seal in self.info.files(self.path).items():
             seal.check(path)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
@@ -206,9 +206,9 @@ class FolderStore:
 
     def source(self) -> Source:
         """Return all documents and embeddings of the latest snapshot."""
-        snapshot, about = self._snapshot, self.about
-        maker = Maker(about.model, about.fingerprint, about.numerics)
-        return Source(snapshot.documents(), snapshot.embeddings, maker)
+        snapshot, info = self._snapshot, self.info
+        model = ModelIdentity(info.model, info.fingerprint, info.numerics)
+        return Source(snapshot.documents(), snapshot.embeddings, model)
 
     def close(self) -> None:
         """Kill the processes of merges, which fail; files are unmapped when they are no longer used."""

@@ -161,7 +161,7 @@ def split_words(text: str, analysis: int = ANALYSIS) -> list[str]:
 def _pieces(run: str) -> Iterator[str]:
     """Yield the terms of a run of a script without spaces: pairs of characters with their marks, and Han alone."""
     characters = _patterns()[2].findall(run)
-    yield from (each for each in characters if len(characters) == 1 or _HAN.match(each))
+    yield from (character for character in characters if len(characters) == 1 or _HAN.match(character))
     yield from map("".join, itertools.pairwise(characters))
 
 

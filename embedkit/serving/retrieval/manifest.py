@@ -24,7 +24,7 @@ from embedkit.config import from_mapping, setting
 from embedkit.errors import CollectionError, ConfigError
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
 from embedkit.serving.retrieval.lexical import WordCounts
-from embedkit.serving.retrieval.models import About
+from embedkit.serving.retrieval.models import CollectionInfo
 from embedkit.serving.retrieval.segment_files import DocumentStore, FileSeal
 from embedkit.serving.retrieval.store import MANIFEST
 
@@ -81,7 +81,7 @@ class SegmentEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(About):
+class Manifest(CollectionInfo):
     """The description of a collection; without a query model, the file has no field for it.
 
     ``generation`` is the name of the last write.

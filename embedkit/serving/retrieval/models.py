@@ -55,7 +55,7 @@ class QueryModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class About(ABC):
+class CollectionInfo(ABC):
     """A store's metadata of a collection, and of the encoder that created its embeddings.
 
     Attributes:
@@ -110,7 +110,7 @@ def lasting_source(model: str | os.PathLike[str]) -> str:
     return str(path.resolve()) if path.exists() else os.fspath(model)
 
 
-def recorded_model(about: About | QueryModel) -> Encoder:
+def recorded_model(info: CollectionInfo | QueryModel) -> Encoder:
     """Load the model that a collection records: by its path, else by its bundled name.
 
     A collection may come from somebody else, so nothing that it records is looked for on a network.
@@ -118,11 +118,11 @@ def recorded_model(about: About | QueryModel) -> Encoder:
     from embedkit.runtime.encoder import Encoder  # noqa: PLC0415 - imports stay quick
     from embedkit.runtime.location import is_at_hand  # noqa: PLC0415
 
-    for source in filter(None, (about.source, about.model)):
+    for source in filter(None, (info.source, info.model)):
         if is_at_hand(source):
             return Encoder.load(source)
     raise ModelNotFoundError(
-        f"the collection was built with {about.model}, from {about.source}, which is not on this machine; "
+        f"the collection was built with {info.model}, from {info.source}, which is not on this machine; "
         "pass its location or its name with -m MODEL, in Python with Collection.open(..., encoder=...)"
     )
 
@@ -134,45 +134,45 @@ class Models:
     encoder: TextEncoder | None = None
     queries: TextEncoder | None = None
 
-    def for_documents(self, about: About) -> TextEncoder | None:
+    def for_documents(self, info: CollectionInfo) -> TextEncoder | None:
         """Return the model that embeds new documents, if it is among those given."""
-        return next(self._of_documents(about), None)
+        return next(self._of_documents(info), None)
 
     def for_queries(self) -> TextEncoder | None:
         """Return the model that embeds queries, by default that of the documents."""
         return self.queries or self.encoder
 
-    def numerics(self, about: About) -> tuple[str, ...]:
+    def numerics(self, info: CollectionInfo) -> tuple[str, ...]:
         """Return the arithmetics of the models that are the collection's own and could reproduce its bits."""
-        return tuple({numerics_of(encoder) for encoder in self._of_documents(about)})
+        return tuple({numerics_of(encoder) for encoder in self._of_documents(info)})
 
-    def _of_documents(self, about: About) -> Iterator[TextEncoder]:
+    def _of_documents(self, info: CollectionInfo) -> Iterator[TextEncoder]:
         for encoder in (self.encoder, self.queries):
-            if encoder is not None and encoder.fingerprint == about.fingerprint:
+            if encoder is not None and encoder.fingerprint == info.fingerprint:
                 yield encoder
 
-    def is_recorded(self, about: About) -> bool:
+    def is_recorded(self, info: CollectionInfo) -> bool:
         """Whether the query model is named by the collection, or none was given."""
-        known = {about.fingerprint, about.queries and about.queries.fingerprint}
+        known = {info.fingerprint, info.queries and info.queries.fingerprint}
         return self.queries is None or self.queries.fingerprint in known
 
-    def check(self, place: str, about: About) -> None:
+    def check(self, place: str, info: CollectionInfo) -> None:
         """Reject models that the collection was not built with and that do not descend from the same teacher."""
-        made = about.fingerprint
+        made = info.fingerprint
         if self.encoder is not None and self.encoder.fingerprint != made:
-            is_for_queries = about.queries and about.queries.fingerprint == self.encoder.fingerprint
+            is_for_queries = info.queries and info.queries.fingerprint == self.encoder.fingerprint
             advice = (
                 "open the collection with queries= instead, since it embeds the queries"
                 if is_for_queries
                 else "open it with the one, or build it again with the other"
             )
             raise FingerprintError(
-                f"{place} was built with {about.model} (fingerprint {made[:12]}), not with "
+                f"{place} was built with {info.model} (fingerprint {made[:12]}), not with "
                 f"{self.encoder.name} ({self.encoder.fingerprint[:12]}): {advice}",
                 parameters=["queries"],
             )
-        if self.queries is not None and not self.is_recorded(about):
-            check_descent(self.queries, about.model, made, self.encoder)
+        if self.queries is not None and not self.is_recorded(info):
+            check_descent(self.queries, info.model, made, self.encoder)
 
 
 def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: TextEncoder | None) -> None:
@@ -185,7 +185,7 @@ def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: T
     teacher = _teacher(queries)
     documents = {fingerprint, _short(model), *(_teacher(encoder) if encoder else ())}
     if documents.isdisjoint({queries.fingerprint, *teacher}):
-        known = f"teacher {', '.join(each[:20] for each in teacher)}" if teacher else "no known teacher"
+        known = f"teacher {', '.join(mark[:20] for mark in teacher)}" if teacher else "no known teacher"
         raise FingerprintError(
             f"queries: {queries.name} (fingerprint {queries.fingerprint[:12]}, {known}) was not made for "
             f"documents embedded by {model} ({fingerprint[:12]}); give the documents' model itself, its student, "
@@ -196,8 +196,8 @@ def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: T
 def _teacher(encoder: TextEncoder) -> list[str]:
     """Return name and fingerprint of the model that an encoder was distilled from, if its manifest has them."""
     teacher = getattr(getattr(encoder, "manifest", None), "teacher", None)
-    found = [teacher.get(key) for key in ("name", "fingerprint")] if isinstance(teacher, Mapping) else []
-    return [_short(each) for each in found if isinstance(each, str) and each]
+    marks = [teacher.get(key) for key in ("name", "fingerprint")] if isinstance(teacher, Mapping) else []
+    return [_short(mark) for mark in marks if isinstance(mark, str) and mark]
 
 
 def _short(name: str) -> str:
@@ -216,14 +216,14 @@ def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray
         raise FingerprintError(
             f"queries: {queries.name} gives {queries.dimension} dimensions, the documents' model {model} {width}"
         )
-    found = float(np.einsum("nd,nd->n", embed_texts(texts, queries), embeddings).mean())
-    if not found >= LEAST_AGREEMENT:
+    cosine = float(np.einsum("nd,nd->n", embed_texts(texts, queries), embeddings).mean())
+    if not cosine >= LEAST_AGREEMENT:
         raise FingerprintError(
             f"queries: {queries.name} and {model} embed the same {len(texts)} documents with a mean cosine of "
-            f"{found:.2f}, where models of one space reach {LEAST_AGREEMENT}: they have a teacher in common, but "
+            f"{cosine:.2f}, where models of one space reach {LEAST_AGREEMENT}: they have a teacher in common, but "
             "not its vectors"
         )
-    return found
+    return cosine
 
 
 def evenly_spaced(count: int, most: int) -> npt.NDArray[np.int64]:

@@ -23,12 +23,12 @@ from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
-from embedkit.serving.retrieval.models import About, Models, QueryModel
+from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel
 from embedkit.serving.retrieval.segment_files import DocumentStore, read_documents
-from embedkit.serving.retrieval.sources import Maker, Source, embeddings_of
+from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Selection, Upserted
 
-Found = list[tuple[float, Document]]
+ScoredDocuments = list[tuple[float, Document]]
 """Documents with their scores, best first."""
 
 _SAMPLE: Final = 100  # documents to inspect where all would be too many
@@ -37,7 +37,7 @@ _KIND = "documents"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteAbout(About):
+class RemoteCollectionInfo(CollectionInfo):
     """A collection's metadata in a database."""
 
     analysis: int = 1  # of words, where the database does not cut them itself; 0.1.0 did not record it
@@ -76,15 +76,15 @@ class RemoteView:
         self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
     ) -> tuple[list[FloatArray], list[RowNumbers]]:
         """Return for each query the scores of the nearest documents, and their rows."""
-        about = self._store.about
-        queries, _ = checked_queries(queries, k, (about.count, about.dimension))
-        found = self._store.nearest(queries, k, selection.allowed, effort) if len(queries) else []
-        rankings = [self._ranking(hits) for hits in found]
+        info = self._store.info
+        queries, _ = checked_queries(queries, k, (info.count, info.dimension))
+        hit_lists = self._store.nearest(queries, k, selection.allowed, effort) if len(queries) else []
+        rankings = [self._ranking(hits) for hits in hit_lists]
         return [ranking.scores for ranking in rankings], [ranking.rows for ranking in rankings]
 
     def search_words(self, query: str, k: int, selection: Selection, /) -> Ranking:
         """Return the best rows by lexical search."""
-        if not self._store.about.lexical:
+        if not self._store.info.lexical:
             raise InputError(
                 "hybrid: the collection was built without words; build it again from itself with lexical=True"
             )
@@ -94,7 +94,7 @@ class RemoteView:
         """Return the document at a row."""
         return self._documents[row]
 
-    def _ranking(self, hits: Found) -> Ranking:
+    def _ranking(self, hits: ScoredDocuments) -> Ranking:
         scores = np.array([score for score, _ in hits], dtype=np.float32)
         return Ranking(scores, np.array([self._number(document) for _, document in hits], dtype=np.int64))
 
@@ -133,7 +133,7 @@ class RemoteStore(ABC):
         with tempfile.TemporaryDirectory() as folder:
             checked = map(cls._checked, source.documents)
             documents = read_documents(Path(folder), checked, show_progress_bar=show_progress_bar)
-            about = RemoteAbout(**plan.about(documents, source), analysis=ANALYSIS)
+            info = RemoteCollectionInfo(**plan.facts(documents, source), analysis=ANALYSIS)
             built = cls(address)
             with built._opening():
                 if built._exists():
@@ -141,7 +141,7 @@ class RemoteStore(ABC):
                         f"there is a collection {built._name} at {address} already: add to it, delete it, or "
                         "choose another name"
                     )
-                built._create(about)
+                built._create(info)
                 built._load()
                 try:
                     built._send(documents, source, plan.encoder, show_progress_bar=show_progress_bar)
@@ -163,21 +163,21 @@ class RemoteStore(ABC):
                     f"the collection {opened._name} at {address} holds no documents that embedkit has put there"
                 )
             opened._load()
-            check_analysis(opened.about.analysis, address)
-            models.check(address, opened.about)
+            check_analysis(opened.info.analysis, address)
+            models.check(address, opened.info)
         return opened
 
     @classmethod
-    def describe(cls, address: str) -> RemoteAbout:
+    def describe(cls, address: str) -> RemoteCollectionInfo:
         """Return the metadata of a collection."""
         opened = cls.open(address, Models())
         opened.close()
-        return opened.about
+        return opened.info
 
     @property
-    def about(self) -> RemoteAbout:
+    def info(self) -> RemoteCollectionInfo:
         """The stored metadata, and the number of documents when last counted."""
-        return RemoteAbout.of(self._facts, self._count)
+        return RemoteCollectionInfo.of(self._facts, self._count)
 
     def __len__(self) -> int:
         """Number of documents when last counted."""
@@ -193,8 +193,8 @@ class RemoteStore(ABC):
 
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
         """Return the documents with these ids, None for unknown ids."""
-        found = {document.id: document for document in self._read(ids)}
-        return [found.get(id_) for id_ in ids]
+        by_id = {document.id: document for document in self._read(ids)}
+        return [by_id.get(id_) for id_ in ids]
 
     def upsert(
         self,
@@ -208,10 +208,10 @@ class RemoteStore(ABC):
         with tempfile.TemporaryDirectory() as folder:
             checked = map(self._checked, source.documents)
             documents = read_documents(Path(folder), checked, show_progress_bar=show_progress_bar)
-            about = self.about
-            numerics = joined(about.numerics, source.numerics(encoder))
-            if numerics != about.numerics:  # recorded before the first embedding is sent
-                self._keep_facts(dataclasses.replace(about, numerics=numerics).facts())
+            info = self.info
+            numerics = joined(info.numerics, source.numerics(encoder))
+            if numerics != info.numerics:  # recorded before the first embedding is sent
+                self._keep_facts(dataclasses.replace(info, numerics=numerics).facts())
             replaced = self._send(documents, source, encoder, show_progress_bar=show_progress_bar)
             return Upserted(len(documents) - replaced, replaced)
 
@@ -248,9 +248,9 @@ class RemoteStore(ABC):
 
     def source(self) -> Source:
         """Return all documents and embeddings."""
-        about = self.about
+        info = self.info
         return Source(
-            self._all_documents(), self._all_embeddings, Maker(about.model, about.fingerprint, about.numerics)
+            self._all_documents(), self._all_embeddings, ModelIdentity(info.model, info.fingerprint, info.numerics)
         )
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class RemoteStore(ABC):
                 else:
                     known = (document.metadata or {} for document in self.sample(_SAMPLE)[0])
                     warnings.append(unknown_field(field, set(itertools.chain.from_iterable(known))))
-        return Selection(self._where(conditions), bool(conditions), warnings)
+        return Selection(self._filter_of(conditions), bool(conditions), warnings)
 
     def _send(
         self, documents: DocumentStore, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
@@ -332,10 +332,10 @@ class RemoteStore(ABC):
 
     @abstractmethod
     def _read_facts(self) -> Mapping[str, Any]:
-        """Return the output of :meth:`RemoteAbout.facts` as stored in the database."""
+        """Return the output of :meth:`RemoteCollectionInfo.facts` as stored in the database."""
 
     @abstractmethod
-    def _create(self, about: RemoteAbout) -> None:
+    def _create(self, info: RemoteCollectionInfo) -> None:
         """Create an empty collection."""
 
     @abstractmethod
@@ -387,13 +387,13 @@ class RemoteStore(ABC):
         """Whether a document has a value in a field."""
 
     @abstractmethod
-    def _where(self, conditions: Sequence[Condition]) -> Any:
+    def _filter_of(self, conditions: Sequence[Condition]) -> Any:
         """Convert conditions to the database's own form."""
 
     @abstractmethod
-    def nearest(self, queries: FloatArray, k: int, where: Any, effort: float) -> list[Found]:
+    def nearest(self, queries: FloatArray, k: int, where: Any, effort: float) -> list[ScoredDocuments]:
         """Return the documents nearest to each query, with their inner products."""
 
     @abstractmethod
-    def matching(self, query: str, k: int, where: Any) -> Found:
+    def matching(self, query: str, k: int, where: Any) -> ScoredDocuments:
         """Return the documents that share words with a query, best first."""

@@ -206,7 +206,7 @@ def search_steps(
     if candidates is not None and candidates < k:
         raise InputError(f"expected at least as many candidates as results, {k}, got {candidates}")
     wanted = (candidates or max(k, CANDIDATES)) if fusion or rerank else k
-    clock = Clock()
+    clock = StageTimer()
     embeddings = yield Encode(queries)
     clock.lap("encode")
     selection = view.select(conditions)
@@ -214,8 +214,8 @@ def search_steps(
     if conditions:
         clock.lap("filter")
     all_scores, all_rows = view.search(embeddings, wanted, selection, effort=effort)
-    for stages, scores, found in zip(all_stages, all_scores, all_rows, strict=True):
-        stages.enter("dense", Ranking(scores, found))
+    for stages, ranking in zip(all_stages, map(Ranking, all_scores, all_rows), strict=True):
+        stages.enter("dense", ranking)
     clock.lap("dense")
     if fusion:
         for stages, query in zip(all_stages, queries, strict=True):
@@ -226,8 +226,8 @@ def search_steps(
     if rerank:
         rows = [stages.ranking.rows[:wanted] for stages in all_stages]
         texts = [[view.read(int(row)).text for row in chosen] for chosen in rows]
-        for stages, given in zip(all_stages, (yield Score(queries, texts)), strict=True):
-            _reorder(stages, given, rerank_weight)
+        for stages, scores in zip(all_stages, (yield Score(queries, texts)), strict=True):
+            _reorder(stages, scores, rerank_weight)
         clock.lap("rerank")
     return _hits(all_stages, view, k, clock, selection)
 
@@ -248,8 +248,8 @@ def run_steps(steps: Steps, encoder: TextEncoder, reranker: Reranker | None) -> 
         try:
             step = steps.send(result)
         except StopIteration as done:
-            found: list[Hits] = done.value
-            return found
+            hits: list[Hits] = done.value
+            return hits
         if isinstance(step, Encode):
             result = embed_queries(step.queries, encoder)
         else:
@@ -257,7 +257,7 @@ def run_steps(steps: Steps, encoder: TextEncoder, reranker: Reranker | None) -> 
             result = rerank_scores(reranker, step.queries, step.texts)
 
 
-class Clock:
+class StageTimer:
     """Measures the milliseconds of each stage."""
 
     def __init__(self) -> None:
@@ -275,7 +275,7 @@ def search_embeddings(
     view: View, embeddings: FloatArray, k: int, conditions: Sequence[Condition], *, effort: float = 1.0
 ) -> list[Hits]:
     """Find the documents nearest to embeddings, with the stage "dense" only."""
-    clock = Clock()
+    clock = StageTimer()
     all_stages = []
     selection = view.select(conditions)
     for scores, rows in zip(*view.search(embeddings, k, selection, effort=effort), strict=True):
@@ -285,13 +285,13 @@ def search_embeddings(
     return _hits(all_stages, view, k, clock, selection)
 
 
-def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: Clock, selection: Selection) -> list[Hits]:
-    found = []
+def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: StageTimer, selection: Selection) -> list[Hits]:
+    hit_lists = []
     for stages in all_stages:
         rows = stages.ranking.rows[:k].tolist()
-        found.append([Hit.of(view.read(row), stages.scores(row)) for row in rows])
+        hit_lists.append([Hit.of(view.read(row), stages.scores(row)) for row in rows])
     clock.lap("read")
-    return [Hits(hits, clock.laps_ms, _warnings(selection, view, any_hits=bool(hits))) for hits in found]
+    return [Hits(hits, clock.laps_ms, _warnings(selection, view, any_hits=bool(hits))) for hits in hit_lists]
 
 
 def _warnings(selection: Selection, view: View, *, any_hits: bool) -> list[str]:

@@ -68,10 +68,10 @@ class FileSeal:
     def check(self, path: Path) -> None:
         """Compare length and checksum, which reads the file; raise a CollectionError if it was changed."""
         with _reading(path):
-            found = FileSeal.of(path)
-        if found.bytes != self.bytes:
-            raise CollectionError(f"{path} is damaged: expected {self.bytes:,} bytes, found {found.bytes:,}")
-        if found != self:
+            actual = FileSeal.of(path)
+        if actual.bytes != self.bytes:
+            raise CollectionError(f"{path} is damaged: expected {self.bytes:,} bytes, found {actual.bytes:,}")
+        if actual != self:
             raise CollectionError(f"{path} is damaged: {_CHANGED}")
 
 
@@ -225,12 +225,12 @@ class DocumentStore:
             try:
                 # Line breaks occur only at the end of lines: in JSON strings they are escaped.
                 records = json.loads(b"[%s]" % lines.rstrip(b"\n").replace(b"\n", b","))
-                found = [record.get("metadata") or {} for record in records]
+                metadata = [record.get("metadata") or {} for record in records]
             except (ValueError, AttributeError, RecursionError) as error:
                 raise self._damaged(start) from error
-            if len(found) != end - start or not all(isinstance(one, dict) for one in found):
+            if len(metadata) != end - start or not all(isinstance(item, dict) for item in metadata):
                 raise self._damaged(start)
-            yield from found
+            yield from metadata
 
     def find(self, id_: str) -> int | None:
         """Return the row of the document with this id, or None."""

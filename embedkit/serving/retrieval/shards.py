@@ -29,7 +29,7 @@ from embedkit.parquet_files import (
     rows_per_batch,
 )
 from embedkit.runtime.numerics import UNKNOWN, joined
-from embedkit.serving.retrieval.sources import Maker
+from embedkit.serving.retrieval.sources import ModelIdentity
 
 _COLUMN: Final = "embedding"
 _METADATA: Final = b"embedkit"
@@ -40,10 +40,10 @@ class Shards:
     """A folder of Parquet files, or one file; its column of embeddings and their model, if there are any."""
 
     def __init__(
-        self, path: Path, dataset: pads.Dataset, column: str | None, maker: Maker | None, batch_rows: int
+        self, path: Path, dataset: pads.Dataset, column: str | None, model: ModelIdentity | None, batch_rows: int
     ) -> None:
         self._path, self._dataset, self._batch_rows = path, dataset, batch_rows
-        self.column, self.maker = column, maker
+        self.column, self.model = column, model
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], column: str | None) -> Self | None:
@@ -62,29 +62,29 @@ class Shards:
             raise DataError(
                 f"there are no .parquet files in {folder}; embedkit index build --split reads .txt, .md and .html"
             )
-        dataset, makers, rows = open_dataset(folder, files)
-        fingerprints = {each.fingerprint if each else "unknown" for each in makers}
+        dataset, models, rows = open_dataset(folder, files)
+        fingerprints = {model.fingerprint if model else "unknown" for model in models}
         if len(fingerprints) > 1:
-            known_models = ", ".join(sorted(each[:12] for each in fingerprints))
+            known_models = ", ".join(sorted(fingerprint[:12] for fingerprint in fingerprints))
             raise FingerprintError(f"{folder} holds embeddings of several models: {known_models}")
-        known = [each for each in makers if each]
-        numerics = joined(*(each.numerics for each in known))
-        maker = dataclasses.replace(known[0], numerics=numerics) if known else None
+        known = [model for model in models if model]
+        numerics = joined(*(model.numerics for model in known))
+        model = dataclasses.replace(known[0], numerics=numerics) if known else None
         has_embeddings = _COLUMN in dataset.schema.names
-        if column is None and has_embeddings and folder.is_dir() and maker is None:
+        if column is None and has_embeddings and folder.is_dir() and model is None:
             raise InputError(
                 f"{folder} has a column {_COLUMN!r} and does not say by which model; give embeddings={_COLUMN!r} "
                 "to take it as the embeddings of the texts"
             )
         if column is not None and column not in dataset.schema.names:
             raise DataError(f"{folder} has no column {column!r}; it has {', '.join(dataset.schema.names)}")
-        if column is None and maker is not None and has_embeddings:
+        if column is None and model is not None and has_embeddings:
             column = _COLUMN
         if column is None and not folder.is_dir():
             return None
-        found = cls(folder, dataset, column, maker, rows)
-        found._check_finished()
-        return found
+        shards = cls(folder, dataset, column, model, rows)
+        shards._check_finished()
+        return shards
 
     def records(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield all rows without their embeddings, each with its location for error messages."""
@@ -123,7 +123,7 @@ class Shards:
         """Reject an interrupted bulk encoding, whose folder records the expected number of rows."""
         try:
             job = json.loads((self._path / _JOB).read_text(encoding="utf-8"))
-            wanted = sum(each["rows"] for each in job["inputs"])
+            wanted = sum(file["rows"] for file in job["inputs"])
         except (OSError, ValueError, TypeError, LookupError):
             return
         rows = self._dataset.count_rows()
@@ -134,25 +134,25 @@ class Shards:
             )
 
 
-def _maker(schema: pa.Schema) -> Maker | None:
+def _model_of(schema: pa.Schema) -> ModelIdentity | None:
     with contextlib.suppress(ValueError, TypeError, LookupError):
-        found = json.loads((schema.metadata or {})[_METADATA])
-        numerics = str(found.get("numerics", UNKNOWN))
-        return Maker(str(found["model"]), str(found["fingerprint"]), (numerics,))
+        facts = json.loads((schema.metadata or {})[_METADATA])
+        numerics = str(facts.get("numerics", UNKNOWN))
+        return ModelIdentity(str(facts["model"]), str(facts["fingerprint"]), (numerics,))
     return None
 
 
-def open_dataset(folder: Path, files: list[Path]) -> tuple[pads.Dataset, set[Maker | None], int]:
+def open_dataset(folder: Path, files: list[Path]) -> tuple[pads.Dataset, set[ModelIdentity | None], int]:
     """Return the rows of all files with the columns of their folders, their models, and rows to read at once."""
     values = partitions([str(file.relative_to(folder)) for file in files])
-    schemas, makers, rows = [], set(), []
+    schemas, models, rows = [], set(), []
     for file in files:
         with reading(file), parquet.ParquetFile(file) as opened:
             schemas.append(read_schema(opened, file))
-            makers.add(_maker(schemas[-1]))
+            models.add(_model_of(schemas[-1]))
             rows.append(rows_per_batch(opened.metadata))
     schema = join_schemas(zip(files, schemas, values, strict=True))
-    expressions = [_expression(each, schema) for each in values]
+    expressions = [_expression(mapping, schema) for mapping in values]
     with reading(folder):
         dataset = pads.FileSystemDataset.from_paths(
             [str(file) for file in files],
@@ -161,7 +161,7 @@ def open_dataset(folder: Path, files: list[Path]) -> tuple[pads.Dataset, set[Mak
             filesystem=fs.LocalFileSystem(),
             partitions=expressions,
         )
-    return dataset, makers, min(rows)
+    return dataset, models, min(rows)
 
 
 def _expression(values: Values, schema: pa.Schema) -> pads.Expression:

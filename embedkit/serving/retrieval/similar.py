@@ -153,18 +153,18 @@ def similar_pairs(
     """
     max_pairs = check_whole(max_pairs, "max_pairs")
     threshold = _checked_threshold(threshold, index)
-    found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
     best = _BestPairs(max_pairs, threshold)
-    matcher = _matcher(found.embeddings, threshold, index, show_progress_bar=show_progress_bar)
-    for rows in _blocks(len(found.embeddings), show_progress_bar=show_progress_bar):
+    matcher = _matcher(distinct.embeddings, threshold, index, show_progress_bar=show_progress_bar)
+    for rows in _blocks(len(distinct.embeddings), show_progress_bar=show_progress_bar):
         for matches in matcher.of(rows, best.least, backward=matcher.exact):
             best.add(matches)
     near = best.sorted()
-    copies = np.flatnonzero(found.first[found.of] != np.arange(len(found.of)))[:max_pairs]
+    copies = np.flatnonzero(distinct.first[distinct.of] != np.arange(len(distinct.of)))[:max_pairs]
     rows = np.concatenate(
         [
-            np.stack([found.first[found.of[copies]], copies], axis=1),
-            found.first[np.stack([near.others, near.rows], axis=1)],
+            np.stack([distinct.first[distinct.of[copies]], copies], axis=1),
+            distinct.first[np.stack([near.others, near.rows], axis=1)],
         ]
     )
     scores = np.concatenate([np.ones(len(copies), dtype=np.float32), near.scores])
@@ -191,9 +191,9 @@ def deduplicate(
         Groups of near-duplicates; :attr:`Groups.kept` are the rows that remain.
     """
     threshold = _checked_threshold(threshold, index)
-    found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
-    count = len(found.embeddings)
-    matcher = _matcher(found.embeddings, threshold, index, show_progress_bar=show_progress_bar)
+    distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    count = len(distinct.embeddings)
+    matcher = _matcher(distinct.embeddings, threshold, index, show_progress_bar=show_progress_bar)
     representatives, scores = np.arange(count), np.ones(count, dtype=np.float32)
     kept = np.ones(count, dtype=np.bool_)
     for rows in _blocks(count, show_progress_bar=show_progress_bar):
@@ -203,7 +203,7 @@ def deduplicate(
         for row in np.unique(inside.rows):  # ascending: whether an earlier row is kept is known
             of_row = inside.choose((inside.rows == row) & kept[inside.others])
             _remove_similar(of_row, representatives, scores, kept)
-    return found.expand(representatives, scores)
+    return distinct.expand(representatives, scores)
 
 
 def cluster(
@@ -230,10 +230,10 @@ def cluster(
     """
     min_size = check_whole(min_size, "min_size", least=2)
     threshold = _checked_threshold(threshold, index)
-    found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
-    count = len(found.embeddings)
-    copies = np.bincount(found.of, minlength=count)
-    matcher = _matcher(found.embeddings, threshold, index, show_progress_bar=show_progress_bar)
+    distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    count = len(distinct.embeddings)
+    copies = np.bincount(distinct.of, minlength=count)
+    matcher = _matcher(distinct.embeddings, threshold, index, show_progress_bar=show_progress_bar)
     sizes = copies.copy()
     for rows in _blocks(count, show_progress_bar=show_progress_bar):
         for matches in matcher.of(rows, threshold, backward=matcher.exact):
@@ -246,7 +246,7 @@ def cluster(
         if copies[centre] + copies[members.others].sum() >= min_size:
             representatives[members.others], scores[members.others] = centre, members.scores
             representatives[centre], scores[centre] = centre, 1.0
-    return found.expand(representatives, scores)
+    return distinct.expand(representatives, scores)
 
 
 # Texts and their embeddings
@@ -284,7 +284,7 @@ def _distinct(texts: Texts, encoder: TextEncoder | None, *, show_progress_bar: b
         return _Distinct(numbers, numbers, embeddings)
     source = _as_source(texts)
     if encoder is not None:
-        source.check_maker(encoder)
+        source.check_model(encoder)
     first, of = array("q"), array("q")
     unseen = _unseen(source.documents, first, of)
     if source.embeddings is not None:
@@ -437,8 +437,8 @@ class _Indexed:
             scores, others = self._index.search(self._embeddings[rows], most, effort=_EFFORT)
             full = (scores[:, -1] >= least) & (others.shape[1] < len(self._embeddings))
             near = (scores >= least - 1e-5) & ~full[:, np.newaxis]
-            found = np.broadcast_to(rows[:, np.newaxis], others.shape)[near]
-            yield _scored(self._embeddings, found, others[near], least, backward=backward, allowed=allowed)
+            left = np.broadcast_to(rows[:, np.newaxis], others.shape)[near]
+            yield _scored(self._embeddings, left, others[near], least, backward=backward, allowed=allowed)
             rows = rows[full]
             if not len(rows):
                 return

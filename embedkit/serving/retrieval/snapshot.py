@@ -257,12 +257,12 @@ class Snapshot:
             columns = [part.segment.column(condition.field) for part in self._parts]
             condition.check_kinds({kind: value for column in columns for kind, value in column.samples.items()})
             try:
-                found = [condition.rows(column) for column in columns]
+                selected = [condition.rows(column) for column in columns]
             except IndexError as error:
                 raise CollectionError(
                     f"{self._folder} has a damaged column {condition.field!r}: verify it"
                 ) from error
-            masks = [rows if mask is None else mask & rows for mask, rows in zip(masks, found, strict=True)]
+            masks = [rows if mask is None else mask & rows for mask, rows in zip(masks, selected, strict=True)]
             known = frozenset().union(*(part.segment.fields for part in self._parts))
             if self._parts and condition.field not in known:
                 warnings[unknown_field(condition.field, known)] = None
@@ -279,11 +279,11 @@ class Snapshot:
         """
         queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
         nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
-        found = [nothing]
+        results = [nothing]
         for part, allowed in zip(self._parts, selection.allowed, strict=True):
             scores, rows = part.segment.index.search(queries, max(k, 1), allowed=allowed, effort=effort)
-            found.append((scores, rows + part.start))
-        scores, rows = found[1] if len(found) == 2 else _best(found, k)
+            results.append((scores, rows + part.start))
+        scores, rows = results[1] if len(results) == 2 else _best(results, k)
         if not np.isfinite(scores).all():
             raise CollectionError(
                 f"{self._folder} holds embeddings that are not finite; verify it and build it again"
@@ -299,15 +299,15 @@ class Snapshot:
                 "`embedkit index compact IDX --lexical`"
             )
         factors = term_factors(query, indexes)
-        found = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+        results = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
         for part, index, factor, allowed in zip(self._parts, indexes, factors, selection.allowed, strict=True):
             scores = index.scores(factor)
             rows = np.flatnonzero(scores > 0 if allowed is None else (scores > 0) & allowed)
             if len(rows) > k:
                 rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
-            found[0].append(scores[rows])
-            found[1].append(rows + part.start)
-        scores, rows = np.concatenate(found[0]), np.concatenate(found[1])
+            results[0].append(scores[rows])
+            results[1].append(rows + part.start)
+        scores, rows = np.concatenate(results[0]), np.concatenate(results[1])
         order = np.lexsort((rows, -scores))[:k]
         return Ranking(scores[order], rows[order])
 
@@ -332,11 +332,11 @@ class Snapshot:
         """Return evenly spaced documents and their embeddings: see :meth:`Collection.sample`."""
         alive = np.concatenate([np.empty(0, np.int64), *(part.start + _rows(part) for part in self._parts)])
         chosen = alive[evenly_spaced(len(alive), most)]
-        found = [np.empty((0, self.manifest.dimension), np.float32)]
+        embeddings = [np.empty((0, self.manifest.dimension), np.float32)]
         for part in self._parts:
             here = chosen[(chosen >= part.start) & (chosen < part.start + len(part.segment))] - part.start
-            found.append(np.array(part.segment.embeddings[here]))
-        return [self.read(int(row)) for row in chosen], np.concatenate(found)
+            embeddings.append(np.array(part.segment.embeddings[here]))
+        return [self.read(int(row)) for row in chosen], np.concatenate(embeddings)
 
     def without(self, rows: Iterable[int]) -> dict[int, RowNumbers]:
         """Return all deleted rows, ``(K,) int64``, of each segment that changes when some rows are deleted."""
@@ -354,8 +354,8 @@ def _rows(part: _Part) -> RowNumbers:
     return np.arange(len(part.segment)) if part.alive is None else np.flatnonzero(part.alive)
 
 
-def _best(found: Sequence[tuple[FloatArray, RowNumbers]], k: int) -> tuple[FloatArray, RowNumbers]:
+def _best(results: Sequence[tuple[FloatArray, RowNumbers]], k: int) -> tuple[FloatArray, RowNumbers]:
     """Merge the results of the segments into the best ``k``."""
-    scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*found, strict=True))
+    scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*results, strict=True))
     best = np.lexsort((rows, -scores))[:, :k]
     return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)

@@ -45,10 +45,10 @@ _CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class ModelIdentity:
     """The model that computed embeddings, and the arithmetics: several if different runs are mixed."""
 
-    model: str
+    name: str
     fingerprint: str
     numerics: tuple[str, ...] = (UNKNOWN,)
 
@@ -61,24 +61,24 @@ class Source:
         documents: iterator of the documents.
         embeddings: returns their embeddings, chunk by chunk in the same order, after all documents are read; None
             if there are none yet.
-        maker: the model that computed the embeddings, if recorded.
+        model: the model that computed the embeddings, if recorded.
     """
 
     documents: Iterator[Document]
     embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None
-    maker: Maker | None = None
+    model: ModelIdentity | None = None
 
     def numerics(self, encoder: TextEncoder) -> tuple[str, ...]:
         """Return the arithmetics of the given embeddings, or of the encoder that computes new ones."""
         if self.embeddings is None:
             return (numerics_of(encoder),)
-        return self.maker.numerics if self.maker else (UNKNOWN,)
+        return self.model.numerics if self.model else (UNKNOWN,)
 
-    def check_maker(self, encoder: TextEncoder) -> None:
+    def check_model(self, encoder: TextEncoder) -> None:
         """Reject embeddings of another model with a FingerprintError that names both."""
-        if self.maker is not None and self.maker.fingerprint != encoder.fingerprint:
+        if self.model is not None and self.model.fingerprint != encoder.fingerprint:
             raise FingerprintError(
-                f"the embeddings were made by {self.maker.model} (fingerprint {self.maker.fingerprint[:12]}), not "
+                f"the embeddings were made by {self.model.name} (fingerprint {self.model.fingerprint[:12]}), not "
                 f"by {encoder.name} ({encoder.fingerprint[:12]}): give that model, or embed the texts again"
             )
 
@@ -89,7 +89,7 @@ class Rows:
 
     records: NamedRecords
     embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None
-    maker: Maker | None = None
+    model: ModelIdentity | None = None
 
 
 def read_source(
@@ -104,7 +104,7 @@ def read_source(
             "skip_empty: every row has an embedding; filter the documents before they are embedded",
             parameters=["skip_empty"],
         )
-    return Source(to_documents(rows.records, chosen), rows.embeddings, rows.maker)
+    return Source(to_documents(rows.records, chosen), rows.embeddings, rows.model)
 
 
 def read_rows(documents: DocumentSource, embeddings: EmbeddingSource | None = None) -> Rows:
@@ -125,7 +125,7 @@ def read_rows(documents: DocumentSource, embeddings: EmbeddingSource | None = No
         records = named_records(documents) if shards is None else shards.records()
         return Rows(records, lambda: _chunks(array))
     if shards is not None:
-        return Rows(shards.records(), shards.embeddings if shards.column else None, shards.maker)
+        return Rows(shards.records(), shards.embeddings if shards.column else None, shards.model)
     if column is None:
         return Rows(named_records(documents))
     spool = _Spool(column)
@@ -187,7 +187,7 @@ def _compare(
     store: DocumentStore, rows: npt.NDArray[np.int64], embeddings: FloatArray, encoder: TextEncoder
 ) -> None:
     documents = [store.read(int(row)) for row in rows]
-    cosines = np.einsum("nd,nd->n", embed_texts([each.text for each in documents], encoder), embeddings)
+    cosines = np.einsum("nd,nd->n", embed_texts([document.text for document in documents], encoder), embeddings)
     worst = int(cosines.argmin())
     if not cosines[worst] >= LEAST_COSINE:
         raise FingerprintError(
@@ -205,19 +205,19 @@ def _column(embeddings: EmbeddingSource | None) -> str | None:
 
 def _array(embeddings: EmbeddingSource) -> npt.NDArray[Any]:
     if isinstance(embeddings, np.ndarray):
-        found = embeddings
+        array = embeddings
     elif isinstance(embeddings, (str, os.PathLike)):
         try:
-            found = np.load(embeddings, mmap_mode="r", allow_pickle=False)
+            array = np.load(embeddings, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise DataError(f"{embeddings} is not a readable .npy file: {error}") from error
     else:
         raise InputError(
             f"embeddings: expected an array, a .npy file or a column's name, got {type(embeddings).__name__}"
         )
-    if found.dtype.kind != "f":
-        raise DataError(f"expected embeddings as floats, got {found.dtype}; bytes and bits have lost too much")
-    return found
+    if array.dtype.kind != "f":
+        raise DataError(f"expected embeddings as floats, got {array.dtype}; bytes and bits have lost too much")
+    return array
 
 
 def _chunks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:

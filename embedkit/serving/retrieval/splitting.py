@@ -38,7 +38,7 @@ _SEPARATOR: Final = " > "
 
 
 @runtime_checkable
-class Divider(Protocol):
+class Splitter(Protocol):
     """The method of an encoder that divides texts: :meth:`embedkit.Encoder.windows`."""
 
     def windows(self, texts: list[str], /, *, max_tokens: int | None, overlap: int, role: Any) -> list[list[Span]]:
@@ -74,7 +74,7 @@ def is_documents(source: DocumentSource) -> bool:
 
 def split_documents(
     source: DocumentSource,
-    encoder: Divider,
+    encoder: Splitter,
     *,
     max_tokens: int | None = None,
     overlap: int = 0,
@@ -102,23 +102,23 @@ def split_documents(
         InputError: a number is out of range, or another argument is invalid.
         MissingExtraError: a file is Markdown, and markdown-it-py is not installed.
     """
-    if not isinstance(encoder, Divider) or isinstance(encoder, type):
+    if not isinstance(encoder, Splitter) or isinstance(encoder, type):
         raise InputError(f"encoder must be an Encoder, not {shown(encoder)}")
     columns = Columns(text=text_column, id=id_column, skip_empty=skip_empty)
     if isinstance(source, (str, os.PathLike)):
         check_path(source, "source")
     documents = _documents(Path(str(source))) if is_documents(source) else _records(source, columns)
-    for document, about, sections in documents:
+    for document, facts, sections in documents:
         number = 0
-        found = encoder.windows(
+        windows = encoder.windows(
             [section.text for section in sections], max_tokens=max_tokens, overlap=overlap, role="document"
         )
-        for section, spans in zip(sections, found, strict=True):
+        for section, spans in zip(sections, windows, strict=True):
             for start, stop in spans:
                 yield {
                     "id": f"{document}#{number}",
                     text_column: section.text[start:stop],
-                    **about,
+                    **facts,
                     "document": document,
                     "section": _SEPARATOR.join(section.headings),
                     "start": section.place(start),
@@ -174,7 +174,7 @@ def _sections_of_text(text: str) -> list[_Section]:
 def _sections_of_markdown(text: str) -> list[_Section]:
     """Divide at the headings of the document itself; those inside of quotes and lists belong to their section."""
     markdown = require("markdown_it", extra="documents").MarkdownIt()
-    lines = [0, *(found.end() for found in re.finditer(r"\r\n|\n|\r", text)), len(text)]
+    lines = [0, *(match.end() for match in re.finditer(r"\r\n|\n|\r", text)), len(text)]
     tokens = markdown.parse(text)
     headings: list[str] = []
     sections, start = [], 0
@@ -228,7 +228,7 @@ class _HtmlReader(HTMLParser):
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=False)
-        self._lines = [0, *(found.end() for found in re.finditer("\n", source))]
+        self._lines = [0, *(match.end() for match in re.finditer("\n", source))]
         self._headings: list[str] = []
         self._sections: list[_Section] = []
         self._parts: list[str] = []
@@ -293,13 +293,13 @@ class _HtmlReader(HTMLParser):
             return
         line, column = self.getpos()
         place = self._lines[line - 1] + column
-        for found in re.finditer(r"\s+|\S+", data):
-            part = found[0]
+        for match in re.finditer(r"\s+|\S+", data):
+            part = match[0]
             if part.isspace() and not self._preformatted:
                 if not self._parts or self._parts[-1][-1].isspace():
                     continue
                 part = " "
-            self._append(part, place + found.start())
+            self._append(part, place + match.start())
 
     def _append(self, part: str, place: int) -> None:
         self._places.append((self._length, place))

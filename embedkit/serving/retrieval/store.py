@@ -18,7 +18,7 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.models import SAMPLE, About, Models, QueryModel, agreement, evenly_spaced
+from embedkit.serving.retrieval.models import SAMPLE, CollectionInfo, Models, QueryModel, agreement, evenly_spaced
 from embedkit.serving.retrieval.segment_files import DocumentStore
 from embedkit.serving.retrieval.sources import Source
 
@@ -56,8 +56,8 @@ class Plan:
     queries_source: str | None
     replace: bool = False
 
-    def about(self, documents: DocumentStore, source: Source) -> dict[str, Any]:
-        """Return the fields of :class:`~embedkit.serving.retrieval.models.About` before documents are embedded."""
+    def facts(self, documents: DocumentStore, source: Source) -> dict[str, Any]:
+        """Return the part of the collection's information that is known before documents are embedded."""
         return {
             "model": self.encoder.name,
             "source": self.source,
@@ -73,9 +73,9 @@ class Plan:
         if self.queries is None:
             return None
         texts = [documents.read(int(row)).text for row in evenly_spaced(len(documents), SAMPLE)]
-        found = agreement(self.queries, texts, embed_texts(texts, self.encoder), self.encoder.name)
+        cosine = agreement(self.queries, texts, embed_texts(texts, self.encoder), self.encoder.name)
         name, fingerprint = self.queries.name, self.queries.fingerprint
-        return QueryModel(model=name, source=self.queries_source, fingerprint=fingerprint, agreement=found)
+        return QueryModel(model=name, source=self.queries_source, fingerprint=fingerprint, agreement=cosine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +123,15 @@ class Store(Protocol):
         """Open a collection created by :meth:`build`, and check that the models match."""
 
     @classmethod
-    def describe(cls, address: str) -> About:
+    def describe(cls, address: str) -> CollectionInfo:
         """Return the metadata of the collection at an address."""
 
     @property
-    def about(self) -> About:
+    def info(self) -> CollectionInfo:
         """Metadata of the collection."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what `embedkit index` reports beyond :attr:`about`."""
+        """Return what `embedkit index` reports beyond :attr:`info`."""
 
     def view(self) -> View:
         """Return the view of a search that starts now."""

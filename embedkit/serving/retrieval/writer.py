@@ -122,11 +122,11 @@ def reserve(folder: Path, manifest: Manifest) -> Iterator[Path]:
 
 def reservations(folder: Path) -> dict[Path, Manifest]:
     """Return the segments reserved by each running merge, by its folder; the collection's lock is needed."""
-    found = {}
+    reserved = {}
     for place in folder.glob(f"{_MERGING}-*"):
         with contextlib.suppress(CollectionError):  # the merge has just ended
-            found[place] = Manifest.read(place)
-    return found
+            reserved[place] = Manifest.read(place)
+    return reserved
 
 
 def _sweep(folder: Path) -> int:
@@ -183,7 +183,7 @@ def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_pro
     with atomic_folder(folder / generation) as files:
         store = read_documents(files, source.documents, show_progress_bar=show_progress_bar)
         manifest = Manifest(
-            **plan.about(store, source),
+            **plan.facts(store, source),
             generation=generation,
             segments=(),
             prompts=prompts_of(encoder),
@@ -209,8 +209,8 @@ def upsert(
     with atomic_folder(folder / generation) as files:
         store = read_documents(files, source.documents, show_progress_bar=show_progress_bar)
         segment = _embed(folder, files, store, source, encoder, old, show_progress_bar=show_progress_bar)
-        found = (snapshot.find(store.read(row).id) for row in range(len(store)))
-        replaced = [row for row in found if row is not None]
+        rows = (snapshot.find(store.read(row).id) for row in range(len(store)))
+        replaced = [row for row in rows if row is not None]
         segments = _bury(files, generation, old, snapshot.without(replaced))
     new = dataclasses.replace(old, numerics=joined(old.numerics, source.numerics(encoder)))
     _write(new, folder, generation, [*segments, segment])
@@ -306,7 +306,9 @@ def adopt(
 
 def _are_same(some: Sequence[SegmentEntry], others: Sequence[SegmentEntry]) -> bool:
     """Whether these are the same segments, regardless of deletions."""
-    return [(one.generation, one.files) for one in some] == [(one.generation, one.files) for one in others]
+    return [(entry.generation, entry.files) for entry in some] == [
+        (entry.generation, entry.files) for entry in others
+    ]
 
 
 def _write(manifest: Manifest, folder: Path, generation: str, segments: Sequence[SegmentEntry]) -> Manifest:
@@ -401,13 +403,13 @@ def merged(
     try:
         children.add(child)
         child.send({"folder": str(folder), "files": str(files), "show_progress_bar": show_progress_bar})
-        found, _ = child.receive()
+        fields, _ = child.receive()
         finished = True
     finally:
         children.discard(child)
         child.dismiss(at_once=not finished)
         child.close()
-    entry = from_mapping(SegmentEntry, {**found, "generation": "generation-000000"})  # it has none yet
+    entry = from_mapping(SegmentEntry, {**fields, "generation": "generation-000000"})  # it has none yet
     return dataclasses.replace(entry, generation="")
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from embedkit.serving.http.answers import Answer, to_base64, to_json
 from embedkit.serving.http.embedding import Role
 from embedkit.serving.http.protocols.fields import (
     PRECISIONS,
@@ -19,6 +18,7 @@ from embedkit.serving.http.protocols.fields import (
     Usage,
 )
 from embedkit.serving.http.requests import Request
+from embedkit.serving.http.responses import Response, to_base64, to_json
 from embedkit.serving.http.routes import Routes
 
 routes = Routes("Cohere and Jina", errors=Problem)
@@ -97,7 +97,7 @@ _ROLES: Final[dict[str, Role]] = {"search_query": "query", "search_document": "d
 
 @routes.post("/v1/embed", CohereEmbedAnswer)
 @routes.post("/v2/embed", CohereEmbedAnswer)
-async def embed(body: CohereEmbedRequest, request: Request) -> Answer:
+async def embed(body: CohereEmbedRequest, request: Request) -> Response:
     """Embed texts: lists of rows by type; in version 1 a list of rows, unless types are requested."""
     embedder = request.registry.embedder(body.model)
     embedder.check_dimensions(body.output_dimension, "output_dimension")
@@ -125,7 +125,7 @@ async def embed(body: CohereEmbedRequest, request: Request) -> Answer:
 
 @routes.post("/v1/rerank", RerankAnswer)
 @routes.post("/v2/rerank", RerankAnswer)
-async def rerank(body: RerankRequest, request: Request) -> Answer:
+async def rerank(body: RerankRequest, request: Request) -> Response:
     """Order documents by relevance to a query, best first."""
     ranker = request.registry.ranker(body.model)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from embedkit.errors import InputError
-from embedkit.serving.http.answers import Answer, problem, to_json
 from embedkit.serving.http.protocols.fields import OwnSchema, Problem, Schema
 from embedkit.serving.http.requests import Request
+from embedkit.serving.http.responses import Response, problem, to_json
 from embedkit.serving.http.routes import Routes
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import read_filter
@@ -79,24 +79,24 @@ class DocumentBody(OwnSchema):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_metadata(cls, given: Any) -> Any:
+    def _gather_metadata(cls, data: Any) -> Any:
         """Move fields beside ``metadata`` into it."""
-        if not isinstance(given, dict) or given.keys() <= cls.model_fields.keys():
-            return given
-        flat = {name: value for name, value in given.items() if name not in cls.model_fields}
+        if not isinstance(data, dict) or data.keys() <= cls.model_fields.keys():
+            return data
+        flat = {name: value for name, value in data.items() if name not in cls.model_fields}
         for name, value in flat.items():
             if (
                 isinstance(value, dict)
-                and "metadata" not in given
+                and "metadata" not in data
                 and difflib.get_close_matches(name, ["metadata"])
             ):
                 raise ValueError(f"unknown field {name!r:.40}; did you mean 'metadata'?")
-        nested = given.get("metadata") or {}
+        nested = data.get("metadata") or {}
         if not isinstance(nested, dict):
-            return given
+            return data
         if twice := flat.keys() & nested.keys():
             raise ValueError(f"the field {min(twice)!r:.40} is given twice, in metadata and beside it")
-        return {**{name: given[name] for name in ("id", "text") if name in given}, "metadata": {**flat, **nested}}
+        return {**{name: data[name] for name in ("id", "text") if name in data}, "metadata": {**flat, **nested}}
 
     def record(self) -> dict[str, object]:
         """Return the document as a record of a file."""
@@ -173,7 +173,7 @@ class DeleteAnswer(Schema):
 
 
 @routes.post("/v1/search", SearchAnswer)
-async def search(body: SearchRequest, request: Request) -> Answer:
+async def search(body: SearchRequest, request: Request) -> Response:
     """Find the documents nearest in meaning to a query."""
     collection, limits = request.registry.needed_collection(), request.registry.limits
     conditions = body.filter
@@ -193,34 +193,34 @@ async def search(body: SearchRequest, request: Request) -> Answer:
     )
     request.note(hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
     characters = sum(len(hit.text) for hit in hits)
-    content = await limits.beside(characters, lambda: _hits_to_json(hits, limits.check_answer))
-    return Answer(content)
+    content = await limits.beside(characters, lambda: _hits_to_json(hits, limits.check_response))
+    return Response(content)
 
 
 @routes.get("/v1/collection", CollectionCard | None)
-async def describe(request: Request) -> Answer:
+async def describe(request: Request) -> Response:
     """Describe the collection and the available search stages; null if the server has none."""
     collection = request.registry.collection
     return to_json(None if collection is None else collection.card())
 
 
 @routes.get("/v1/collection/map", CollectionMap)
-async def draw_map(request: Request) -> Answer:
+async def draw_map(request: Request) -> Response:
     """Return the documents in two dimensions, the principal axes of their embeddings."""
     return _to_json(await request.registry.needed_collection().map())
 
 
 @routes.get("/v1/documents/{id}", StoredDocument)
-async def get_document(request: Request) -> Answer:
+async def get_document(request: Request) -> Response:
     """Return the document with this id."""
-    document = await request.registry.needed_collection().get(request.found.id)
+    document = await request.registry.needed_collection().get(request.match.id)
     if document is None:
         return problem(request.path, 404, "there is no document with this id")
     return _to_json(_content(document))
 
 
 @writing_routes.post("/v1/documents", UpsertAnswer)
-async def upsert(body: UpsertRequest, request: Request) -> Answer:
+async def upsert(body: UpsertRequest, request: Request) -> Response:
     """Add documents, replacing those with the same ids. They are stored when the response arrives."""
     added, replaced = await request.registry.needed_collection().upsert(
         [document.record() for document in body.documents]
@@ -230,15 +230,15 @@ async def upsert(body: UpsertRequest, request: Request) -> Answer:
 
 
 @writing_routes.post("/v1/documents/delete", DeleteAnswer)
-async def delete(body: DeleteRequest, request: Request) -> Answer:
+async def delete(body: DeleteRequest, request: Request) -> Response:
     """Delete documents by id; unknown ids are ignored."""
     deleted = await request.registry.needed_collection().delete(body.ids)
     request.note(deleted=deleted)
     return to_json({"deleted": deleted})
 
 
-def _content(found: Document | Hit) -> dict[str, Any]:
-    return {"id": found.id, "text": found.text, "metadata": found.metadata}
+def _content(document: Document | Hit) -> dict[str, Any]:
+    return {"id": document.id, "text": document.text, "metadata": document.metadata}
 
 
 def _hits_to_json(hits: Hits, check: Callable[[int], None]) -> bytes:
@@ -252,8 +252,8 @@ def _hits_to_json(hits: Hits, check: Callable[[int], None]) -> bytes:
     return bytes(content)
 
 
-def _to_json(content: Any) -> Answer:
-    return Answer(_dump(content))
+def _to_json(content: Any) -> Response:
+    return Response(_dump(content))
 
 
 def _dump(content: Any) -> bytes:

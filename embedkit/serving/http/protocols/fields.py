@@ -45,11 +45,11 @@ class OwnSchema(Schema):
 
     @model_validator(mode="before")
     @classmethod
-    def _rename(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not cls.synonyms.keys() & given.keys():
-            return given
+    def _rename(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not cls.synonyms.keys() & data.keys():
+            return data
         renamed: dict[str, Any] = {}
-        for name, value in given.items():
+        for name, value in data.items():
             field = cls.synonyms.get(name, name)
             if field in renamed:
                 raise ValueError(f"{field} is given twice, as {name!r} and by another name")
@@ -104,6 +104,6 @@ def refuse_token_ids(value: Any) -> Any:
     return value
 
 
-def as_texts(given: str | list[str]) -> list[str]:
+def as_texts(inputs: str | list[str]) -> list[str]:
     """Return one text or several as a list."""
-    return [given] if isinstance(given, str) else given
+    return [inputs] if isinstance(inputs, str) else inputs

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from embedkit import __version__
-from embedkit.serving.http.answers import Answer, to_json
 from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.protocols.fields import Dimensions, Schema, TeiProblem, Texts, as_texts
 from embedkit.serving.http.requests import Request
+from embedkit.serving.http.responses import Response, to_json
 from embedkit.serving.http.routes import Routes
 
 _TAG = ":latest"  # which clients append to names without a tag
@@ -101,7 +101,7 @@ class OllamaVersion(Schema):
 
 
 @routes.post("/api/embed", OllamaEmbedAnswer)
-async def embed(body: OllamaEmbedRequest, request: Request) -> Answer:
+async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
     """Embed one text or several."""
     began = time.perf_counter_ns()
     done = await _embedder(body.model, request).embed(
@@ -120,7 +120,7 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Answer:
 
 
 @routes.post("/api/embeddings", OllamaEmbeddingsAnswer)
-async def embed_one(body: OllamaEmbeddingsRequest, request: Request) -> Answer:
+async def embed_one(body: OllamaEmbeddingsRequest, request: Request) -> Response:
     """Embed one text, as earlier clients ask for it."""
     done = await _embedder(body.model, request).embed([body.prompt])
     request.note(texts=1, tokens=done.tokens, truncated=done.truncated)
@@ -128,7 +128,7 @@ async def embed_one(body: OllamaEmbeddingsRequest, request: Request) -> Answer:
 
 
 @routes.get("/api/tags", OllamaModels)
-async def list_models(request: Request) -> Answer:
+async def list_models(request: Request) -> Response:
     """The models that embed."""
     cards = [card for card in request.registry.cards() if card["kind"] == "encoder"]
     models = [
@@ -146,7 +146,7 @@ async def list_models(request: Request) -> Answer:
 
 
 @routes.post("/api/show", OllamaShowAnswer)
-async def show(body: OllamaShowRequest, request: Request) -> Answer:
+async def show(body: OllamaShowRequest, request: Request) -> Response:
     """Describe a model."""
     embedder = _embedder(body.model, request)
     family = embedder.encoder.manifest.kind
@@ -159,7 +159,7 @@ async def show(body: OllamaShowRequest, request: Request) -> Answer:
 
 
 @routes.get("/api/version", OllamaVersion)
-async def version(_: Request) -> Answer:
+async def version(_: Request) -> Response:
     """The version of embedkit."""
     return to_json({"version": __version__})
 

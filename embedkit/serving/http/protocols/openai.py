@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, ValidationInfo, field_validator
 
 from embedkit.errors import InputError
-from embedkit.serving.http.answers import Answer, to_base64, to_json
 from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.protocols.fields import (
     PRECISIONS,
@@ -23,6 +22,7 @@ from embedkit.serving.http.protocols.fields import (
     refuse_token_ids,
 )
 from embedkit.serving.http.requests import Request
+from embedkit.serving.http.responses import Response, to_base64, to_json
 from embedkit.serving.http.routes import Routes
 
 routes = Routes("OpenAI", errors=Problem)
@@ -39,9 +39,9 @@ def read_inputs(value: Any, information: ValidationInfo) -> Any:
     if information.data.get("tokenizer") is not None:
         return value
     if isinstance(value, list) and all(
-        isinstance(one, dict) and isinstance(one.get("text"), str) for one in value
+        isinstance(item, dict) and isinstance(item.get("text"), str) for item in value
     ):
-        return [one["text"] for one in value]
+        return [item["text"] for item in value]
     return refuse_token_ids(value)
 
 
@@ -107,7 +107,7 @@ class ModelList(Schema):
 
 
 @routes.post("/v1/embeddings", EmbeddingsAnswer)
-async def embed(body: EmbeddingsRequest, request: Request) -> Answer:
+async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     """Embed one text or several."""
     embedder = request.registry.embedder(body.model)
     kind = _embedding_type(body)
@@ -132,8 +132,8 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Answer:
 
 def _embedding_type(body: EmbeddingsRequest) -> EmbeddingType:
     """Return the requested type of the numbers, whichever protocol's name it has."""
-    given = [one for one in (body.embedding_type, body.output_dtype, body.embedding_types) if one]
-    kinds = {kind for one in given for kind in (one if isinstance(one, list) else [one])}
+    requested = [value for value in (body.embedding_type, body.output_dtype, body.embedding_types) if value]
+    kinds = {kind for value in requested for kind in (value if isinstance(value, list) else [value])}
     if len(kinds) > 1:
         raise InputError(
             f"embedding_type: expected one type, got {', '.join(sorted(kinds))}; /v2/embed answers with several"
@@ -148,19 +148,19 @@ def _token_ids(body: EmbeddingsRequest, embedder: Embedder, request: Request) ->
         raise InputError(f"tokenizer: expected {encoder.name!r}, the requested model, got {body.tokenizer!r:.80}")
     if body.prompt_name is not None:
         raise InputError("prompt_name: prompts cannot be prepended to token ids; send texts")
-    given = body.input
-    if not isinstance(given, list) or any(isinstance(one, str) for one in given):
+    inputs = body.input
+    if not isinstance(inputs, list) or any(isinstance(item, str) for item in inputs):
         raise InputError("input: expected token ids, because tokenizer is set; omit it to send texts")
-    return cast(list[list[int]], given if given and isinstance(given[0], list) else [given])
+    return cast(list[list[int]], inputs if inputs and isinstance(inputs[0], list) else [inputs])
 
 
 @routes.get("/v1/models", ModelList)
-async def list_models(request: Request) -> Answer:
+async def list_models(request: Request) -> Response:
     """The models of this server."""
     return to_json({"object": "list", "data": request.registry.cards()})
 
 
 @routes.get("/v1/models/{id}", ModelCard)
-async def describe_model(request: Request) -> Answer:
+async def describe_model(request: Request) -> Response:
     """One model of this server, by its name or an alias."""
-    return to_json(request.registry.card(request.found.id))
+    return to_json(request.registry.card(request.match.id))

@@ -9,10 +9,10 @@ from typing import Final, Literal
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from embedkit.errors import EmbedkitError
-from embedkit.serving.http.answers import Answer, explain, problem, to_json
 from embedkit.serving.http.protocols.fields import Schema, TeiProblem
 from embedkit.serving.http.protocols.openai import ModelList
 from embedkit.serving.http.requests import Request
+from embedkit.serving.http.responses import Response, explain, problem, to_json
 from embedkit.serving.http.routes import Routes
 
 _TYPES: Final = {"html": b"text/html", "css": b"text/css", "js": b"text/javascript"}
@@ -44,15 +44,15 @@ class Health(Schema):
 
 
 @routes.get("/health/live", Health, scope=None)
-async def live(_: Request) -> Answer:
+async def live(_: Request) -> Response:
     """Whether the process responds."""
     return to_json({"status": "ok"})
 
 
-async def ready(request: Request) -> Answer:
+async def ready(request: Request) -> Response:
     """Whether the server accepts requests; 503 during shutdown."""
     if request.service.draining:
-        return Answer(b'{"status":"draining"}', 503)
+        return Response(b'{"status":"draining"}', 503)
     return to_json({"status": "ok"})
 
 
@@ -61,7 +61,7 @@ for path in ("/health/ready", "/health"):  # the latter is text-embeddings-infer
 
 
 @routes.post("/admin/reload", ModelList, scope="admin", errors=TeiProblem)
-async def reload(request: Request) -> Answer:
+async def reload(request: Request) -> Response:
     """Load models and collection again, and list the models; needs an API key with the scope ``admin``."""
     try:
         await request.service.reload_everywhere()
@@ -71,21 +71,21 @@ async def reload(request: Request) -> Answer:
 
 
 @routes.get("/metrics", scope="metrics")
-async def metrics(request: Request) -> Answer:
+async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
-    return Answer(await request.service.metrics_text(), content_type=CONTENT_TYPE_LATEST.encode())
+    return Response(await request.service.metrics_text(), content_type=CONTENT_TYPE_LATEST.encode())
 
 
-def _file(name: str) -> Callable[[Request], Awaitable[Answer]]:
+def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
     kind = _TYPES[name.rpartition(".")[2]] + b"; charset=utf-8"
 
-    async def answer(_: Request) -> Answer:
-        return Answer(_FILES[name], content_type=kind, headers=_PAGE_HEADERS)
+    async def answer(_: Request) -> Response:
+        return Response(_FILES[name], content_type=kind, headers=_PAGE_HEADERS)
 
     return answer
 
 
-async def _missing(request: Request) -> Answer:
+async def _missing(request: Request) -> Response:
     return problem(request.path, 404, "the web page has no such file")
 
 

@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from embedkit import __version__
 from embedkit.errors import InputError
-from embedkit.serving.http.answers import Answer, to_json
-from embedkit.serving.http.embedding import Ranked
+from embedkit.serving.http.embedding import RankingResult
 from embedkit.serving.http.protocols.fields import (
     Dimensions,
     ModelName,
@@ -24,6 +23,7 @@ from embedkit.serving.http.protocols.fields import (
     refuse_token_ids,
 )
 from embedkit.serving.http.requests import Request
+from embedkit.serving.http.responses import Response, to_json
 from embedkit.serving.http.routes import Routes
 
 routes = Routes("text-embeddings-inference", errors=TeiProblem)
@@ -216,7 +216,7 @@ _LABEL = "LABEL_0"  # transformers' default name of a single label
 
 
 @routes.post("/embed", list[list[float]])
-async def embed(body: TeiEmbedRequest, request: Request) -> Answer:
+async def embed(body: TeiEmbedRequest, request: Request) -> Response:
     """Embed one text or several: a list of embeddings."""
     if body.normalize is False:
         raise InputError("normalize: false is not supported, because this server returns unit vectors")
@@ -228,18 +228,18 @@ async def embed(body: TeiEmbedRequest, request: Request) -> Answer:
 
 
 @routes.post("/similarity", list[float])
-async def compare(body: SimilarityRequest, request: Request) -> Answer:
+async def compare(body: SimilarityRequest, request: Request) -> Response:
     """Return the cosine of one text with each of several."""
-    given, how = body.inputs, body.parameters or SimilarityParameters(prompt_name=None)
+    inputs, how = body.inputs, body.parameters or SimilarityParameters(prompt_name=None)
     done = await request.registry.embedder(body.model).embed(
-        [given.source_sentence, *given.sentences], prompt_name=how.prompt_name, truncate=how.truncate
+        [inputs.source_sentence, *inputs.sentences], prompt_name=how.prompt_name, truncate=how.truncate
     )
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     return to_json(done.rows[1:] @ done.rows[0])
 
 
 @routes.post("/", list[list[float]] | list[float])
-async def infer(body: InferRequest, request: Request) -> Answer:
+async def infer(body: InferRequest, request: Request) -> Response:
     """As ``/embed`` for texts, and as ``/similarity`` for ``{"source_sentence", "sentences"}``."""
     if isinstance(body.inputs, SimilarityInputs):
         return await compare(
@@ -249,30 +249,30 @@ async def infer(body: InferRequest, request: Request) -> Answer:
 
 
 @routes.post("/tokenize", list[list[TeiToken]])
-async def tokenize(body: TeiTokenizeRequest, request: Request) -> Answer:
+async def tokenize(body: TeiTokenizeRequest, request: Request) -> Response:
     """Return the tokens of one text or several, not truncated, with their character offsets."""
     texts = as_texts(body.inputs)
     content, tokens = await request.registry.embedder(body.model).list_tokens(
         texts, special_tokens=body.add_special_tokens, prompt_name=body.prompt_name
     )
     request.note(texts=len(texts), tokens=tokens)
-    return Answer(content)
+    return Response(content)
 
 
 @routes.post("/predict", list[TeiPrediction] | list[list[TeiPrediction]])
-async def predict(body: TeiPredictRequest, request: Request) -> Answer:
+async def predict(body: TeiPredictRequest, request: Request) -> Response:
     """Return the cross-encoder's scores of a pair of texts, or of several pairs."""
     several = isinstance(body.inputs[0], list)
     pairs = cast(list[tuple[str, str]], body.inputs if several else [body.inputs])
     pairs = [(first, second) for first, second in pairs]
     ranked = await request.registry.needed_cross().predict(pairs, truncate=body.truncate, raw=body.raw_scores)
     request.note(texts=len(pairs), tokens=ranked.tokens, truncated=ranked.truncated)
-    found = [[{"score": score, "label": _LABEL}] for score in ranked.scores.tolist()]
-    return to_json(found if several else found[0])
+    predictions = [[{"score": score, "label": _LABEL}] for score in ranked.scores.tolist()]
+    return to_json(predictions if several else predictions[0])
 
 
 @routes.get("/info", TeiInfo, query={"model": "name of the model; default: the first one"})
-async def info(request: Request) -> Answer:
+async def info(request: Request) -> Response:
     """Describe a model, by default the default one, and the limits."""
     encoder, settings = request.registry.embedder(request.query("model")).encoder, request.registry.settings
     manifest = encoder.manifest
@@ -294,7 +294,7 @@ async def info(request: Request) -> Answer:
 
 
 @routes.post("/rerank", list[TeiRank] | InfinityRanks)
-async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Answer:
+async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Response:
     """Order ``texts``, or infinity's ``documents``, by relevance to a query, best first."""
     ranker = request.registry.ranker(None if body.model == _NO_MODEL else body.model)
     texts = body.texts if body.texts is not None else body.documents or []
@@ -317,7 +317,7 @@ async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Answer:
 
 
 def _ranks(
-    ranked: Ranked, score: str, texts: list[str] | None, text: str, count: int | None = None
+    ranked: RankingResult, score: str, texts: list[str] | None, text: str, count: int | None = None
 ) -> list[dict[str, Any]]:
     """Return the best texts, best first, with the names that a protocol gives to a score and to a text."""
     return [

@@ -21,8 +21,8 @@ import httpx
 import pytest
 
 from embedkit import Collection, Encoder
-from embedkit.serving.http.guard import Key, KeyRing
-from embedkit.serving.http.registry import Assets
+from embedkit.serving.http.access import Key, KeyRing
+from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.server import Server
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
@@ -109,8 +109,8 @@ def serve(toy_encoder: Encoder) -> Serve:
         **settings: Any,
     ) -> Any:
         encoders = [encoder or toy_encoder, *more]
-        assets = Assets(encoders, reranker, collection)
-        return serving(Service(ServerSettings(port=0, **settings), lambda: assets), keys)
+        loaded = LoadedModels(encoders, reranker, collection)
+        return serving(Service(ServerSettings(port=0, **settings), lambda: loaded), keys)
 
     return start
 

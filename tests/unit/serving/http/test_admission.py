@@ -79,7 +79,7 @@ def test_work_that_would_miss_its_deadline_is_refused_at_once():
 
 
 def test_a_deadline_that_has_passed_is_no_overload():
-    """On a busy machine time passes between arrival and admission; the guard then answers 504."""
+    """On a busy machine time passes between arrival and admission; the server then answers 504."""
     admission = Admission(10.0)
     token = CALLER.set(Caller(deadline=time.monotonic() - 1))
     try:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from embedkit import Collection
-from embedkit.serving.http.registry import Assets
+from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
@@ -85,9 +85,9 @@ def test_the_values_of_a_filter_are_limited(small, conditions, status):
 
 def agents_of(toy_encoder, collection):
     pytest.importorskip("mcp")
-    from embedkit.serving.http.agents import Agents
+    from embedkit.serving.http.mcp import McpServer
 
-    return Agents(Service(ServerSettings(), lambda: Assets([toy_encoder], None, collection)))
+    return McpServer(Service(ServerSettings(), lambda: LoadedModels([toy_encoder], None, collection)))
 
 
 def call(agents, tool, arguments):
@@ -108,7 +108,7 @@ def test_an_agent_embeds_a_limited_number_of_texts(toy_encoder, shelf):
 
 
 def test_an_agent_gets_a_limited_number_of_bytes(toy_encoder, shelf, monkeypatch):
-    monkeypatch.setattr("embedkit.serving.http.agents._MOST_BYTES", 20_000)
+    monkeypatch.setattr("embedkit.serving.http.mcp._MOST_BYTES", 20_000)
     agents = agents_of(toy_encoder, shelf)
     assert not call(agents, "search", {"query": "the sea", "k": 5}).is_error
     refused = call(agents, "search", {"query": "the sea", "k": 50})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embedkit.cli import serve as command
-from embedkit.serving.http.registry import Assets
+from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.server import all_routes
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
@@ -28,7 +28,7 @@ def parse(arguments):
 
 @pytest.fixture
 def paths(toy_encoder):
-    service = Service(ServerSettings(), lambda: Assets([toy_encoder]))
+    service = Service(ServerSettings(), lambda: LoadedModels([toy_encoder]))
     yield {route.path for route in all_routes(service)}
     service.close()
 

@@ -18,7 +18,7 @@ from embedkit import Encoder
 from embedkit.errors import OverloadedError
 from embedkit.runtime.bundle import read_bundle
 from embedkit.serving.http.embedding import least_tokens
-from embedkit.serving.http.registry import Assets
+from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
@@ -169,7 +169,7 @@ def test_a_request_uses_only_the_thread_of_batches(serve):
 
 
 def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder, monkeypatch):
-    service = Service(ServerSettings(queue_s=1e-6), lambda: Assets([toy_encoder]))
+    service = Service(ServerSettings(queue_s=1e-6), lambda: LoadedModels([toy_encoder]))
     tokenized = []
     tokenize = toy_encoder.tokenize
     monkeypatch.setattr(

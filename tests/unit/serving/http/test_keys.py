@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from embedkit.errors import ConfigError, OverloadedError
+from embedkit.serving.http.access import AttemptLimiter, Key, KeyRing
 from embedkit.serving.http.connections import Connections
-from embedkit.serving.http.guard import Guesses, Key, KeyRing
 from embedkit.serving.http.protocols import operations
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
 
@@ -159,41 +159,41 @@ def test_every_key_is_compared(monkeypatch):
     assert len(compared) == 3
 
 
-def try_key(guesses, key, address="192.0.2.1"):
+def try_key(limiter, key, address="192.0.2.1"):
     try:
-        return guesses.find(key, address) is not None
+        return limiter.find(key, address) is not None
     except OverloadedError:
         return "later"
 
 
 def test_guesses_are_limited_by_address(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("embedkit.serving.http.guard.time.monotonic", lambda: now[0])
-    guesses = Guesses(KeyRing.of("the-right-key", "the-other-key"))
-    assert try_key(guesses, b"the-right-key")
-    found = [try_key(guesses, b"guess %d" % number) for number in range(100)]
+    monkeypatch.setattr("embedkit.serving.http.access.time.monotonic", lambda: now[0])
+    limiter = AttemptLimiter(KeyRing.of("the-right-key", "the-other-key"))
+    assert try_key(limiter, b"the-right-key")
+    found = [try_key(limiter, b"guess %d" % number) for number in range(100)]
     assert found == [False] * 20 + ["later"] * 80
-    assert try_key(guesses, b"the-right-key") is True  # used from this address before
-    assert try_key(guesses, b"the-other-key") == "later"  # else a guess would only have to wait for a 200
-    assert try_key(guesses, b"the-other-key", "192.0.2.2") is True
+    assert try_key(limiter, b"the-right-key") is True  # used from this address before
+    assert try_key(limiter, b"the-other-key") == "later"  # else a guess would only have to wait for a 200
+    assert try_key(limiter, b"the-other-key", "192.0.2.2") is True
     now[0] += 1
-    assert [try_key(guesses, b"guess") for _ in range(6)] == [False] * 5 + ["later"]
+    assert [try_key(limiter, b"guess") for _ in range(6)] == [False] * 5 + ["later"]
     now[0] += 1
-    assert try_key(guesses, b"the-other-key") is True
+    assert try_key(limiter, b"the-other-key") is True
 
 
 def test_the_addresses_of_one_network_are_one_client():
-    guesses = Guesses(KeyRing.of("the-right-key"))
-    found = [try_key(guesses, b"guess", f"2001:db8:1:2::{number:x}") for number in range(1, 40)]
+    limiter = AttemptLimiter(KeyRing.of("the-right-key"))
+    found = [try_key(limiter, b"guess", f"2001:db8:1:2::{number:x}") for number in range(1, 40)]
     assert found.count("later") >= 15
-    assert try_key(guesses, b"the-right-key", "2001:db8:1:3::1") is True
+    assert try_key(limiter, b"the-right-key", "2001:db8:1:3::1") is True
 
 
 def test_few_addresses_are_remembered():
-    guesses = Guesses(KeyRing.of("the-right-key"))
+    limiter = AttemptLimiter(KeyRing.of("the-right-key"))
     for number in range(10_000):
-        try_key(guesses, b"guess", f"10.0.{number // 256}.{number % 256}")
-    assert len(guesses._senders) == 4096
+        try_key(limiter, b"guess", f"10.0.{number // 256}.{number % 256}")
+    assert len(limiter._by_address) == 4096
 
 
 def test_wrong_keys_are_slowed_and_valid_ones_are_not(serve):

@@ -8,7 +8,7 @@ import pytest
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.errors import ConfigError, FingerprintError, ModelError
-from embedkit.serving.http.registry import Assets
+from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
@@ -115,23 +115,23 @@ def test_the_reranker_ranks_unless_an_encoder_is_named(serve, short, toy_cross_b
 def test_a_collection_is_searched_with_the_model_that_built_it(serve, short, short_bundle, toy_bundle, tmp_path):
     built = Collection.build(TEXTS, encoder=short, path=tmp_path / "idx", show_progress_bar=False)
     settings = ServerSettings(port=0, collection=str(tmp_path / "idx"), threads=1)
-    assets = Assets.load([str(toy_bundle), str(short_bundle)], settings)
-    with serve(more=[assets.encoders[1]], collection=assets.collection) as url:
+    loaded = LoadedModels.load([str(toy_bundle), str(short_bundle)], settings)
+    with serve(more=[loaded.encoders[1]], collection=loaded.collection) as url:
         done = httpx.post(f"{url}/v1/search", json={"query": "a dog"}).json()
         assert httpx.get(f"{url}/v1/collection").json()["model"] == "short"
     assert [hit["score"] for hit in done["hits"]] == [hit.score for hit in built.search("a dog")]
     with pytest.raises(FingerprintError, match=r"toy .* was not made for documents embedded by short"):
-        Assets.load([str(toy_bundle)], settings)
+        LoadedModels.load([str(toy_bundle)], settings)
 
 
 def test_two_models_of_one_name_do_not_start(toy_encoder):
     with pytest.raises(ConfigError, match="two models are named 'toy'"):
-        Service(ServerSettings(), lambda: Assets([toy_encoder, toy_encoder]))
+        Service(ServerSettings(), lambda: LoadedModels([toy_encoder, toy_encoder]))
 
 
 def test_an_alias_of_no_model_does_not_start(toy_encoder):
     with pytest.raises(ConfigError, match="aliases: 'a=b' names an unknown model"):
-        Service(ServerSettings(aliases=("a=b",)), lambda: Assets([toy_encoder]))
+        Service(ServerSettings(aliases=("a=b",)), lambda: LoadedModels([toy_encoder]))
 
 
 def test_a_model_that_computes_something_else_here_does_not_start(toy_bundle, monkeypatch):
@@ -139,4 +139,4 @@ def test_a_model_that_computes_something_else_here_does_not_start(toy_bundle, mo
         Encoder, "verify", lambda _: {"passed": False, "same_bits": None, "difference": 0.5, "tolerance": 1e-4}
     )
     with pytest.raises(ModelError, match=r"toy computes other results .*difference 0\.5, tolerance 0\.0001"):
-        Assets.load([str(toy_bundle)], ServerSettings(threads=1))
+        LoadedModels.load([str(toy_bundle)], ServerSettings(threads=1))

@@ -13,7 +13,7 @@ import pytest
 
 from embedkit import Collection, Encoder
 from embedkit.errors import EmbedkitError
-from embedkit.serving.http.registry import Assets
+from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
@@ -140,7 +140,7 @@ def test_a_rebuilt_collection_is_noticed(toy_encoder, write_toy_bundle, tmp_path
     def load():
         fingerprint = Collection.open(place).manifest.fingerprint
         builder = next(one for one in (toy_encoder, other) if one.fingerprint == fingerprint)
-        return Assets([toy_encoder, other], None, Collection.open(place, encoder=builder))
+        return LoadedModels([toy_encoder, other], None, Collection.open(place, encoder=builder))
 
     service = Service(ServerSettings(), load)
 

@@ -11,7 +11,7 @@ import pytest
 
 from embedkit import CrossEncoder
 from embedkit.cli import serve as command
-from embedkit.serving.http.registry import Assets
+from embedkit.serving.http.registry import LoadedModels
 
 QUERY = "a dog in the garden"
 DOCUMENTS = ["the sea", "a good dog", "music in the garden of a king and a queen and a child", "dog"]
@@ -104,6 +104,6 @@ def test_the_cross_encoder_of_a_server_is_named(flag, toy_bundle, bundled_cross)
     parser = argparse.ArgumentParser(allow_abbrev=False)
     command.configure(parser)
     arguments = parser.parse_args([str(toy_bundle), flag, bundled_cross])
-    assets = Assets.load(arguments.models, command._settings(arguments))
-    assert assets.reranker is not None
-    assert assets.reranker.fingerprint == CrossEncoder.load(bundled_cross).fingerprint
+    loaded = LoadedModels.load(arguments.models, command._settings(arguments))
+    assert loaded.reranker is not None
+    assert loaded.reranker.fingerprint == CrossEncoder.load(bundled_cross).fingerprint

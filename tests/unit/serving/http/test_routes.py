@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from embedkit import Collection, CrossEncoder
-from embedkit.serving.http.answers import HTTP_STATUSES
 from embedkit.serving.http.protocols import cohere, collection, ollama, openai, operations, tei
+from embedkit.serving.http.responses import HTTP_STATUSES
 
 ROUTES = [
     route
@@ -100,7 +100,7 @@ def check_error(done, path):
         assert content["error"]
 
 
-def check_answer(done, path):
+def check_response(done, path):
     """A result, or an error of a client."""
     if done.status_code != 200:
         check_error(done, path)
@@ -145,24 +145,24 @@ def test_a_body_that_is_no_request_is_refused(full, path, content):
 def test_a_huge_body_is_refused(full, path):
     check_error(post(full, path, b" " * 300_001), path)
     for content in replaced(VALID[path], "word " * 30_000):
-        check_answer(post(full, path, content), path)
+        check_response(post(full, path, content), path)
     for content in replaced(VALID[path], ["a"] * 2000):
-        check_answer(post(full, path, content), path)
+        check_response(post(full, path, content), path)
 
 
 @pytest.mark.parametrize("path", POSTS)
 def test_a_value_of_another_type_is_refused_or_understood(full, path):
     for value in WRONG:
         for content in replaced(VALID[path], value):
-            check_answer(post(full, path, content), path)
+            check_response(post(full, path, content), path)
 
 
 @pytest.mark.parametrize("path", POSTS)
 def test_hostile_strings_are_texts_or_refused(full, path):
     for value in HOSTILE:
         for content in replaced(VALID[path], value):
-            check_answer(post(full, path, content), path)
-        check_answer(post(full, path, {**VALID[path], value: value}), path)
+            check_response(post(full, path, content), path)
+        check_response(post(full, path, {**VALID[path], value: value}), path)
     assert {"dog", "sea"} <= {point["id"] for point in full.get("/v1/collection/map").json()["points"]}
 
 
@@ -171,10 +171,10 @@ def test_duplicates_are_answered_or_refused(full, path):
     name, value = next(iter(VALID[path].items()))
     twice = {**VALID[path], name: value * 2 if isinstance(value, list) else value}
     done = post(full, path, twice)
-    check_answer(done, path)
+    check_response(done, path)
     assert (done.status_code == 400) == (path == "/v1/documents")  # two documents of one id
     body = json.dumps(VALID[path])
-    check_answer(post(full, path, f'{{"{name}": 3, {body[1:]}'.encode()), path)
+    check_response(post(full, path, f'{{"{name}": 3, {body[1:]}'.encode()), path)
 
 
 @pytest.mark.parametrize("path", GETS)

@@ -1,4 +1,4 @@
-"""The guard: host, key, number of requests, size; each refused before it costs anything."""
+"""Access control: host, key, number of requests, size; each refused before it costs anything."""
 
 from __future__ import annotations
 

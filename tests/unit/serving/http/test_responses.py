@@ -8,7 +8,7 @@ import json
 import pytest
 
 from embedkit import errors
-from embedkit.serving.http.answers import HTTP_STATUSES, explain, problem
+from embedkit.serving.http.responses import HTTP_STATUSES, explain, problem
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from embedkit import __version__
 from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.extras import require
 from embedkit.serving.http.admission import CALLER
-from embedkit.serving.http.answers import Answer
 from embedkit.serving.http.protocols.collection import DocumentBody
 from embedkit.serving.http.registry import Registry
 from embedkit.serving.http.requests import Request
+from embedkit.serving.http.responses import Response
 from embedkit.serving.http.routes import Route
 from embedkit.serving.http.service import Service
 
@@ -29,7 +29,7 @@ _INSTRUCTIONS = """Search a collection of documents by meaning. Ask in whole phr
 filter by metadata where the user names a value."""
 
 
-class Agents:
+class McpServer:
     """An MCP server, based on the official SDK, for a service that has a collection.
 
     A tool for writing exists only if the service's settings allow writes.
@@ -49,7 +49,7 @@ class Agents:
             json_response=True,
             stateless_http=True,  # so that any worker can answer any request
             transport_security=security.TransportSecuritySettings(
-                enable_dns_rebinding_protection=False  # the guard checks the Host header
+                enable_dns_rebinding_protection=False  # AccessControl checks the Host header
             ),
         )
 
@@ -73,11 +73,11 @@ class Agents:
             hits = await registry.needed_collection().search(
                 query, k, conditions=filter, hybrid=hybrid, rerank=rerank
             )
-            found: list[dict[str, Any]] = self._result(
+            documents: list[dict[str, Any]] = self._result(
                 [{"id": hit.id, "text": hit.text, "metadata": hit.metadata, "score": hit.score} for hit in hits],
                 "ask for fewer documents (k)",
             )
-        return found
+        return documents
 
     async def embed(
         self,
@@ -87,8 +87,8 @@ class Agents:
         """Embed texts: unit vectors, whose inner products are the texts' similarities."""
         with self._answering() as registry:
             done = await registry.embedder(model).embed(texts)
-            found: list[list[float]] = self._result(done.rows.tolist(), "send fewer texts")
-        return found
+            embeddings: list[list[float]] = self._result(done.rows.tolist(), "send fewer texts")
+        return embeddings
 
     async def add(
         self, documents: Annotated[list[DocumentBody], Field(min_length=1, description="documents to add")]
@@ -124,7 +124,7 @@ class Agents:
         """The route of requests over streamable HTTP."""
         return Route("POST", PATH, self._answer, None, None)
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: Request) -> Response:
         """Answer a request, which the SDK reads and answers over ASGI."""
         scope = {
             "type": "http",
@@ -155,7 +155,7 @@ class Agents:
         headers = dict(head["headers"])
         kind = headers.pop(b"content-type", b"application/json")
         headers.pop(b"content-length", None)
-        return Answer(bytes(body), head["status"], kind, tuple(headers.items()))
+        return Response(bytes(body), head["status"], kind, tuple(headers.items()))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

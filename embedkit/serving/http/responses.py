@@ -62,7 +62,7 @@ _CLIENT_ERROR = ("invalid_request_error", "invalid_request", "Validation")
 _SERVER_ERROR = ("server_error", "server_error", "Backend")
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """A complete response; names of headers are in lower case."""
 
     body: bytes
@@ -71,9 +71,9 @@ class Answer(NamedTuple):
     headers: Headers = ()
 
 
-def to_json(content: Any) -> Answer:
+def to_json(content: Any) -> Response:
     """Return content, including numpy's numbers and rows, as JSON; the route's schema documents it."""
-    return Answer(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def to_base64(rows: npt.NDArray[Any]) -> list[str]:
@@ -82,7 +82,7 @@ def to_base64(rows: npt.NDArray[Any]) -> list[str]:
     return [base64.b64encode(row.tobytes()).decode("ascii") for row in ordered]
 
 
-def explain(error: EmbedkitError, path: str, *, in_full: bool = False) -> Answer:
+def explain(error: EmbedkitError, path: str, *, in_full: bool = False) -> Response:
     """Return the answer for an EmbedkitError; only operators (``in_full``) read of places on the server's disk."""
     status = next(status for kind, status in HTTP_STATUSES if isinstance(error, kind))
     headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else {}
@@ -102,7 +102,7 @@ def _message(error: EmbedkitError) -> str:
     return next((told for kind, told in _CONCEALED if isinstance(error, kind)), str(error))
 
 
-def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: Iterable[str]) -> Answer:
+def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: Iterable[str]) -> Response:
     """Return the answer for a request that violates its schema, from one of pydantic's errors.
 
     An unknown field goes first, because it explains why another one is missing; one of the ``known`` fields of the
@@ -121,7 +121,7 @@ def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: It
 
 def problem(
     path: str, status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
-) -> Answer:
+) -> Response:
     """Return an error, in OpenAI's format under ``/v1`` and ``/v2``, elsewhere in TEI's."""
     fallback = _CLIENT_ERROR if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER_ERROR
     kind, code, tei_kind = _WORDS.get(status, fallback)
@@ -130,4 +130,4 @@ def problem(
     else:
         content = {"error": message, "error_type": tei_kind}
     more = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items())
-    return Answer(orjson.dumps(content), status, headers=more)
+    return Response(orjson.dumps(content), status, headers=more)

@@ -1,4 +1,4 @@
-"""The guard checks every request by its headers, before its body is read or any work is done.
+"""Access control: checks of every request by its headers, before its body is read or any work is done.
 
 API keys have permissions and shares of the server, from a file that may change at any time.
 """
@@ -23,7 +23,7 @@ from embedkit.atomic import state_of
 from embedkit.config import from_mapping, load_toml, setting
 from embedkit.errors import ConfigError, InputError, OverloadedError, TooLargeError
 from embedkit.serving.http.admission import CALLER, Caller
-from embedkit.serving.http.answers import Answer, explain, problem
+from embedkit.serving.http.responses import Response, explain, problem
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Key:
 
 
 @dataclass(slots=True)
-class _Sender:
+class _Attempts:
     """An address: its wrong keys that still count, since when, and the digests of keys that it has used."""
 
     wrong: float = 0.0
@@ -100,7 +100,7 @@ class _Sender:
     used: set[bytes] = field(default_factory=set)
 
 
-class Guesses:
+class AttemptLimiter:
     """Limits how many keys each address can try, by not comparing further ones for a while.
 
     Keys that were accepted from the address before are not affected. Only the addresses seen last are remembered.
@@ -108,14 +108,14 @@ class Guesses:
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
-        self._senders: OrderedDict[str, _Sender] = OrderedDict()
+        self._by_address: OrderedDict[str, _Attempts] = OrderedDict()
 
-    def find(self, given: bytes, address: str) -> Key | None:
+    def find(self, secret: bytes, address: str) -> Key | None:
         """Return the key of a request, if any; OverloadedError after too many wrong keys from its address."""
-        if not given:
+        if not secret:
             return None
         sender = self._sender(address)
-        key = self._keys.find(given)
+        key = self._keys.find(secret)
         if key is not None and key.digest in sender.used:
             return key
         now = time.monotonic()
@@ -129,15 +129,15 @@ class Guesses:
             sender.used.add(key.digest)
         return key
 
-    def _sender(self, address: str) -> _Sender:
+    def _sender(self, address: str) -> _Attempts:
         name = _network(address)
-        sender = self._senders.get(name)
+        sender = self._by_address.get(name)
         if sender is None:
-            sender = self._senders[name] = _Sender()
-            if len(self._senders) > _MOST_ADDRESSES:
-                self._senders.popitem(last=False)
+            sender = self._by_address[name] = _Attempts()
+            if len(self._by_address) > _MOST_ADDRESSES:
+                self._by_address.popitem(last=False)
         else:
-            self._senders.move_to_end(name)
+            self._by_address.move_to_end(name)
         return sender
 
 
@@ -169,13 +169,13 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def find(self, given: bytes) -> Key | None:
+    def find(self, secret: bytes) -> Key | None:
         """Return the key that a request brought; all are compared, in constant time."""
-        digest, found = _digest(given), None
+        digest, matching = _digest(secret), None
         for key in self._keys:
             if hmac.compare_digest(digest, key.digest):
-                found = key
-        return found
+                matching = key
+        return matching
 
     def refresh(self) -> None:
         """Read the file again if it has changed; if it is invalid, log an error and keep the current keys."""
@@ -246,7 +246,7 @@ _JSON = b"application/json"
 _PROBES = "/health"  # requested by address, by process supervisors; reveals nothing useful to other pages
 
 
-class Guard:
+class AccessControl:
     """Checks host, key and its scope, route, size and concurrency, in this order, before any of it costs more.
 
     A request takes one of ``concurrent_requests`` slots once all of it has arrived; :class:`Connections` limits
@@ -254,18 +254,18 @@ class Guard:
     """
 
     def __init__(self, settings: ServerSettings, keys: KeyRing) -> None:
-        self._settings, self._keys, self._guesses = settings, keys, Guesses(keys)
+        self._settings, self._keys, self._attempts = settings, keys, AttemptLimiter(keys)
         self._hosts = settings.allowed_hosts
         self._at_work = 0
 
-    def admit(self, request: Request) -> Answer | None:
+    def admit(self, request: Request) -> Response | None:
         """Check a request; return an answer if it is rejected."""
-        found, headers = request.found, request.headers
-        is_probe = found.is_public and found.path.startswith(_PROBES)
+        match, headers = request.match, request.headers
+        is_probe = match.is_public and match.path.startswith(_PROBES)
         if self._hosts is not None and not is_probe and _host_name(headers) not in self._hosts:
             message = "Host: this host name is not allowed; an operator can add it to the setting hosts"
-            return problem(found.path, 400, message)
-        if found.is_public:
+            return problem(match.path, 400, message)
+        if match.is_public:
             return _check_route(request)
         try:
             refusal = self._identify(request) or _check_route(request)
@@ -275,7 +275,7 @@ class Guard:
             self._require_place()
             self._check_declared_size(headers)
         except (InputError, OverloadedError) as error:
-            return explain(error, found.path)
+            return explain(error, match.path)
         return _check_body_type(request)
 
     def enter(self, request: Request) -> None:
@@ -289,19 +289,19 @@ class Guard:
         """Release a slot."""
         self._at_work -= 1
 
-    def _identify(self, request: Request) -> Answer | None:
+    def _identify(self, request: Request) -> Response | None:
         """Determine the client of a request by its key; return an answer if it may not send it.
 
         Raises an OverloadedError if the key has sent too many requests, or the address too many wrong keys.
         """
-        route, path = request.found.route, request.found.path
+        route, path = request.match.route, request.match.path
         needed = (route.scope if route else None) or "read"
         if not self._keys:
             if needed != "admin":
                 return None
             message = "this route requires an API key with the scope 'admin', and this server has no keys"
             return problem(path, 403, f"Authorization: {message}")
-        key = self._guesses.find(_bearer(request.headers), request.address)
+        key = self._attempts.find(_bearer(request.headers), request.address)
         if key is None:
             message = "Authorization: this server requires an API key: `Authorization: Bearer KEY`"
             return problem(path, 401, message, headers={"www-authenticate": "Bearer"})
@@ -317,15 +317,15 @@ class Guard:
 
     def _timeout_s(self, headers: RawHeaders) -> float:
         """Return the time limit of a request: its own, but at most that of the settings."""
-        given = headers.get(b"x-request-timeout")
-        if given is None:
+        header = headers.get(b"x-request-timeout")
+        if header is None:
             return self._settings.timeout_s
         try:
-            seconds = float(given)
+            seconds = float(header)
         except ValueError:
             seconds = math.nan
         if not 0 < seconds < math.inf:
-            raise InputError(f"X-Request-Timeout: expected seconds above 0, got {_shown(given)}")
+            raise InputError(f"X-Request-Timeout: expected seconds above 0, got {_shown(header)}")
         return min(seconds, self._settings.timeout_s)
 
     def _require_place(self) -> None:
@@ -341,33 +341,33 @@ class Guard:
             )
 
 
-def _check_route(request: Request) -> Answer | None:
-    found = request.found
-    if found.route is not None:
+def _check_route(request: Request) -> Response | None:
+    match = request.match
+    if match.route is not None:
         return None
-    if not found.allowed:
-        return problem(found.path, 404, "this server has no such route")
-    methods = ", ".join([*found.allowed, *["HEAD"] * ("GET" in found.allowed)])
-    return problem(found.path, 405, f"this route answers {methods}", headers={"allow": methods})
+    if not match.allowed:
+        return problem(match.path, 404, "this server has no such route")
+    methods = ", ".join([*match.allowed, *["HEAD"] * ("GET" in match.allowed)])
+    return problem(match.path, 405, f"this route answers {methods}", headers={"allow": methods})
 
 
-def _check_body_type(request: Request) -> Answer | None:
+def _check_body_type(request: Request) -> Response | None:
     """Accept JSON, which browsers send to other sites only after a preflight, and bodies without a type.
 
     Browsers can be made to send bodies without a type, too, but then they name the page's origin.
     """
-    route, headers = request.found.route, request.headers
+    route, headers = request.match.route, request.headers
     if route is None or route.schema is None:
         return None
-    given = headers.get(b"content-type")
-    kind = _JSON if given is None and b"origin" not in headers else given or b""
+    header = headers.get(b"content-type")
+    kind = _JSON if header is None and b"origin" not in headers else header or b""
     if kind != _JSON and not _is_json(kind):
         message = f"Content-Type: expected application/json, got {_shown(kind) if kind else 'none'}"
-        return problem(request.found.path, 415, message)
+        return problem(request.match.path, 415, message)
     encoding = headers.get(b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in {b"identity", b"gzip"}:
         message = f"Content-Encoding: expected gzip, or none, got {_shown(encoding)}"
-        return problem(request.found.path, 415, message, headers={"accept-encoding": "gzip"})
+        return problem(request.match.path, 415, message, headers={"accept-encoding": "gzip"})
     return None
 
 
@@ -376,7 +376,7 @@ def _is_json(kind: bytes) -> bool:
     return name == _JSON or (name.startswith(b"application/") and name.endswith(b"+json"))
 
 
-def preflight(method: str, headers: RawHeaders, origins: Sequence[str]) -> Answer | None:
+def preflight(method: str, headers: RawHeaders, origins: Sequence[str]) -> Response | None:
     """Answer a browser that asks on behalf of a page whether it may send a request; None for other requests.
 
     Any header is allowed, because clients have headers of their own and keys, unlike cookies, are never added by
@@ -394,7 +394,7 @@ def preflight(method: str, headers: RawHeaders, origins: Sequence[str]) -> Answe
     ]
     if headers.get(b"access-control-request-private-network") == b"true":
         more.append((b"access-control-allow-private-network", b"true"))
-    return Answer(b"", content_type=b"text/plain", headers=more)
+    return Response(b"", content_type=b"text/plain", headers=more)
 
 
 def allowed_origin(headers: RawHeaders, origins: Sequence[str]) -> bytes | None:
@@ -408,8 +408,8 @@ def allowed_origin(headers: RawHeaders, origins: Sequence[str]) -> bytes | None:
 
 
 def _bearer(headers: RawHeaders) -> bytes:
-    scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-    return given.strip() if scheme.lower() == b"bearer" else b""
+    scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
+    return credentials.strip() if scheme.lower() == b"bearer" else b""
 
 
 def _shown(value: bytes) -> str:

@@ -78,16 +78,17 @@ def test_agents_search_add_and_embed_over_stdio(place, toy_encoder):
 @pytest.fixture
 def agents_url(place, toy_encoder, served):
     pytest.importorskip("mcp")
-    from embedkit.serving.http.agents import Agents
-    from embedkit.serving.http.registry import Assets
+    from embedkit.serving.http.mcp import McpServer
+    from embedkit.serving.http.registry import LoadedModels
     from embedkit.serving.http.service import Service
     from embedkit.serving.http.settings import ServerSettings
 
     collection = Collection.open(place, encoder=toy_encoder)
     service = Service(
-        ServerSettings(port=0, allow_writes=True, refresh_s=0), lambda: Assets([toy_encoder], None, collection)
+        ServerSettings(port=0, allow_writes=True, refresh_s=0),
+        lambda: LoadedModels([toy_encoder], None, collection),
     )
-    with served(service, ring(reader={"read"}, writer={"read", "write"}), agents=Agents(service)) as url:
+    with served(service, ring(reader={"read"}, writer={"read", "write"}), mcp=McpServer(service)) as url:
         yield url
 
 
@@ -151,10 +152,10 @@ def test_without_permission_there_is_no_tool_to_write(place, toy_encoder):
 
 
 def test_without_the_sdk_the_command_that_installs_it_is_named(monkeypatch, toy_encoder):
-    from embedkit.serving.http.agents import Agents
+    from embedkit.serving.http.mcp import McpServer
 
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[mcp\]"):
-        Agents(None)
+        McpServer(None)
