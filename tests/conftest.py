@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import settings
+from toys import edit_json
 
 # Toys gain nothing from more threads, and threads that wait for each other slow down a busy machine. torch and
 # BLAS read this when they are imported, also in the processes that tests start.
@@ -351,29 +352,6 @@ def toy_cross_folder(toy_tokenizer_json: str, toy_weights: npt.NDArray[np.float3
     return folder
 
 
-@pytest.fixture
-def wordnet_folder(tmp_path: Path) -> Path:
-    """A WordNet of eight sets of synonyms, in the format of its database files."""
-    folder = tmp_path / "wordnet"
-    folder.mkdir()
-    licence = "  1 This software and database is being provided to you, the LICENSEE\n"
-    lines = {
-        "data.noun": [
-            "00001740 05 n 03 dog 0 domestic_dog 0 Canis_familiaris 0 001 @ 00001930 n 0000 | barks",
-            "00001930 03 n 02 animal 0 beast 0 000 | a living organism",
-            "00002452 06 n 01 house 0 000 | a dwelling",
-            "00002684 23 n 02 inch 0 in 0 000 | a unit of length",
-            "00003553 18 n 02 dog 1 frump 0 000 | a dull person",
-        ],
-        "data.verb": ["00001740 29 v 02 sleep 0 slumber 0 000 01 + 02 00 | be asleep"],
-        "data.adj": [f"00001740 00 s 0b {' '.join(f'good_{i}(p) 0' for i in range(11))} 000 | eleven of them"],
-        "data.adv": [],
-    }
-    for name, rows in lines.items():
-        (folder / name).write_text(licence + "".join(f"{row}  \n" for row in rows), encoding="utf-8")
-    return folder
-
-
 @dataclass
 class StaticFolder:
     """A table of word vectors in a folder, with its contents.
@@ -389,12 +367,6 @@ class StaticFolder:
     rows: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
     mapping: npt.NDArray[np.int64]
-
-    def change(self, file: str, **settings: Any) -> None:
-        """Change or add settings of a JSON file."""
-        path = self.path / file
-        content = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**content, **settings}))
 
 
 @pytest.fixture
@@ -414,13 +386,13 @@ def make_static_folder(toy_tokenizer_json: str, tmp_path: Path) -> Callable[...,
             generator.integers(0, count, count),
         )
         made.path.mkdir()
-        made.change("tokenizer.json", **tokenizer)
+        edit_json(made.path / "tokenizer.json", **tokenizer)
         weights: dict[str, Any] = {"embeddings": made.rows}
         modules = [{"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"}]
         if library == "sentence-transformers":
             weights = {"embedding.weight": made.rows}
         else:
-            made.change("config.json", model_type="model2vec", normalize=True, embedding_dtype="float32")
+            edit_json(made.path / "config.json", model_type="model2vec", normalize=True, embedding_dtype="float32")
         if form == "mapped":
             weights |= {"weights": made.weights, "mapping": made.mapping}
         if library == "sentence-transformers" or form != "plain":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import math
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import tokenizers
 
 from embedkit.runtime.tokenization import Tokenizer
@@ -92,11 +96,11 @@ def slope(function: Callable[..., float], tensors: Sequence[Any], number: int, p
 
 def without_dropout(module: Any) -> Any:
     """Switch dropout off, so that every pass computes the same; return the module."""
-    for each in module.modules():
-        if type(each).__name__ == "Dropout":
-            each.p = 0.0
-        if hasattr(each, "dropout_prob"):  # of BERT's attention
-            each.dropout_prob = 0.0
+    for part in module.modules():
+        if type(part).__name__ == "Dropout":
+            part.p = 0.0
+        if hasattr(part, "dropout_prob"):  # of BERT's attention
+            part.dropout_prob = 0.0
     return module
 
 
@@ -109,3 +113,27 @@ def refuse_conditions(monkeypatch: Any) -> None:
         return entered(condition)
 
     monkeypatch.setattr(threading.Condition, "__enter__", enter)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change or add settings of a JSON file, which need not exist."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(content | changes), encoding="utf-8")
+
+
+def write_parquet(path: Path, table: Any, **options: Any) -> None:
+    """Write columns, records or a table of Arrow; skip the test where pyarrow is not installed."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    if isinstance(table, dict):
+        table = arrow.table(table)
+    elif isinstance(table, list):
+        table = arrow.Table.from_pylist(table)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table, path, **options)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from toys import write_parquet
 
 import embedkit
 from embedkit import Collection, CrossEncoder, Encoder, JoinedEncoder, integrations
@@ -121,7 +122,7 @@ class Kit:
         self.task = load_task(str(self.scored))
         self.shards = folder / "in" / "texts.parquet"
         self.shards.parent.mkdir()
-        parquet.write_table(pyarrow.table({"text": TEXTS}), self.shards)
+        write_parquet(self.shards, {"text": TEXTS})
 
     def new(self) -> Path:
         self.count += 1

@@ -337,10 +337,6 @@ class TestSwitches:
         plain, switched = (self.loss(make, {**flat, **given}, name)[1].loss for given in ({}, settings))
         assert abs(switched - plain) > 1e-3 * plain
 
-    def test_weight_scales_the_loss(self, make):
-        once, twice = (self.loss(make, {"weight": weight})[1].loss for weight in (0.5, 1.0))
-        assert torch.allclose(2 * once, twice)
-
     @pytest.mark.parametrize("name", JOINT)
     def test_joint_adds_scts_loss_on_the_pooled_embeddings(self, make, name):
         """Without projector and dropout each reference equals the view itself, so the loss is known."""

@@ -21,14 +21,14 @@ import torch
 from toy_networks import TEXTS, toy_encoder, toy_graph
 
 from embedkit.cli.main import main
-from embedkit.errors import InputError, ModelError, ProviderError
+from embedkit.errors import ModelError, ProviderError
 from embedkit.export.pipeline import export
 from embedkit.export.quantize import WORD_TABLES
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime import native_network
 from embedkit.runtime.bert_reader import read_bert
-from embedkit.runtime.bert_weights import BertWeights, Norm, Product
+from embedkit.runtime.bert_weights import Norm, Product
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.kernels import bert
@@ -275,15 +275,6 @@ def test_the_arithmetic_mode_of_a_thread_changes_no_bit(make_encoder: Any, token
     assert np.array_equal(found, expected)
 
 
-@needs_kernel
-def test_many_threads_share_one_network(make_encoder: Any, tokens: Tokens) -> None:
-    graph = NativeNetwork.find(write(make_encoder(), "int8"))
-    expected = run(graph, tokens)
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: run(graph, tokens), range(40)))
-    assert all(np.array_equal(rows, expected) for rows in found)
-
-
 @pytest.fixture
 def teams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let threads share any batch; return the sizes of the teams that do."""
@@ -393,7 +384,9 @@ class TestTeams:
     def test_a_team_has_one_run(self, make_encoder: Any) -> None:
         bert = native_network.bert
         network = NativeNetwork(read_bert(write(make_encoder())), instructions="portable")
-        ids, starts, rows = (np.array(each, dtype=np.int32) for each in ([1, 2], [0, 2], [0] * network.width))
+        ids, starts, rows = (
+            np.array(numbers, dtype=np.int32) for numbers in ([1, 2], [0, 2], [0] * network.width)
+        )
         team = bert.make_team("portable", 2)
         network._network.run(ids, None, starts, rows, team)
         bert.help_team(team)  # comes too late
@@ -520,7 +513,7 @@ def test_batches_hold_every_text_once_within_their_bounds(
     batches = graph.batches(tokens.lengths, most_tokens=budget, most_items=most_items)
     texts = [np.arange(len(tokens.ids))[batch] for batch in batches]
     assert np.array_equal(np.concatenate(texts), np.arange(len(tokens.ids)))
-    assert all(len(each) == 1 or tokens.lengths[each].sum() <= budget for each in texts)
+    assert all(len(rows) == 1 or tokens.lengths[rows].sum() <= budget for rows in texts)
     assert most_items is None or max(map(len, texts)) <= most_items
     assert graph.batches(np.array([], dtype=np.int64), most_tokens=None, most_items=None) == []
 
@@ -674,12 +667,6 @@ class TestChoice:
         assert NativeNetwork.choose(content) is None
         assert NativeNetwork.choose(content, providers=[NATIVE]) is not None
 
-    def test_bert_large_runs_on_it_where_it_was_timed(self) -> None:
-        bert_large = 24 * 12 * 1024 * 1024
-        for quantized in (True, False):
-            assert native_network._most_weights("avx2", is_quantized=quantized) > bert_large
-            assert native_network._most_weights("neon-i8mm", is_quantized=quantized) < bert_large
-
     @needs_kernel
     @pytest.mark.parametrize(
         "changes", [{"intermediate_size": 100}, {"num_attention_heads": 8}, {"memory": 32}, {"memory": 96}]
@@ -717,7 +704,7 @@ class TestChoice:
         content = write(make_encoder())
         monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
         graph, named = (
-            NativeNetwork.choose(content, instructions=each) for each in (None, native_instructions()[0])
+            NativeNetwork.choose(content, instructions=name) for name in (None, native_instructions()[0])
         )
         assert graph is not None
         assert named is not None
@@ -817,18 +804,6 @@ def test_bundles_run_on_it(make_encoder: Any, tmp_path: Path, precision: str, me
     assert np.array_equal(rows, encoder.encode(TEXTS * 50, batch_size=3))
     with encoder.pool(2) as pool:
         assert np.array_equal(rows, pool.encode(TEXTS * 50))
-
-
-@needs_kernel
-def test_a_wrong_number_of_threads_is_an_error(make_encoder: Any) -> None:
-    with pytest.raises(InputError, match="threads"):
-        NativeNetwork.choose(write(make_encoder()), threads=0)
-
-
-def test_the_shape_of_a_graph_is_preserved(make_encoder: Any) -> None:
-    graph = read_bert(write(make_encoder()))
-    assert isinstance(graph, BertWeights)
-    assert (graph.hidden, graph.dimension, len(graph.layers)) == (64, 128, 2)
 
 
 RECORDED = json.loads((Path(__file__).parents[2] / "benchmarks" / "bits" / "results.json").read_text())["rows"]

@@ -134,7 +134,9 @@ def make_network(draw: Draw, bert: Any, options: dict[str, Any], instructions: s
     """Return a network with weights of its own, or with those that another one has packed."""
     if draw.below(2):
         return bert.Network(**options, instructions=instructions, packed=None)
-    products = [each for layer in options["layers"] for each in layer[:5] if len(each) > 2]  # the others are norms
+    products = [
+        product for layer in options["layers"] for product in layer[:5] if len(product) > 2
+    ]  # the others are norms
     products += [options["head"]] if options["head"] else []
     size = sum(len(product[0]) for product in products) - (64 if draw.rarely() else 0)
     packed = mmap.mmap(-1, max(size, 1))

@@ -229,7 +229,7 @@ def reference_congen(s1, s2, *teams, control):
 
 def congen(control, *, teams=1):
     def ours(s1, s2, *given):
-        keys = [Keys(*each) for each in zip(given[::2], given[1::2], strict=True)]
+        keys = [Keys(*pair) for pair in zip(given[::2], given[1::2], strict=True)]
         temperatures = {"temperature": TEMPERATURE, "teacher_temperature": TEACHER_TEMPERATURE}
         return congen_loss((s1, s2), keys[0], others=keys[1:], control=control, **temperatures)
 
@@ -335,7 +335,7 @@ def reference_binary(logits, labels):
 def reference_listwise(logits, labels):
     total = 0.0
     for scores, grades in zip(logits, labels, strict=True):
-        shares = [abs(float(grade)) / sum(abs(float(each)) for each in grades) for grade in grades]
+        shares = [abs(float(grade)) / sum(abs(float(other)) for other in grades) for grade in grades]
         total += cross_entropy(shares, softmax([float(score) for score in scores]))
     return total / len(logits)
 

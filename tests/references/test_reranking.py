@@ -32,7 +32,7 @@ def slow_average_precision(ranking, relevant, total):
     precisions = 0.0
     for depth in range(1, len(ranking) + 1):
         if ranking[depth - 1] in relevant:
-            precisions += sum(each in relevant for each in ranking[:depth]) / depth
+            precisions += sum(document in relevant for document in ranking[:depth]) / depth
     return precisions / total
 
 
@@ -87,7 +87,7 @@ def test_merged_equals_scikit_learn(case):
 
 @pytest.mark.parametrize(("relevance", "scores", "whole", "at_two"), TREC_EVAL)
 def test_trec_eval_prints_the_same(relevance, scores, whole, at_two):
-    marks = np.array([relevance[each] > 0 for each in scores])
+    marks = np.array([relevance[document] > 0 for document in scores])
     missing = sum(mark > 0 for each, mark in relevance.items() if each not in scores)
     query = Query("query", list(scores), list(scores), marks, missing)
     values = np.array(list(scores.values()), dtype=np.float32)

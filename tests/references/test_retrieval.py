@@ -73,7 +73,7 @@ def searches(draw):
 
 
 def rankings_of(ids, documents, queries, judged, **options):
-    found = RetrievalSet("set", dict.fromkeys(ids, ""), [Judged("", dict(each)) for each in judged])
+    found = RetrievalSet("set", dict.fromkeys(ids, ""), [Judged("", dict(relevance)) for relevance in judged])
     return list(rank_documents(queries, documents, found, **options))
 
 

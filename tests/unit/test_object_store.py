@@ -8,6 +8,7 @@ import uuid
 
 import numpy as np
 import pytest
+from toys import write_parquet
 
 from embedkit import Collection, Encoder, object_store
 from embedkit.cli.main import main
@@ -192,10 +193,10 @@ def test_documents_are_indexed(base, encoder_path, tmp_path):
 
 
 def test_shards_are_written_resumed_and_indexed(base, encoder_path, tmp_path, capsys):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
     table = arrow.table({"id": [str(n) for n in range(10)], "text": [f"a dog {n}" for n in range(10)]})
     for name, part in (("one", table[:6]), ("two", table[6:])):
-        parquet.write_table(part, tmp_path / f"{name}.parquet")
+        write_parquet(tmp_path / f"{name}.parquet", part)
         put(f"{base}/pages/{name}.parquet", (tmp_path / f"{name}.parquet").read_bytes())
     command = ["encode", "-m", str(encoder_path), f"{base}/pages/", "-o", f"{base}/out", "--rows-per-shard", "4"]
     assert main(command) == 0
@@ -214,8 +215,7 @@ def test_shards_are_written_resumed_and_indexed(base, encoder_path, tmp_path, ca
 
 
 def test_shards_of_another_job_are_refused(base, encoder_path, tmp_path, capsys):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(arrow.table({"text": ["a dog"]}), tmp_path / "in.parquet")
+    write_parquet(tmp_path / "in.parquet", {"text": ["a dog"]})
     command = ["encode", "-m", str(encoder_path), str(tmp_path / "in.parquet"), "-o", f"{base}/out"]
     assert main(command) == 0
     assert main([*command, "--rows-per-shard", "1"]) == 1
@@ -227,8 +227,7 @@ def test_shards_of_another_job_are_refused(base, encoder_path, tmp_path, capsys)
 
 def test_an_output_within_the_input_is_refused(base, encoder_path):
     bulk = pytest.importorskip("embedkit.serving.bulk")
-    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     with (open_store(base) / "a.parquet").written() as path:
-        parquet.write_table(arrow.table({"text": ["a dog"]}), path)
+        write_parquet(path, {"text": ["a dog"]})
     with pytest.raises(InputError, match="is inside the input"):
         bulk.BulkEncoding.prepare(base, f"{base}/out", model=encoder_path)

@@ -9,14 +9,10 @@ import shutil
 import sys
 
 import pytest
+from toys import Terminal
 
 from embedkit import progress as progress_module
 from embedkit.progress import Progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 class Clock:

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from toys import write_parquet
 
 from embedkit import records
 from embedkit.errors import DataError, MissingExtraError
@@ -61,9 +62,8 @@ def test_blank_lines_are_counted_once_and_keep_the_numbers_of_lines(write, caplo
 
 
 def test_parquet_rows_are_its_columns(tmp_path):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
-    parquet.write_table(arrow.table({"text": ["a", None], "n": [1, 2]}), path)
+    write_parquet(path, {"text": ["a", None], "n": [1, 2]})
     assert list(read_records(path)) == [(1, {"text": "a", "n": 1}), (2, {"text": None, "n": 2})]
 
 
@@ -189,10 +189,10 @@ def test_any_damage_of_a_packed_file_is_reported(write, packing):
 
 
 def test_repeated_values_of_a_small_parquet_file_are_read_a_few_at_a_time(tmp_path, monkeypatch):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet = pytest.importorskip("pyarrow.parquet")
     from embedkit import parquet_files
 
-    parquet.write_table(arrow.table({"text": ["a" * 100_000] * 1000}), tmp_path / "a.parquet", compression="zstd")
+    write_parquet(tmp_path / "a.parquet", {"text": ["a" * 100_000] * 1000}, compression="zstd")
     monkeypatch.setattr(parquet_files, "_BATCH_BYTES", 10**6)
     with parquet.ParquetFile(tmp_path / "a.parquet") as file:
         assert parquet_files.rows_per_batch(file.metadata) < 20
@@ -200,32 +200,32 @@ def test_repeated_values_of_a_small_parquet_file_are_read_a_few_at_a_time(tmp_pa
 
 
 def test_a_text_of_a_small_parquet_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
     from embedkit import parquet_files
 
     monkeypatch.setattr(parquet_files, "_LONGEST_TEXT", 1000)
     for kind in (arrow.string(), arrow.large_string()):
         table = arrow.table({"id": [1, 2], "text": arrow.array(["a" * 999, None], kind)})
-        parquet.write_table(table, tmp_path / "a.parquet")
+        write_parquet(tmp_path / "a.parquet", table)
         assert [row["id"] for row in rows(tmp_path / "a.parquet")] == [1, 2]
         table = arrow.table({"id": [1, 2], "text": arrow.array(["a", "a" * 1000], kind)})
-        parquet.write_table(table, tmp_path / "a.parquet")
+        write_parquet(tmp_path / "a.parquet", table)
         with pytest.raises(DataError, match=r"a\.parquet: a text in the column 'text' has 1,000 bytes; split it"):
             rows(tmp_path / "a.parquet")
 
 
 def test_ordinary_parquet_is_read_in_large_batches(tmp_path):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet = pytest.importorskip("pyarrow.parquet")
     from embedkit import parquet_files
 
-    parquet.write_table(arrow.table({"text": [f"text {n * n}" for n in range(10_000)]}), tmp_path / "a.parquet")
+    write_parquet(tmp_path / "a.parquet", {"text": [f"text {n * n}" for n in range(10_000)]})
     with parquet.ParquetFile(tmp_path / "a.parquet") as file:
         assert parquet_files.rows_per_batch(file.metadata) >= 256
 
 
 def test_a_column_of_parquet_named_twice_is_refused(tmp_path):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
     table = arrow.Table.from_arrays([arrow.array(["a"])] * 2, names=["text", "text"])
-    parquet.write_table(table, tmp_path / "a.parquet")
+    write_parquet(tmp_path / "a.parquet", table)
     with pytest.raises(DataError, match=r"a.parquet has two columns 'text'"):
         rows(tmp_path / "a.parquet")

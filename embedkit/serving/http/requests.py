@@ -1,4 +1,4 @@
-"""The path of every request: its route, access control, its body, the function that answers, errors, and the log."""
+"""The path of every request: its route, access, body, the function that answers, errors, and the log."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from toys import write_parquet
 
 from embedkit.cli.main import main
 
@@ -19,7 +20,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 @pytest.fixture
 def pages(tmp_path):
     rows = {"key": list(range(30)), "body": [f"the dog number {row}" for row in range(30)]}
-    parquet.write_table(pa.table(rows), tmp_path / "pages.parquet")
+    write_parquet(tmp_path / "pages.parquet", rows)
     return tmp_path / "pages.parquet"
 
 

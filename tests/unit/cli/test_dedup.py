@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from toys import write_parquet
 
 from embedkit import Collection, Encoder
 from embedkit.cli.main import main
@@ -87,7 +88,7 @@ class TestDedup:
         table = pa.table({"text": TEXTS, "day": days, "n": pa.array(range(len(TEXTS)), pa.int16())})
         path = tmp_path / "pages" / "0.parquet"
         path.parent.mkdir()
-        parquet.write_table(table, path)
+        write_parquet(path, table)
         output = tmp_path / "unique.parquet"
         place = path.parent if folder else path
         assert main(["dedup", str(place), *model, "-o", str(output)]) == 0
@@ -123,7 +124,7 @@ class TestDedup:
         assert main(["dedup", str(path), *model, "-o", str(output)]) == 1
         assert "row 1 has a text of several lines; write .jsonl instead of .txt" in capsys.readouterr().err
         assert output.read_text(encoding="utf-8") == "before"
-        assert sorted(each.name for each in tmp_path.iterdir()) == ["texts.jsonl", "unique.txt"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.jsonl", "unique.txt"]
 
     @pytest.mark.parametrize(
         ("more", "message"),

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from toys import write_parquet
 
 from embedkit import Encoder
 from embedkit.cli.main import main
@@ -40,10 +41,8 @@ def write_csv(path):
     path.write_text("id,body\n" + "".join(rows), encoding="utf-8")
 
 
-def write_parquet(path):
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pa.table({"body": TEXTS}), path)
+def write_columns(path):
+    write_parquet(path, {"body": TEXTS})
 
 
 def test_a_text_file_becomes_an_array(toy_bundle, texts_file, tmp_path, expected, capsys):
@@ -66,7 +65,12 @@ def test_several_processes_write_the_same_file(toy_bundle, texts_file, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("form", "write"), [(".jsonl", write_jsonl), (".csv", write_csv), (".parquet", write_parquet)]
+    ("form", "write"),
+    [
+        (".jsonl", write_jsonl),
+        (".csv", write_csv),
+        (".parquet", write_columns),
+    ],
 )
 def test_a_column_of_a_table_is_embedded(toy_bundle, tmp_path, expected, form, write):
     write(tmp_path / f"in{form}")

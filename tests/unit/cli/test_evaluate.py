@@ -73,12 +73,6 @@ def test_json_names_the_model_by_its_fingerprint(toy_bundle, pairs, capsys):
     assert "onnxruntime" in report["versions"]
 
 
-def test_several_models_are_columns(toy_bundle, write_toy_bundle, pairs, tmp_path, capsys):
-    other = write_toy_bundle(tmp_path / "other.onnx", name="other")
-    assert main(["evaluate", str(toy_bundle), str(other), "--task", str(pairs)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[-2:] == ["100.00", "100.00"]
-
-
 def test_a_cross_encoder_scores_the_pairs(toy_bundle, write_toy_cross_bundle, pairs, lists, tmp_path, capsys):
     from embedkit.evaluation.sts import evaluate_cross_encoder, load_scored_pairs
     from embedkit.runtime.cross_encoder import CrossEncoder

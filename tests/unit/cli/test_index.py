@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from toys import write_parquet
 
 pytest.importorskip("onnx")  # writes the toy bundle
 
@@ -130,9 +131,8 @@ def test_documents_and_queries_by_two_models(tmp_path, documents, toy_bundle, wr
 
 
 def test_shards_of_encode_become_a_collection(tmp_path, toy_bundle, capsys):
-    pytest.importorskip("pyarrow")
     texts = tmp_path / "texts.parquet"
-    write_parquet(texts)
+    write_parquet(texts, ROWS)
     shards, index = str(tmp_path / "shards"), str(tmp_path / "idx")
     assert main(["encode", "-m", str(toy_bundle), str(texts), "-o", shards, "--text-column", "body"]) == 0
     columns = ("--text-column", "body", "--id-column", "key")
@@ -152,13 +152,6 @@ def test_the_model_is_needed_for_texts(tmp_path, documents, capsys):
 def test_processes(tmp_path, documents, toy_bundle):
     assert build(documents, toy_bundle, tmp_path / "idx", "--processes", "2") == 0
     assert len(Collection.open(tmp_path / "idx")) == 2
-
-
-def write_parquet(path):
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    parquet.write_table(pa.Table.from_pylist(ROWS), path)
 
 
 def test_an_existing_collection_is_replaced_on_request_only(tmp_path, documents, toy_bundle, capsys):

@@ -231,10 +231,6 @@ class TestCommonOptions:
         main(argv)
         assert (seen[0].json, seen[0].size) == (True, "small")
 
-    def test_are_off_if_not_given(self, seen):
-        main(["play"])
-        assert (seen[0].json, seen[0].debug, seen[0].verbose, seen[0].quiet) == (False, False, False, False)
-
 
 class TestMessages:
     LEVELS = ("debug", "info", "warning", "error")

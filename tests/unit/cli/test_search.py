@@ -120,20 +120,6 @@ def test_no_collection(tmp_path, capsys):
     assert "no collection" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "width", "expected"),
-    [
-        ("abcdef", 6, "abcdef"),
-        ("abcdef", 5, "abcd…"),
-        ("雪雪雪", 6, "雪雪雪"),
-        ("雪雪雪", 5, "雪雪…"),
-        ("ü" * 4, 4, "ü" * 4),
-    ],
-)
-def test_lines_are_cut_by_columns(text, width, expected):
-    assert command._cut(text, width) == expected
-
-
 def test_columns_stand_below_each_other():
     hits = [Hit("雪", 0.5, "snow"), Hit("a-long-id", -0.25, "text")]
     lines = command._table(hits, None)

@@ -115,7 +115,7 @@ class TestConfiguration:
         flags = [str(recipe), "--method", "congen", "--corpus", "a.txt"]
         both = [*("--teacher", "a", "--teacher", "b"), *("--teacher-name", "A", "--teacher-name", "B")]
         found = check(capsys, *flags, *both)
-        assert [(each["source"], each["name"]) for each in found["teachers"]] == [("a", "A"), ("b", "B")]
+        assert [(teacher["source"], teacher["name"]) for teacher in found["teachers"]] == [("a", "A"), ("b", "B")]
         assert "teacher" not in found
         found = check(capsys, *flags, "--teacher", "a")
         assert (found["teacher"]["source"], found["teacher"]["precision"]) == ("a", "bf16")

@@ -28,18 +28,6 @@ def sts_data(write_lines, tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_year_has_all_mean_and_wmean(words, sts_data):
-    (result,) = evaluate(words, load_task("sts13", data=sts_data)).results
-    assert result.measures["mean"] == pytest.approx(0)
-    assert result.measures["wmean"] == pytest.approx(0.2)
-    assert result.value == result.measures["all"] != result.measures["mean"]
-    assert {name: (part.rows, part.value) for name, part in result.parts.items()} == {
-        "FNWN": (3, pytest.approx(1)),
-        "OnWN": (2, pytest.approx(-1)),
-    }
-    assert (result.rows, result.expected, result.complete, result.notes) == (5, 5, True, [LOWER_CASED])
-
-
 def test_sts_says_which_sets_are_missing(words, sts_data):
     *sets, average = evaluate(words, load_task("sts", data=sts_data)).results
     assert [result.name for result in sets] == ["sts13", "stsb"]

@@ -65,7 +65,7 @@ def test_split_and_revision_reach_the_hub(fake_hub):
     fake_hub.contents["org/sts"] = {"default": {"validation": [PAIR], "test": [PAIR, PAIR]}}
     assert len(load_scored_pairs("org/sts")) == 2
     assert len(load_scored_pairs("hf://org/sts@abc:validation")) == 1
-    assert [each[2:] for each in fake_hub.asked] == [("test", None), ("validation", "abc")]
+    assert [request[2:] for request in fake_hub.asked] == [("test", None), ("validation", "abc")]
 
 
 def test_an_only_split_is_read_under_any_name(fake_hub):
@@ -139,7 +139,7 @@ def test_a_task_name_may_pin_a_revision(fake_hub):
     fake_hub.contents["mteb/stsbenchmark-sts"] = {"default": {"validation": [PAIR], "test": [PAIR]}}
     load_task("stsb@abc")
     load_task("stsb-dev@def")
-    assert [each[2:] for each in fake_hub.asked] == [("test", "abc"), ("validation", "def")]
+    assert [request[2:] for request in fake_hub.asked] == [("test", "abc"), ("validation", "def")]
 
 
 def test_the_real_package_reads_a_local_folder(write_json_lines, monkeypatch):

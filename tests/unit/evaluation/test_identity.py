@@ -133,7 +133,7 @@ def two(words, write_lines):
 
 def test_sets_of_one_name_are_not_seeds_of_each_other(two):
     found = spreads({"runs": [*two, *two]})
-    assert [each.values for each in found] == [pytest.approx([1, 1]), pytest.approx([-1, -1])]
+    assert [result.values for result in found] == [pytest.approx([1, 1]), pytest.approx([-1, -1])]
     text = to_text(two, Comparison(0, [], found))
     assert [line.split()[-1] for line in text.splitlines()[1:3]] == ["100.00", "-100.00"]
     assert text.count("test (A/test.csv)") == text.count("test (B/test.csv)") == 2
@@ -141,8 +141,8 @@ def test_sets_of_one_name_are_not_seeds_of_each_other(two):
 
 def test_sets_of_one_name_are_compared_each_with_itself(two):
     found = certainties(two, samples=20)
-    assert [each.value for each in found] == [pytest.approx(1), pytest.approx(-1)]
-    assert [each.difference for each in found] == [None, None]
+    assert [result.value for result in found] == [pytest.approx(1), pytest.approx(-1)]
+    assert [result.difference for result in found] == [None, None]
     assert "test (B/test.csv)" in to_markdown(two, Comparison(20, found, []))
 
 

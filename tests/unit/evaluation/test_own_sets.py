@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from toys import write_parquet
 
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
@@ -33,13 +34,12 @@ def test_the_kind_of_a_file_is_recognized_by_its_columns(
     if suffix == ".jsonl":
         path = write_json_lines("mine.jsonl", *rows)
     elif suffix == ".parquet":
-        parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
         path = tmp_path / "mine.parquet"
-        parquet.write_table(arrow.Table.from_pylist(rows), path)
+        write_parquet(path, rows)
     else:
         mark = "\t" if suffix == ".tsv" else ","
         path = write_lines(
-            f"mine{suffix}", mark.join(rows[0]), *(mark.join(map(str, each.values())) for each in rows)
+            f"mine{suffix}", mark.join(rows[0]), *(mark.join(map(str, row.values())) for row in rows)
         )
     task = load_task(str(path))
     assert isinstance(task.sets[0], kind)

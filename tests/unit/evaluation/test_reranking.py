@@ -231,13 +231,13 @@ TASKS = ("cite", "cocite", "coview", "coread")
 
 
 def check(found):
-    assert tuple(each.name for each in found) == TASKS
-    for each in found:
-        (query,) = each.queries
+    assert tuple(ranking_set.name for ranking_set in found) == TASKS
+    for ranking_set in found:
+        (query,) = ranking_set.queries
         assert (query.text, query.ids, query.candidates) == ("Deep parsing", ["d1", "d3"], ["Parsing", "Cooking"])
         assert query.relevant.tolist() == [True, False]
         assert query.missing == 2
-        assert each.skipped == {"without a title": 1, "without a positive": 1}
+        assert ranking_set.skipped == {"without a title": 1, "without a positive": 1}
 
 
 def test_scidocs_in_usebs_form(tmp_path):

@@ -62,7 +62,9 @@ def test_the_hub(monkeypatch):
     tables = {"corpus": CORPUS, "queries": QUERIES, "default": qrels}
     monkeypatch.setattr(HubDataset, "configurations", lambda self: list(tables))
     monkeypatch.setattr(
-        HubDataset, "rows", lambda self, *, configuration, split: (Row("", each) for each in tables[configuration])
+        HubDataset,
+        "rows",
+        lambda self, *, configuration, split: (Row("", record) for record in tables[configuration]),
     )
     check(load_retrieval(HubDataset("org/set"), name="set"))
 

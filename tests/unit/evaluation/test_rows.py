@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from toys import write_parquet
 
 from embedkit.errors import DataError
 from embedkit.evaluation.sources import read_rows
@@ -34,10 +35,8 @@ def test_a_table_with_a_header_gives_rows(write_lines):
 
 
 def test_json_lines_and_parquet_give_the_same_rows(write_json_lines, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     objects = [{"query": "a", "positive": ["b"]}, {"query": "c", "positive": ["d", "e"]}]
-    parquet.write_table(pyarrow.Table.from_pylist(objects), tmp_path / "a.parquet")
+    write_parquet(tmp_path / "a.parquet", objects)
     for path in (write_json_lines("a.jsonl.gz", *objects), tmp_path / "a.parquet"):
         assert [row.fields for row in read_rows(path)] == objects
 

@@ -52,7 +52,7 @@ def test_layouts(folders):
     assert parts("trec", folders)[1] == (["how a ?"], [1])
     assert parts("sick-e", folders)[2] == (["f", "c d", "a b"], ["g h", "e", "a"], [0, 1, 2])
     assert parts("snli", folders)[0] == (["a b", "e f", "c d"], ["a", "e h", "c e g"], [0, 2, 1])
-    assert [len(each[2]) for each in parts("mrpc-transfer", folders)] == [24, 12]
+    assert [len(part[2]) for part in parts("mrpc-transfer", folders)] == [24, 12]
 
 
 def test_sentevals_own_layouts(folders, write_lines):

@@ -74,8 +74,8 @@ def test_other_architectures_are_compensated(make_any, architecture):
     before = biases(graph)
     shifts = measure_shifts(wanted, graph, measure_inputs(model, PROBE_TEXTS[:4]))
 
-    for each in (graph, wanted):
-        add_to_biases(each, shifts)
+    for model in (graph, wanted):
+        add_to_biases(model, shifts)
 
     changed = [name for name, bias in biases(graph).items() if not np.array_equal(bias, before[name])]
     assert len(changed) == len(shifts) > 6

@@ -42,8 +42,8 @@ def model(encoder, tmp_path):
 
 
 def cosines(rows, others):
-    rows, others = (np.asarray(each, dtype=np.float64) for each in (rows, others))
-    rows, others = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (rows, others))
+    rows, others = (np.asarray(matrix, dtype=np.float64) for matrix in (rows, others))
+    rows, others = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in (rows, others))
     return (rows * others).sum(axis=1)
 
 

@@ -274,7 +274,9 @@ def test_bert_under_other_names_runs_on_the_kernel(make_any, tmp_path, architect
 
 
 def test_a_decoder_of_the_family_is_traced_with_its_mask(make_any, tmp_path):
-    encoder, decoder = (make_any("electra", embedding_size=32, is_decoder=each) for each in (False, True))
+    encoder, decoder = (
+        make_any("electra", embedding_size=32, is_decoder=is_decoder) for is_decoder in (False, True)
+    )
 
     export(decoder, tmp_path / "toy.onnx", precision="fp32")
 
@@ -345,7 +347,7 @@ def test_fixed_scales_work_with_every_architecture(make_any, tmp_path, architect
 
 @pytest.mark.parametrize(
     ("architecture", "precision", "tolerance"),
-    [*((each, "fp32", 1e-5) for each in ARCHITECTURES), ("distilbert", "int8", 0.2)],
+    [*((architecture, "fp32", 1e-5) for architecture in ARCHITECTURES), ("distilbert", "int8", 0.2)],
 )
 def test_cross_encoders_of_any_architecture(make_any, tmp_path, architecture, precision, tolerance):
     model = make_any(architecture, "cross-encoder")

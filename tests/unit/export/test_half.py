@@ -78,7 +78,10 @@ POOLED_BY_MEAN = {"classifier_pooling": "mean"}
 
 @pytest.mark.parametrize(
     ("architecture", "changes"),
-    [*((each, {}) for each in ("mpnet", "modernbert", "distilbert", "electra")), ("modernbert", POOLED_BY_MEAN)],
+    [
+        *((architecture, {}) for architecture in ("mpnet", "modernbert", "distilbert", "electra")),
+        ("modernbert", POOLED_BY_MEAN),
+    ],
 )
 def test_other_cross_encoders_can_be_halved(make_any, tmp_path, architecture, changes):
     model = make_any(architecture, "cross-encoder", **changes)
@@ -154,5 +157,5 @@ def test_variants_for_a_gpu(make_encoder, make_pair_encoder, tmp_path, monkeypat
 
     variants = export_all(str(tmp_path / "model"), tmp_path / "all", target="gpu", rounds=1)
 
-    assert [each.name for each in variants] == ["fp32", "fp32, int4 words", "fp16", "fp16, int4 words"]
+    assert [variant.name for variant in variants] == ["fp32", "fp32, int4 words", "fp16", "fp16, int4 words"]
     assert variants[2].path is not None

@@ -35,7 +35,7 @@ class Hub(BaseHTTPRequestHandler):
             self.answer({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             regular = {"uploadMode": "regular", "shouldIgnore": False}
-            self.answer({"files": [{"path": each["path"], **regular} for each in json.loads(body)["files"]]})
+            self.answer({"files": [{"path": file["path"], **regular} for file in json.loads(body)["files"]]})
         elif "/commit/" in self.path:
             self.keep([json.loads(line) for line in body.splitlines()])
             self.answer({"commitUrl": f"{self.server.address}/me/toy/commit/abc", "commitOid": "abc"})

@@ -54,7 +54,7 @@ def test_every_row_goes_with_its_piece(make_encoder):
     old, new = vocabulary(encoder.tokenizer.json), vocabulary(pruned.tokenizer.json)
     assert sorted(new.values()) == list(range(len(new)))
     for name in ("backbone.embeddings.word_embeddings.weight", "memory.rows.weight"):
-        before, after = (each.get_parameter(name).detach() for each in (encoder, pruned))
+        before, after = (model.get_parameter(name).detach() for model in (encoder, pruned))
         assert len(after) == len(new)
         for piece, number in new.items():
             np.testing.assert_array_equal(after[number], before[old[piece]])

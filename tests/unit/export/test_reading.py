@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import numpy_helper
+from toys import edit_json
 
 from embedkit.errors import ExportError, ModelError
 from embedkit.export import reading
@@ -25,13 +26,8 @@ from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 @pytest.fixture
 def folder(make_encoder, tmp_path):
     make_encoder().save(tmp_path / "model")
-    path = tmp_path / "model" / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "BertTokenizer"}))
+    edit_json(tmp_path / "model" / "tokenizer_config.json", tokenizer_class="BertTokenizer")
     return tmp_path / "model"
-
-
-def change(path, **settings):
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
 def check(model, folder, graph=None):
@@ -50,9 +46,9 @@ def check(model, folder, graph=None):
     ],
 )
 def test_a_setting_that_was_misread_fails(folder, file, settings):
-    change(folder / "tokenizer_config.json", model_max_length=12)
+    edit_json(folder / "tokenizer_config.json", model_max_length=12)
     before = SentenceEncoder.load(folder)
-    change(folder / file, **settings)
+    edit_json(folder / file, **settings)
 
     assert check(SentenceEncoder.load(folder), folder).passed
     found = check(before, folder)
@@ -64,9 +60,9 @@ def test_lowercasing_by_sentence_transformers_is_read(folder):
     content = json.loads((folder / "tokenizer.json").read_text())
     content["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    change(folder / "tokenizer_config.json", do_lower_case=False)
+    edit_json(folder / "tokenizer_config.json", do_lower_case=False)
     before = SentenceEncoder.load(folder)
-    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
 
     assert check(SentenceEncoder.load(folder), folder).passed
     assert not check(before, folder).passed
@@ -82,9 +78,9 @@ def test_a_graph_that_differs_from_the_folder_fails(folder, make_encoder):
 
 
 def test_prompts_are_among_the_texts(folder):
-    change(folder / "config_sentence_transformers.json", prompts={"query": "find: ", "document": ""})
+    edit_json(folder / "config_sentence_transformers.json", prompts={"query": "find: ", "document": ""})
     plain = check(SentenceEncoder.load(folder), folder)
-    change(folder / "config_sentence_transformers.json", prompts={})
+    edit_json(folder / "config_sentence_transformers.json", prompts={})
 
     assert plain.figures["texts"] > check(SentenceEncoder.load(folder), folder).figures["texts"]
 
@@ -190,7 +186,7 @@ def test_pairs_are_compared_too(make_pair_encoder, tmp_path):
 def test_token_types_that_the_library_does_not_give_fail(make_pair_encoder, tmp_path):
     make_pair_encoder().save(tmp_path / "cross")
     with_types = PairEncoder.load(tmp_path / "cross")
-    change(tmp_path / "cross" / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+    edit_json(tmp_path / "cross" / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
 
     assert check(PairEncoder.load(tmp_path / "cross"), tmp_path / "cross").passed
     assert not check(with_types, tmp_path / "cross").passed
@@ -205,7 +201,7 @@ def test_a_chosen_length_is_compared_at_that_length(folder):
 
 
 def test_embeddings_made_for_dot_products_are_refused(folder):
-    change(folder / "config_sentence_transformers.json", similarity_fn_name="dot")
+    edit_json(folder / "config_sentence_transformers.json", similarity_fn_name="dot")
     assert load_source(str(folder)).dimension == 32  # unit rows, so the dot product is the cosine
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps(modules[:-1]))

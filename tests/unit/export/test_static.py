@@ -66,7 +66,7 @@ def test_measured_inputs_equal_those_of_torch(encoder):
 def seen_in(rows):
     least, largest = np.minimum(rows.min(axis=0), 0), np.maximum(rows.max(axis=0), 0)
     statistics = (least, largest, rows.mean(axis=0), (rows**2).mean(axis=0))
-    return InputStatistics(*(each.astype(np.float32) for each in statistics))
+    return InputStatistics(*(array.astype(np.float32) for array in statistics))
 
 
 def random_rows(seed=0, width=32):

@@ -82,7 +82,7 @@ def test_one_wrong_integer_is_found_that_no_embedding_shows(make_encoder, arithm
 def test_one_wrong_scale_or_half_byte_is_found(make_encoder):
     encoder = make_encoder(head=16, memory=64)
     graph = build_graph(encoder, MixedArithmetic(Int8Arithmetic(64), WORD_TABLES["int4"]))
-    arrays = {each.name: numpy_helper.to_array(each) for each in graph.graph.initializer}
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
 
     assert not measure(encoder, change(graph, "head.linear.weight_scale", 3, 1.0)).passed
     for words in ("embeddings.word_embeddings.weight", "memory.rows.weight"):

@@ -28,27 +28,27 @@ def test_every_variant_is_written_and_measured(model, tmp_path):
     variants = export_all(model, tmp_path / "all", target="arm64", calibration=PROBE_TEXTS, vocabulary=PROBE_TEXTS)
 
     static = ["int8-static", "int8-static, int4 words"]
-    assert [each.name for each in variants] == [*CPU, *static, "int8, int4 words, pruned"]
-    written = {each.name: each for each in variants if not each.missed}
+    assert [variant.name for variant in variants] == [*CPU, *static, "int8, int4 words, pruned"]
+    written = {variant.name: variant for variant in variants if not variant.missed}
     assert {"fp32", "int8", "int8-static"} <= written.keys()
-    assert {each.path for each in written.values()} == set((tmp_path / "all").iterdir())
-    for each in written.values():
-        manifest = read_bundle(each.path).manifest
-        assert each.size_bytes == each.path.stat().st_size
-        assert each.largest_difference == manifest.gates["parity"]["largest_difference"]
-        assert manifest.target == ("" if each.name.startswith("fp32") else "arm64")
-        assert min(each.texts_per_second, each.one_text_ms, each.speed) > 0
+    assert {variant.path for variant in written.values()} == set((tmp_path / "all").iterdir())
+    for variant in written.values():
+        manifest = read_bundle(variant.path).manifest
+        assert variant.size_bytes == variant.path.stat().st_size
+        assert variant.largest_difference == manifest.gates["parity"]["largest_difference"]
+        assert manifest.target == ("" if variant.name.startswith("fp32") else "arm64")
+        assert min(variant.texts_per_second, variant.one_text_ms, variant.speed) > 0
         assert manifest.ranges
     assert written["fp32"].speed == 1.0
     assert written["int8"].invariance > 1e-4 > written["int8-static"].invariance
-    assert any(each.on_frontier for each in variants)
+    assert any(variant.on_frontier for variant in variants)
 
 
 def test_a_variant_that_misses_a_gate_is_reported_and_not_written(model, tmp_path, monkeypatch):
     strict = dataclasses.replace(THRESHOLDS["int8"], cosine=1.1)
     monkeypatch.setitem(THRESHOLDS, "int8", strict)
 
-    variants = {each.name: each for each in export_all(model, tmp_path / "all", rounds=1)}
+    variants = {variant.name: variant for variant in export_all(model, tmp_path / "all", rounds=1)}
 
     assert "failed 1 of 6 gates" in variants["int8"].missed
     assert (variants["int8"].path, variants["int8"].on_frontier) == (None, False)
@@ -76,7 +76,7 @@ def test_a_variant_worse_in_everything_is_not_on_the_frontier():
         ]
     )
 
-    assert [each.on_frontier for each in variants] == [True, True, False, True, False]
+    assert [variant.on_frontier for variant in variants] == [True, True, False, True, False]
 
 
 def test_the_fastest_of_sufficient_quality_is_chosen():
@@ -111,7 +111,7 @@ def test_the_command_prints_the_frontier(model, tmp_path, capsys):
     assert main(["export", model, "-o", str(tmp_path / "all"), "--all", "--json", "--replace"]) == 0
     report = json.loads(capsys.readouterr().out)
 
-    assert [each["name"] for each in report["variants"]] == CPU
+    assert [variant["name"] for variant in report["variants"]] == CPU
     assert shown[0].split()[0] == "variant"
     assert [line[2:28].strip() for line in shown[1:5]] == CPU
     assert shown[-1].startswith("chosen: ")

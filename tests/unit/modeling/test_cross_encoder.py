@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from toys import edit_json
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -159,9 +160,7 @@ def test_token_types_are_those_that_transformers_gives(pair_encoder, tmp_path, k
         "roberta": {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False},
     }[kind]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    names = ["input_ids", "attention_mask"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"model_input_names": names}))
+    edit_json(tmp_path / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
 
     model = PairEncoder.load(tmp_path).eval()
 
@@ -202,17 +201,16 @@ def test_kinds_of_folders_are_distinguished(pair_encoder, make_encoder, raw_fold
 
 
 def test_missing_weights_are_an_error(pair_encoder, raw_folder, tmp_path):
-    config = json.loads((raw_folder / "config.json").read_text())
-    config |= {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
-    (raw_folder / "config.json").write_text(json.dumps(config))
+    edit_json(
+        raw_folder / "config.json", architectures=["BertForSequenceClassification"], id2label={"0": "LABEL_0"}
+    )
     with pytest.raises(ModelError, match=r"lacks 2 of the model's weights, for example classifier\.bias"):
         PairEncoder.load(raw_folder)
 
 
 def test_a_network_that_returns_tuples_is_read(pair_encoder, tmp_path):
     pair_encoder.save(tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(settings | {"return_dict": False}))
+    edit_json(tmp_path / "config.json", return_dict=False)
 
     found = TorchCrossEncoder(PairEncoder.load(tmp_path)).predict(PAIRS)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from toys import edit_json
 from transformers import AutoConfig, AutoModel, BertModel
 
 from embedkit.errors import ModelError, ModelNotFoundError
@@ -166,8 +167,7 @@ def test_half_precision_weights_are_widened(make_encoder, tmp_path):
 def test_a_network_that_returns_tuples_is_read(make_encoder, batch, tmp_path):
     encoder = make_encoder()
     encoder.save(tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(settings | {"return_dict": False}))
+    edit_json(tmp_path / "config.json", return_dict=False)
 
     assert torch.equal(SentenceEncoder.load(tmp_path)(*batch), encoder(*batch))
 
@@ -242,8 +242,7 @@ class TestRefusals:
             SentenceEncoder.load(folder)
 
     def test_prompts_excluded_from_pooling(self, folder):
-        path = folder / "1_Pooling" / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"include_prompt": False}))
+        edit_json(folder / "1_Pooling" / "config.json", include_prompt=False)
         assert SentenceEncoder.load(folder).prompts == {}
         (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "query: "}}')
 
@@ -308,8 +307,7 @@ def test_a_chain_of_dense_layers_is_one_head(make_encoder, batch, tmp_path, acti
 def test_truncated_dimensions_are_the_leading_ones(make_encoder, batch, tmp_path, head):
     make_encoder(head=head).save(tmp_path)
     whole = run(SentenceEncoder.load(tmp_path).eval(), batch)
-    path = tmp_path / "config_sentence_transformers.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": 5}))
+    edit_json(tmp_path / "config_sentence_transformers.json", truncate_dim=5)
 
     loaded = SentenceEncoder.load(tmp_path).eval()
 
@@ -320,8 +318,7 @@ def test_truncated_dimensions_are_the_leading_ones(make_encoder, batch, tmp_path
 def test_a_language_model_without_a_pooling_is_refused(make_encoder, tmp_path):
     make_encoder().save(tmp_path)
     (tmp_path / "modules.json").unlink()
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["Qwen3ForCausalLM"]}))
+    edit_json(tmp_path / "config.json", architectures=["Qwen3ForCausalLM"])
 
     with pytest.raises(ModelError, match="Qwen3ForCausalLM without a pooling"):
         SentenceEncoder.load(tmp_path)
@@ -346,9 +343,8 @@ def test_code_of_a_model_runs_only_with_permission(make_encoder, tmp_path, monke
         "class OwnConfig(BertConfig):\n    model_type = 'own'\n"
         "class OwnModel(BertModel):\n    config_class = OwnConfig\n"
     )
-    path = tmp_path / "model" / "config.json"
     classes = {"AutoConfig": "code.OwnConfig", "AutoModel": "code.OwnModel"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "own", "auto_map": classes}))
+    edit_json(tmp_path / "model" / "config.json", model_type="own", auto_map=classes)
 
     with pytest.raises(ModelError, match="--trust-remote-code"):
         SentenceEncoder.load(tmp_path / "model")

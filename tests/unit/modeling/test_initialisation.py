@@ -91,7 +91,8 @@ def test_a_student_starts_as_the_bag_of_words_of_its_teacher(teacher, size, leas
     student = from_teacher(teacher, size, max_length=16, seed=0)
     blind = random(teacher.tokenizer, size, max_length=16, seed=0)
     started, unaided = (
-        spearman(cosines_of_all_pairs(TorchEncoder(each).encode_ids(ids)), wanted) for each in (student, blind)
+        spearman(cosines_of_all_pairs(TorchEncoder(encoder).encode_ids(ids)), wanted)
+        for encoder in (student, blind)
     )
     assert started > least
     assert started > unaided + 0.1

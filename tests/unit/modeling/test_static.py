@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tokenizers
 from safetensors.numpy import save_file
+from toys import edit_json
 
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
@@ -43,7 +44,7 @@ def test_model2vec_leaves_unknown_words_out(make_static_folder, form):
 
     model = SentenceEncoder.load(folder.path)
 
-    expected = mean_of(rows, [[each for each in row if each != unknown] for row in ids])
+    expected = mean_of(rows, [[token for token in row if token != unknown] for row in ids])
     np.testing.assert_allclose(TorchEncoder(model).encode(TEXTS), expected, atol=1e-6)
     assert model.max_length == 512
     assert unknown in ids[2]
@@ -64,10 +65,10 @@ def test_sentence_transformers_counts_unknown_words(make_static_folder):
 def test_a_length_is_read_where_each_library_writes_it(make_static_folder, form, length):
     folder = make_static_folder(form)
     if form == "model2vec":
-        folder.change("config.json", max_length=length)
+        edit_json(folder.path / "config.json", max_length=length)
     else:
         truncation = {"max_length": length, "strategy": "LongestFirst", "stride": 0, "direction": "Left"}
-        folder.change("tokenizer.json", truncation=truncation)
+        edit_json(folder.path / "tokenizer.json", truncation=truncation)
 
     model = SentenceEncoder.load(folder.path)
 
@@ -79,7 +80,7 @@ def test_a_length_is_read_where_each_library_writes_it(make_static_folder, form,
 
 def test_truncated_dimensions_and_dense_layers(make_static_folder):
     folder = make_static_folder("sentence-transformers")
-    folder.change("config_sentence_transformers.json", truncate_dim=32, prompts={"query": "find: "})
+    edit_json(folder.path / "config_sentence_transformers.json", truncate_dim=32, prompts={"query": "find: "})
     _, ids = ids_of(folder)
 
     model = SentenceEncoder.load(folder.path)
@@ -97,7 +98,7 @@ def test_truncated_dimensions_and_dense_layers(make_static_folder):
 )
 def test_settings_that_are_not_known_are_refused(make_static_folder, change, match):
     folder = make_static_folder("model2vec")
-    folder.change("config.json", **change)
+    edit_json(folder.path / "config.json", **change)
 
     with pytest.raises(ModelError, match=match):
         SentenceEncoder.load(folder.path)

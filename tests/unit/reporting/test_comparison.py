@@ -92,7 +92,7 @@ def entry(label, **changes):
 
 def test_labels_that_are_the_same_get_their_sources():
     found = distinct([entry("a", source="runs/1"), entry("a", source="runs/2"), entry("b")])
-    assert [each.label for each in found] == ["a (runs/1)", "a (runs/2)", "b"]
+    assert [entry.label for entry in found] == ["a (runs/1)", "a (runs/2)", "b"]
 
 
 def test_recipes_differ_where_values_do_and_where_one_lacks_a_setting():

@@ -3,35 +3,16 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from rewrite import main
-from transformers import BertConfig, BertForMaskedLM
-
-from embedkit.modeling.pretrained import quiet_transformers
-from embedkit.modeling.vocabulary import write_tokenizer
-from embedkit.runtime.tokenization import Tokenizer
 
 TEXTS = ["the cat will sleep in the garden", "my sister sings by the sea", "a good dog"]
 
 
 @pytest.fixture
-def command(toy_tokenizer_json, tmp_path, monkeypatch):
+def command(masked_lm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tokenizer = Tokenizer(toy_tokenizer_json, 16)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=tokenizer.vocabulary_size,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        initializer_range=0.5,
-    )
-    with quiet_transformers():
-        BertForMaskedLM(config).save_pretrained("masked")
-    write_tokenizer(tmp_path / "masked", tokenizer)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    return ["texts.txt", "-o", "pairs.tsv", "--masked-lm", "masked"]
+    return ["texts.txt", "-o", "pairs.tsv", "--masked-lm", str(masked_lm)]
 
 
 def test_texts_become_pairs(command, tmp_path, capsys):

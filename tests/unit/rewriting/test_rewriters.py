@@ -5,35 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from rewrite import BackTranslation, MaskedRefill
-from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration, BertConfig, BertForMaskedLM
+from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration, BertForMaskedLM
 
 from embedkit.errors import ModelError
-from embedkit.modeling.pretrained import quiet_transformers
-from embedkit.modeling.vocabulary import write_tokenizer
+
+from .conftest import save
 
 TEXT = "the old cat will sleep in the green garden by the sea"
-
-
-def save(model, folder, tokenizer):
-    with quiet_transformers():
-        model.save_pretrained(folder)
-    write_tokenizer(folder, tokenizer)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def masked_lm(tokenizer, tmp_path_factory):
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=tokenizer.vocabulary_size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=16,
-        initializer_range=0.5,
-    )
-    return save(BertForMaskedLM(config), tmp_path_factory.mktemp("models") / "masked", tokenizer)
 
 
 @pytest.fixture(scope="session")

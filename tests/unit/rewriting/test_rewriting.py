@@ -44,11 +44,6 @@ def read(tmp_path):
     return list(zip(pairs.texts(rows, 0), pairs.texts(rows, pairs.views - 1), strict=True))
 
 
-def test_with_one_rewriter_the_first_view_is_the_text(write, tmp_path):
-    assert write(Rewriter(str.upper)) == PairsReport(rows=600, unchanged=0, lost=0)
-    assert read(tmp_path) == [(text, text.upper()) for text in TEXTS]
-
-
 def test_with_two_each_view_is_one_of_theirs(write, tmp_path):
     report = write(Rewriter(str.upper, "up"), Rewriter(str.title, "title"))
     assert report == PairsReport(rows=600, unchanged=0, lost=0)
@@ -77,12 +72,3 @@ def test_equal_and_lost_texts_are_counted(write, tmp_path):
     unchanged = sum(text < "text 2" for text in TEXTS)
     assert report == PairsReport(rows=598, unchanged=unchanged, lost=2)
     assert "text 3" not in dict(read(tmp_path))
-
-
-def test_a_text_of_two_rows_is_rewritten_once(tmp_path):
-    (tmp_path / "old.tsv").write_text("a cat\tone\na cat\ttwo\n", encoding="utf-8")
-    corpus = Corpus.prepare([SourceConfig(path=str(tmp_path / "old.tsv"))], tmp_path)
-    rewriter = Rewriter(str.upper)
-    write_pairs(corpus, tmp_path / "pairs.tsv", [rewriter], tmp_path, show_progress=False)
-    assert rewriter.seen == ["a cat"]
-    assert read(tmp_path) == [("a cat", "A CAT")]

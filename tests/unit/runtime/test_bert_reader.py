@@ -206,7 +206,7 @@ def test_every_array_is_aligned(make_encoder):
 
     assert graph is not None
     arrays = [graph.words.values, graph.words.scales, graph.positions, graph.norm.weight, graph.norm.bias]
-    arrays += [each for product in graph.products for each in (product.weight, product.bias, product.scales)]
+    arrays += [array for product in graph.products for array in (product.weight, product.bias, product.scales)]
     assert all(array is not None and array.flags.aligned and array.flags.c_contiguous for array in arrays)
 
 
@@ -221,7 +221,7 @@ def test_other_networks_are_none(make_encoder, make_pairs):
 
 def test_a_memory_of_other_words_is_none(make_encoder):
     written = toy_graph(make_encoder(memory=16))
-    (table,) = (each for each in written.graph.initializer if each.name == "memory.rows.weight")
+    (table,) = (tensor for tensor in written.graph.initializer if tensor.name == "memory.rows.weight")
     table.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table)[:-1], table.name))
     assert read(written) is None
 
@@ -390,7 +390,7 @@ def test_every_edit_of_a_constant_makes_it_another_graph(model):
 
 def test_a_skipped_id_is_one_of_the_words(make_encoder):
     edited = toy_graph(make_encoder(family="mpnet"))
-    (skipped,) = (each for each in edited.graph.initializer if each.name == "padding_id")
+    (skipped,) = (tensor for tensor in edited.graph.initializer if tensor.name == "padding_id")
     for value, fits in ((3, True), (-1, False)):
         skipped.CopyFrom(numpy_helper.from_array(np.array(value), skipped.name))
         assert (read(edited) is not None) == fits
@@ -398,7 +398,7 @@ def test_a_skipped_id_is_one_of_the_words(make_encoder):
 
 def test_a_window_is_no_distance_below_0(make_encoder):
     edited = toy_graph(make_encoder(family="modernbert"))
-    (window,) = (each for each in edited.graph.initializer if each.name == "window")
+    (window,) = (tensor for tensor in edited.graph.initializer if tensor.name == "window")
     for value, fits in ((0, True), (-1, False), (2**40, False)):
         window.CopyFrom(numpy_helper.from_array(np.array(value), window.name))
         assert (read(edited) is not None) == fits
@@ -514,7 +514,7 @@ def test_int4_words_of_older_bundles_are_read(make_encoder):
     replaced = [f"{name}.low.float", f"{name}.bytes.float", f"{name}.high", f"{name}.right", f"{name}.both"]
     kept = [node for node in old.graph.node if node.name not in replaced]
     place = kept.index(nodes[f"{name}.low"]) + 1
-    constants = [each for each in old.graph.initializer if each.name != "sixteenth"]
+    constants = [tensor for tensor in old.graph.initializer if tensor.name != "sixteenth"]
     del old.graph.node[:], old.graph.initializer[:]
     old.graph.node.extend([*kept[:place], right, both, cast, *kept[place:]])
     old.graph.initializer.extend([*constants, four])

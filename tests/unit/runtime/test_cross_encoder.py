@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from toys import edit_json
 
 from embedkit import CrossEncoder, Encoder
 from embedkit.errors import BundleError, ModelError, TextOverflowError
 from embedkit.runtime import engine as engine_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
+from embedkit.runtime.tokenization import PairTokenizer
 
 PAIRS = [
     ("a dog in the garden", "the cat"),
@@ -121,8 +123,10 @@ def test_long_passages_are_scored_in_windows(model):
     assert best[0] >= model.predict([("a", passage)])[0]
 
 
-def test_windows_of_a_long_query_hold_half_of_it(model):
-    tokens, starts = model._tokenizer.tokenize_windows([("dog " * 30, "cat " * 30), ("a", "b")])
+def test_windows_of_a_long_query_hold_half_of_it(toy_tokenizer_json):
+    tokens, starts = PairTokenizer(toy_tokenizer_json, 12).tokenize_windows(
+        [("dog " * 30, "cat " * 30), ("a", "b")]
+    )
 
     assert max(map(len, tokens.ids)) == 12
     assert starts.tolist() == [0, len(tokens.ids) - 1]
@@ -164,8 +168,7 @@ def test_a_bundle_without_an_activation_has_sigmoids_and_gives_logits(model):
 )
 def test_a_folder_keeps_its_activation(toy_cross_folder, stored):
     plain = CrossEncoder.load(toy_cross_folder)
-    config = json.loads((toy_cross_folder / "config.json").read_text())
-    (toy_cross_folder / "config.json").write_text(json.dumps(config | stored))
+    edit_json(toy_cross_folder / "config.json", **stored)
     model = CrossEncoder.load(toy_cross_folder)
 
     np.testing.assert_allclose(model.predict(PAIRS), plain.predict(PAIRS, activation_fn="identity"))
@@ -174,9 +177,8 @@ def test_a_folder_keeps_its_activation(toy_cross_folder, stored):
 
 
 def test_a_folder_with_another_activation_is_refused(toy_cross_folder):
-    config = json.loads((toy_cross_folder / "config.json").read_text())
-    config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Tanh"}
-    (toy_cross_folder / "config.json").write_text(json.dumps(config))
+    stored = {"activation_fn": "torch.nn.modules.activation.Tanh"}
+    edit_json(toy_cross_folder / "config.json", sentence_transformers=stored)
     with pytest.raises(
         ModelError, match=r"Identity or Sigmoid, this one has torch\.nn\.modules\.activation\.Tanh"
     ):
@@ -233,8 +235,7 @@ def test_a_folder_gives_the_sigmoid_of_its_logits(toy_cross_folder, toy_cross_re
     ],
 )
 def test_a_folder_of_another_model_is_refused(toy_cross_folder, changes, words):
-    config = json.loads((toy_cross_folder / "config.json").read_text())
-    (toy_cross_folder / "config.json").write_text(json.dumps(config | changes))
+    edit_json(toy_cross_folder / "config.json", **changes)
     with pytest.raises(ModelError, match=words):
         CrossEncoder.load(toy_cross_folder)
 

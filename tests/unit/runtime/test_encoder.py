@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import itertools
 import json
 import logging
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toys import Terminal
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, TextOverflowError
@@ -449,11 +449,6 @@ def test_a_length_without_room_is_an_error_of_the_model(toy_bundle, tmp_path, ma
 # Progress
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def test_a_bar_is_shown_on_request(encoder, monkeypatch):
     monkeypatch.setattr("embedkit.progress._BAR_SECONDS", 0.0)
     for wish, shown in ((True, True), (None, False), (False, False)):
@@ -464,7 +459,7 @@ def test_a_bar_is_shown_on_request(encoder, monkeypatch):
 
 
 def test_the_options_of_encode_have_the_same_names_and_defaults_everywhere():
-    public, private = (inspect.signature(each).parameters for each in (Encoder.encode, Encoder._plan))
+    public, private = (inspect.signature(function).parameters for function in (Encoder.encode, Encoder._plan))
     options = {name: each for name, each in public.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
     assert options.keys() == EncodeOptions.__annotations__.keys()
     assert options == {name: each for name, each in private.items() if name != "self"}

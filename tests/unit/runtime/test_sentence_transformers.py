@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from toys import edit_json
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError
@@ -80,10 +81,6 @@ def folder(tmp_path, toy_tokenizer_json, toy_weights):
     return root
 
 
-def change(path, **values):
-    write_json(path, {**json.loads(path.read_text(encoding="utf-8")), **values})
-
-
 def test_rows_are_those_of_the_reference(folder, toy_reference):
     encoder = Encoder.load(folder)
     np.testing.assert_allclose(encoder.encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
@@ -103,13 +100,8 @@ def test_a_graph_that_pools_is_not_pooled_again(folder, toy_model_bytes, toy_ref
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
 
 
-@pytest.mark.parametrize("form", [{"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, None])
-def test_cls_pooling_takes_the_first_token(folder, toy_weights, form):
-    path = folder / "1_Pooling/config.json"
-    if form is None:
-        write_json(path, {"embedding_dimension": 16, "pooling_mode": "cls"})
-    else:
-        change(path, **form)
+def test_cls_pooling_takes_the_first_token(folder, toy_weights):
+    edit_json(folder / "1_Pooling/config.json", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
     first = toy_weights[2] / np.linalg.norm(toy_weights[2])
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), np.tile(first, (4, 1)), atol=1e-6)
 
@@ -134,7 +126,7 @@ def test_prompts_and_the_default_one_are_used(folder, toy_reference):
     encoder = Encoder.load(folder)
     np.testing.assert_allclose(encoder.encode_query(["dog"]), toy_reference(["question: dog"]), atol=1e-6)
     np.testing.assert_allclose(encoder.encode_document(["dog"]), toy_reference(["dog"]), atol=1e-6)
-    change(path, default_prompt_name="query")
+    edit_json(path, default_prompt_name="query")
     encoder = Encoder.load(folder)
     np.testing.assert_allclose(encoder.encode(["dog"]), toy_reference(["question: dog"]), atol=1e-6)
     np.testing.assert_allclose(encoder.encode(["dog"], prompt=""), toy_reference(["dog"]), atol=1e-6)
@@ -172,9 +164,9 @@ def test_another_graph_of_the_folder_can_be_chosen(folder):
 def test_the_fingerprint_covers_what_decides_the_embeddings(folder, toy_weights):
     found = [Encoder.load(folder).fingerprint]
     assert Encoder.load(folder).fingerprint == found[0]
-    change(folder / "sentence_bert_config.json", max_seq_length=10)
+    edit_json(folder / "sentence_bert_config.json", max_seq_length=10)
     found.append(Encoder.load(folder).fingerprint)
-    change(folder / "1_Pooling/config.json", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
+    edit_json(folder / "1_Pooling/config.json", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
     found.append(Encoder.load(folder).fingerprint)
     (folder / "onnx/model.onnx").write_bytes(transformer(toy_weights + 1))
     found.append(Encoder.load(folder).fingerprint)
@@ -194,7 +186,7 @@ def test_there_are_no_golden_texts(folder):
 
 def test_a_head_inside_the_graph_is_run(folder, toy_model_bytes, toy_reference):
     put(folder, "Dense", in_features=8, out_features=16)
-    change(folder / "1_Pooling/config.json", word_embedding_dimension=8)
+    edit_json(folder / "1_Pooling/config.json", word_embedding_dimension=8)
     (folder / "onnx/model.onnx").write_bytes(toy_model_bytes)
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
 
@@ -226,16 +218,19 @@ def put(folder, kind, **settings):
         (lambda f: (f / "tokenizer.json").write_text("{}"), r"not a tokenizer\.json"),
         (lambda f: (f / "1_Pooling/config.json").unlink(), r"cannot read .*config\.json"),
         (
-            lambda f: change(f / "1_Pooling/config.json", pooling_mode_max_tokens=True),
+            lambda f: edit_json(f / "1_Pooling/config.json", pooling_mode_max_tokens=True),
             "gives 16 dimensions, not 32",
         ),
-        (lambda f: change(f / "1_Pooling/config.json", include_prompt=False), "include_prompt is false"),
+        (lambda f: edit_json(f / "1_Pooling/config.json", include_prompt=False), "include_prompt is false"),
         (
-            lambda f: change(f / "1_Pooling/config.json", word_embedding_dimension="16"),
+            lambda f: edit_json(f / "1_Pooling/config.json", word_embedding_dimension="16"),
             "must be a positive integer",
         ),
-        (lambda f: change(f / "1_Pooling/config.json", word_embedding_dimension=8), "gives 16 dimensions, not 8"),
-        (lambda f: change(f / "sentence_bert_config.json", max_seq_length=2), "at least 3"),
+        (
+            lambda f: edit_json(f / "1_Pooling/config.json", word_embedding_dimension=8),
+            "gives 16 dimensions, not 8",
+        ),
+        (lambda f: edit_json(f / "sentence_bert_config.json", max_seq_length=2), "at least 3"),
         (
             lambda f: write_json(f / "config_sentence_transformers.json", {"prompts": {"q": 3}}),
             "object of strings",

@@ -65,7 +65,7 @@ def test_files_that_are_not_as_written_are_written_again(tmp_path, file, content
     (folder / file).unlink(missing_ok=True)
     if content is not None:
         (folder / file).write_bytes(content)
-    for arrays in (SharedArrays(tmp_path, "tiny", "1").get("avx2", each) for each in (make, never)):
+    for arrays in (SharedArrays(tmp_path, "tiny", "1").get("avx2", way) for way in (make, never)):
         assert {name: array.tolist() for name, array in arrays.items()} == {
             name: array.tolist() for name, array in make().items()
         }

@@ -108,12 +108,6 @@ def test_the_padding_id_is_found_without_baked_in_padding(toy_tokenizer_json):
     assert Tokenizer(without.to_str(), 8).pad_id == 0
 
 
-def test_very_long_texts_are_cut(tokenizer):
-    tokens = tokenizer.tokenize(["dog " * 25_000, "x" * 100_000])
-    assert [len(row) for row in tokens.ids] == [12, 3]
-    assert tokens.overflowing == [0]
-
-
 WORDS = ["dog", "dogs.", " ", "\n", "\xe9", "x" * 150, "[MASK]", "\U0001f600", "\u6f22\u5b57", "0"]
 
 
@@ -220,12 +214,6 @@ def test_a_batch_of_pairs_is_padded_with_type_zero(pairs_tokenizer):
     assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6]
     assert batch.token_type_ids is not None
     assert batch.token_type_ids.tolist() == [[0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]]
-
-
-def test_two_very_long_texts_are_cut_at_once(pairs_tokenizer):
-    tokens = pairs_tokenizer.tokenize([("dog " * 25_000, "cat " * 25_000)])
-    assert [len(row) for row in tokens.ids] == [12]
-    assert tokens.overflowing == [0]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def sequence(*rules):
 
 
 def template(*ids):
-    pieces = [{"Sequence": {"id": each, "type_id": 0}} for each in ids]
+    pieces = [{"Sequence": {"id": name, "type_id": 0}} for name in ids]
     return {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {}}
 
 
@@ -115,7 +115,7 @@ def test_no_text_grows_beyond_the_bound():
     alphabet = "ab\u0130\ufdfa中 é"
     steps = [
         *({"type": name} for name in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "ByteLevel")),
-        *({"type": "Prepend", "prepend": each} for each in ("a", "bab")),
+        *({"type": "Prepend", "prepend": text} for text in ("a", "bab")),
         BERT,
     ]
     tried = 0

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import json
-import pickle
 import struct
-import sys
 from typing import Any
 
 import pytest
@@ -20,7 +16,6 @@ from tokenizers.trainers import UnigramTrainer
 from toys import Both
 
 from embedkit.runtime.kernels import unigram
-from embedkit.runtime.tokenization import Tokenizer
 from embedkit.runtime.unigram_pieces import character_kinds
 
 pytestmark = pytest.mark.skipif(unigram is None, reason="the kernel was not built")
@@ -200,34 +195,6 @@ def test_texts_of_any_size_are_read(normalized):
     )
 
 
-@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_tokenizers_can_be_copied(normalized, way):
-    assert way(normalized.quick).tokenize(TEXTS) == normalized.quick.tokenize(TEXTS)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"normalizer": {"type": "NFKC"}},
-        {"normalizer": {"type": "Lowercase"}},
-        {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}},
-        {"pre_tokenizer": None},
-        {"pre_tokenizer": {"type": "Whitespace"}},
-    ],
-    ids=str,
-)
-def test_other_tokenizers_have_no_kernel(trained, changes):
-    content = json.loads(finish(FullTokenizer.from_str(trained.to_str()), "e5", "metaspace"))
-    assert Tokenizer(json.dumps(content), MAX_LENGTH)._pieces is not None
-    assert Tokenizer(json.dumps(content | changes), MAX_LENGTH)._pieces is None
-
-
-def test_normalizers_in_another_order_have_no_kernel(trained):
-    tokenizer = FullTokenizer.from_str(finish(FullTokenizer.from_str(trained.to_str()), "e5", "metaspace"))
-    tokenizer.normalizer = normalizers.Sequence([SPACES, CHARSMAP])
-    assert Tokenizer(tokenizer.to_str(), MAX_LENGTH)._pieces is None
-
-
 @given(st.characters(exclude_categories=["Cs"]))
 @example("\U000e0020")  # a tag, which joins although it is a format character
 @example("\U000e0001")
@@ -237,79 +204,3 @@ def test_kinds_of_characters_are_those_of_the_tokenizer(character):
     code, kinds = ord(character), character_kinds()
     kind = kinds[code] if code < 0x20000 else kinds[code - 0xC0000] if 0xE0000 <= code < 0xE1000 else 0
     assert (kind == 2) == (normalized == "b\n") or kind == 3
-
-
-# The kernel alone: for any input an error or a result, and no memory leak
-
-ARGUMENTS: dict[str, Any] = {
-    "pieces": ("?", "a", "_b"),
-    "scores": struct.pack("3d", -1, -2, -3),
-    "unknown": 0,
-    "byte_fallback": False,
-    "charsmap": make_map({"x": "a"}),
-    "kinds": bytes(0x21000),
-    "space": "_",
-    "spaces": None,
-    "prefix": True,
-    "split": True,
-    "strip_left": False,
-    "strip_right": False,
-    "split_whitespace": False,
-    "added": ("[X]",),
-    "before": b"",
-    "after": b"",
-    "room": 5,
-}
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("pieces", ()),
-        ("pieces", ("a", 1, "b")),
-        ("pieces", ("a", "\ud800", "b")),
-        ("pieces", ["?", "a", "b"]),
-        ("scores", bytes(23)),
-        ("unknown", 3),
-        ("unknown", -2),
-        ("charsmap", b""),
-        ("charsmap", b"\x00\x00\x00\x00\x00\x00\x00\x00"),
-        ("charsmap", b"\xff\xff\xff\x7f\x00\x00\x00\x00"),
-        ("charsmap", b"\x04\x00\x00\x00\x00\x00\x00\x00\xff"),
-        ("charsmap", "abc"),
-        ("kinds", b""),
-        ("space", ""),
-        ("space", "\ud800"),
-        ("space", None),
-        ("spaces", 3),
-        ("added", ("",)),
-        ("before", "abc"),
-        ("room", -1),
-    ],
-)
-def test_invalid_values_are_refused(argument, value):
-    with pytest.raises((TypeError, ValueError, OverflowError)):
-        unigram.UnigramPieces(**ARGUMENTS | {argument: value})
-
-
-@pytest.mark.parametrize("texts", [None, 3, ["a", None], [b"a"]])
-def test_what_is_no_text_is_refused(texts):
-    with pytest.raises(TypeError):
-        unigram.UnigramPieces(**ARGUMENTS).tokenize(texts)
-
-
-def test_characters_without_a_piece_are_left_to_the_tokenizer_where_none_is_unknown():
-    kernel = unigram.UnigramPieces(**ARGUMENTS | {"unknown": -1, "prefix": False})
-    assert kernel.tokenize(["aa", "ab"])[2] == b"\0\2"
-
-
-def test_it_is_immutable_and_leaks_no_memory():
-    kernel = unigram.UnigramPieces(**ARGUMENTS)
-    with pytest.raises(AttributeError):
-        kernel.room = 3
-    text = "a text of its own " + str(id(kernel))
-    before = sys.getrefcount(text)
-    for _ in range(100):
-        kernel.tokenize([text])
-    assert sys.getrefcount(text) == before
-    assert kernel.tokenize([]) == (b"", bytes(8), b"")

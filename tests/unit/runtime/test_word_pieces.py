@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
-import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -239,35 +235,6 @@ def test_a_few_texts_do_not_wait_for_the_kernel(real):
     assert fresh._pieces._kernel is not None
 
 
-@pytest.mark.parametrize(
-    "way", [copy.copy, copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))]
-)
-def test_tokenizers_can_be_copied(real, way):
-    texts = ["the running sea", "\u4e2d", "[MASK]"] * kernel_pieces._TEXTS_THAT_PAY
-    expected = real.quick.tokenize(texts)
-    assert real.quick._pieces is not None
-    assert real.quick._pieces._kernel is not None
-    assert way(real.quick).tokenize(texts) == expected
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"pre_tokenizer": {"type": "Whitespace"}},
-        {"normalizer": {"type": "Lowercase"}},
-        {"model": {"type": "WordPiece", "max_input_chars_per_word": 1000}},
-        {"model": {"type": "WordLevel"}},
-    ],
-    ids=str,
-)
-def test_other_tokenizers_have_no_kernel(changes):
-    content = json.loads(build(SPECIAL | {"a": 3}).to_str())
-    assert Tokenizer(json.dumps(content), MAX_LENGTH)._pieces is not None
-    for part, change in changes.items():
-        content[part] = {**(content[part] if part == "model" else {}), **change}
-    assert Tokenizer(json.dumps(content), MAX_LENGTH)._pieces is None
-
-
 def test_ids_out_of_range_leave_every_text_to_the_tokenizer():
     content = json.loads(build(SPECIAL | {"a": 3}).to_str())
     content["model"]["vocab"]["a"] = 2**32 - 1  # tokenizers could read it, but not write it
@@ -275,76 +242,3 @@ def test_ids_out_of_range_leave_every_text_to_the_tokenizer():
     both.compare(["a", "b"])
     assert both.quick._pieces is not None
     assert both.quick._pieces._kernel is None
-
-
-# The kernel alone: for any input an error or a result, and no memory leak
-
-
-ARGUMENTS: dict[str, Any] = {
-    "vocabulary": {"?": 0, "a": 1, "##b": 2},
-    "unknown": 0,
-    "prefix": "##",
-    "longest_word": 100,
-    "letters": {"a": "a", "b": "b"},
-    "marks": {".": "."},
-    "spaces": {" ": " "},
-    "added": ("[X]",),
-    "before": b"",
-    "after": b"",
-    "room": 5,
-}
-
-
-class Number:
-    """Would change the dictionary while it is read."""
-
-    def __index__(self):
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("vocabulary", {"a": "b"}),
-        ("vocabulary", {1: 1}),
-        ("vocabulary", {"a": -1}),
-        ("vocabulary", {"a": 2**31}),
-        ("vocabulary", {"a": 2**70}),
-        ("vocabulary", {"a": Number()}),
-        ("vocabulary", {"\ud800": 1}),
-        ("vocabulary", [("a", 1)]),
-        ("unknown", 2**40),
-        ("prefix", None),
-        ("longest_word", 257),
-        ("longest_word", -1),
-        ("letters", {"a": None}),
-        ("letters", {None: "a"}),
-        ("added", ["[X]"]),
-        ("added", (None,)),
-        ("added", ("",)),
-        ("added", ("[X]", "\ud800")),
-        ("before", "abc"),
-        ("room", -1),
-    ],
-)
-def test_invalid_values_are_refused(argument, value):
-    with pytest.raises((TypeError, ValueError, OverflowError)):
-        wordpiece.WordPieces(**ARGUMENTS | {argument: value})
-
-
-@pytest.mark.parametrize("texts", [None, 3, ["a", None], [b"a"], [1.0]])
-def test_what_is_no_text_is_refused(texts):
-    with pytest.raises(TypeError):
-        wordpiece.WordPieces(**ARGUMENTS).tokenize(texts)
-
-
-def test_it_is_immutable_and_leaks_no_memory():
-    kernel = wordpiece.WordPieces(**ARGUMENTS)
-    with pytest.raises(AttributeError):
-        kernel.room = 3
-    text = "a text of its own " + str(id(kernel))
-    before = sys.getrefcount(text)
-    for _ in range(100):
-        kernel.tokenize([text])
-    assert sys.getrefcount(text) == before
-    assert kernel.tokenize([]) == (b"", bytes(8), b"")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toys import write_parquet
 
 from embedkit import Collection, Encoder
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError, MissingExtraError
@@ -39,7 +40,7 @@ def texts(count: int, seed: int = 0) -> list[str]:
 def write(path: Path, rows: int, seed: int = 0, **columns: list) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     table = {"id": list(range(rows)), "text": texts(rows, seed), "tags": [["a", None]] * rows, **columns}
-    parquet.write_table(pa.table(table), path, row_group_size=7)
+    write_parquet(path, table, row_group_size=7)
     return path
 
 
@@ -48,10 +49,9 @@ def pages(tmp_path: Path) -> Path:
     """Write three files of 25, 3 and no rows."""
     write(tmp_path / "pages" / "a.parquet", 25)
     write(tmp_path / "pages" / "deep" / "b.parquet", 3, seed=1)
-    parquet.write_table(
-        parquet.read_table(tmp_path / "pages" / "a.parquet").slice(0, 0), tmp_path / "pages" / "c.parquet"
-    )
-    return tmp_path / "pages"
+    pages = tmp_path / "pages"
+    write_parquet(pages / "c.parquet", parquet.read_table(pages / "a.parquet").slice(0, 0))
+    return pages
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_worker_with_another_arithmetic_reports_it(prepare, caplog):
 
 def test_shards_cross_row_groups_but_no_files(pages):
     inputs = find_inputs(pages)
-    assert [each.name for each in inputs] == ["a.parquet", "c.parquet", "deep/b.parquet"]
+    assert [file.name for file in inputs] == ["a.parquet", "c.parquet", "deep/b.parquet"]
     shards = cut_into_shards(inputs, 10)
     assert [(shard.number, shard.first, shard.rows) for shard in shards] == [
         (0, 0, 10),
@@ -133,7 +133,7 @@ def test_inputs_are_a_file_a_folder_or_a_pattern(pages, tmp_path, monkeypatch):
     write(pages / ".e.parquet", 2)
 
     def found(source: object) -> list[str]:
-        return [each.path.name for each in find_inputs(source)]
+        return [file.path.name for file in find_inputs(source)]
 
     assert found(pages) == ["a.parquet", "c.parquet", "b.parquet"]
     assert found(pages / "a.parquet") == ["a.parquet"]
@@ -152,9 +152,7 @@ def test_only_requested_columns_are_kept(prepare, tmp_path):
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
 def test_texts_of_every_arrow_type_are_read(prepare, toy_bundle, tmp_path, kind):
-    parquet.write_table(
-        pa.table({"text": pa.array(["a dog", "the sea", "a dog"]).cast(kind)}), tmp_path / "in.parquet"
-    )
+    write_parquet(tmp_path / "in.parquet", {"text": pa.array(["a dog", "the sea", "a dog"]).cast(kind)})
     prepare(tmp_path / "in.parquet").run()
     rows = np.array(parquet.read_table(tmp_path / "out")["embedding"].to_pylist(), dtype=np.float32)
     np.testing.assert_array_equal(rows, Encoder.load(toy_bundle).encode(["a dog", "the sea", "a dog"]))
@@ -328,7 +326,7 @@ def test_files_may_differ_in_order_width_and_presence_of_columns(prepare, tmp_pa
     narrow = pa.table({"text": ["a"], "n": pa.array([1], pa.int32()), "x": pa.nulls(1)})
     wide = pa.table({"x": ["b"], "text": pa.array(["b"], pa.large_string()), "n": pa.array([2], pa.int64())})
     for number, table in enumerate([narrow, wide, pa.table({"text": ["c"], "y": [True]})]):
-        parquet.write_table(table, tmp_path / "in" / f"{number}.parquet")
+        write_parquet(tmp_path / "in" / f"{number}.parquet", table)
     prepare(tmp_path / "in").run()
     rows = [
         row
@@ -344,8 +342,8 @@ def test_files_may_differ_in_order_width_and_presence_of_columns(prepare, tmp_pa
 
 def test_columns_without_a_common_type_are_named_and_can_be_left_out(prepare, tmp_path):
     (tmp_path / "in").mkdir()
-    parquet.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "in" / "0.parquet")
-    parquet.write_table(pa.table({"text": ["b"], "n": ["x"]}), tmp_path / "in" / "1.parquet")
+    write_parquet(tmp_path / "in" / "0.parquet", {"text": ["a"], "n": [1]})
+    write_parquet(tmp_path / "in" / "1.parquet", {"text": ["b"], "n": ["x"]})
     with pytest.raises(DataError, match=r"the column 'n' is int64 in .*0.parquet and string in .*1.parquet"):
         prepare(tmp_path / "in")
     encoding = prepare(tmp_path / "in", columns=["text"])
@@ -354,7 +352,7 @@ def test_columns_without_a_common_type_are_named_and_can_be_left_out(prepare, tm
 
 def test_a_column_named_twice_is_refused(prepare, tmp_path):
     table = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
-    parquet.write_table(table, tmp_path / "a.parquet")
+    write_parquet(tmp_path / "a.parquet", table)
     with pytest.raises(DataError, match=r"a.parquet has two columns 'text'"):
         prepare(tmp_path / "a.parquet")
 
@@ -363,7 +361,7 @@ def test_folders_with_hives_names_are_columns(prepare, tmp_path):
     for year, lang in [(2023, "en"), (2024, "de%2Dat"), (2024, "__HIVE_DEFAULT_PARTITION__")]:
         folder = tmp_path / "in" / f"year={year}" / f"lang={lang}"
         folder.mkdir(parents=True)
-        parquet.write_table(pa.table({"text": [f"{year} {lang}"]}), folder / "0.parquet")
+        write_parquet(folder / "0.parquet", {"text": [f"{year} {lang}"]})
     prepare(tmp_path / "in").run()
     rows = [
         row
@@ -379,7 +377,7 @@ def test_folders_with_hives_names_are_columns(prepare, tmp_path):
 
 def test_a_single_folder_with_hives_name_is_a_column(prepare, tmp_path):
     (tmp_path / "in" / "lang=en").mkdir(parents=True)
-    parquet.write_table(pa.table({"text": ["a"]}), tmp_path / "in" / "lang=en" / "0.parquet")
+    write_parquet(tmp_path / "in" / "lang=en" / "0.parquet", {"text": ["a"]})
     encoding = prepare(tmp_path / "in", columns=["lang"])
     encoding.run()
     assert parquet.read_table(tmp_path / "out" / "shard-000000.parquet")["lang"].to_pylist() == ["en"]
@@ -387,14 +385,14 @@ def test_a_single_folder_with_hives_name_is_a_column(prepare, tmp_path):
 
 def test_a_shard_that_would_fill_the_memory_is_refused(prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_input, "_LARGEST_SHARD", 10_000)
-    parquet.write_table(pa.table({"text": ["a" * 1000] * 1000}), tmp_path / "a.parquet")
+    write_parquet(tmp_path / "a.parquet", {"text": ["a" * 1000] * 1000})
     encoding = prepare(tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet: 512 rows hold more than 0 GiB; use a smaller rows_per_shard"):
         encoding.cost()
 
 
 def test_inputs_are_parquet_with_texts(prepare, pages):
-    parquet.write_table(pa.table({"id": [1]}), pages / "z.parquet")
+    write_parquet(pages / "z.parquet", {"id": [1]})
     with pytest.raises(DataError, match=r"z.parquet: there is no column 'text', unlike in .*a.parquet"):
         prepare()
     (pages / "z.parquet").write_bytes(b"no Parquet")
@@ -456,7 +454,7 @@ def test_memory_is_bounded_by_a_shard(toy_bundle, tmp_path):
     def peak(rows: int) -> int:
         pages = [random.randbytes(1500).hex() for _ in range(rows)]
         table = pa.table({"text": ["a dog"] * rows, "page": pages})
-        parquet.write_table(table, tmp_path / f"{rows}.parquet", row_group_size=rows)
+        write_parquet(tmp_path / f"{rows}.parquet", table, row_group_size=rows)
         arguments = [str(tmp_path / f"{rows}.parquet"), str(tmp_path / f"out-{rows}"), str(toy_bundle)]
         done = subprocess.run([sys.executable, "-c", PEAK, *arguments], capture_output=True, check=True)
         return int(done.stdout)

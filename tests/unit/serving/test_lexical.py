@@ -81,7 +81,9 @@ def test_words_that_are_equal_to_readers(one, other):
 def test_the_normal_form_makes_no_difference(form):
     letters = [chr(code) for code in range(sys.maxunicode) if chr(code).isalpha()]
     different = [
-        each for each in letters if split_words(f"a{each}") != split_words(unicodedata.normalize(form, f"a{each}"))
+        letter
+        for letter in letters
+        if split_words(f"a{letter}") != split_words(unicodedata.normalize(form, f"a{letter}"))
     ]
     assert different == []
 
@@ -102,7 +104,7 @@ def test_segments_of_different_analyses_are_searched_together(tmp_path):
     for query in ("İzmir", "bees"):
         factors = term_factors(query, [old, new])
         scores = [index.scores(factor) for index, factor in zip([old, new], factors, strict=True)]
-        assert [list(each > 0) for each in scores] == [[True, False, False]] * 2
+        assert [list(row > 0) for row in scores] == [[True, False, False]] * 2
 
 
 def test_equal_words_of_two_analyses_weigh_the_same(tmp_path):

@@ -224,14 +224,6 @@ def test_the_lexical_index_exists_from_the_start_or_never(unchanged: Collection)
         unchanged.compact(lexical=True)
 
 
-@pytest.mark.parametrize(
-    ("index", "effort", "expected"),
-    [("HNSW", 2, {"ef": 192}), ("HNSW_SQ", 0.01, {"ef": 10}), ("IVF_PQ", 0.5, {"nprobe": 8}), ("FLAT", 2, {})],
-)
-def test_effort_widens_a_search(index: str, effort: float, expected: dict) -> None:
-    assert milvus._breadth(index, 10, effort) == expected
-
-
 @pytest.mark.parametrize("address", ["milvus:host", "milvus:", "milvus:docs#x"])
 def test_addresses_are_checked(address: str) -> None:
     with pytest.raises(InputError, match=r"expected milvus:http://HOST:PORT#NAME"):

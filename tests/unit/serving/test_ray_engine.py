@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from toys import write_parquet
 
 from embedkit.errors import DataError, FingerprintError, WorkerError
 
@@ -49,7 +50,7 @@ def cluster():
 def pages(tmp_path: Path) -> Path:
     words = np.random.default_rng(0).choice(["dog", "sea", "music", "the", "garden"], size=(60, 5))
     rows = {"text": [" ".join(row) for row in words], "id": list(range(60))}
-    parquet.write_table(pa.table(rows), tmp_path / "pages.parquet", row_group_size=25)
+    write_parquet(tmp_path / "pages.parquet", rows, row_group_size=25)
     return tmp_path / "pages.parquet"
 
 
@@ -76,7 +77,7 @@ def test_refusals_of_a_worker_are_embedkit_errors(
     toy_bundle: Path, write_toy_bundle, pages: Path, tmp_path: Path
 ) -> None:
     table = parquet.read_table(pages).set_column(0, "text", pa.array([*["a"] * 30, None, *["b"] * 29]))
-    parquet.write_table(table, pages)
+    write_parquet(pages, table)
     encoding = BulkEncoding.prepare(pages, tmp_path / "out", model=toy_bundle, rows_per_shard=20)
     with pytest.raises(DataError, match=r"pages.parquet:31: 'text' is null"):
         encoding.run(engine="ray")

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from toys import write_parquet
 
 from embedkit.errors import DataError, FingerprintError, InputError
 from embedkit.serving.retrieval import Collection, embedding, sources
@@ -25,7 +26,6 @@ def embedded(encoder):
 
 def write_shards(folder, encoder, rows=ROWS, per_file=40, *, maker=True, value_type="float32"):
     pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
 
     folder.mkdir(parents=True, exist_ok=True)
     about = (
@@ -37,7 +37,7 @@ def write_shards(folder, encoder, rows=ROWS, per_file=40, *, maker=True, value_t
         table = pa.Table.from_pylist(part).append_column(
             "embedding", pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
         )
-        parquet.write_table(table.replace_schema_metadata(about), folder / f"shard-{number:06d}.parquet")
+        write_parquet(folder / f"shard-{number:06d}.parquet", table.replace_schema_metadata(about))
     encoder.calls.clear()
     return folder
 
@@ -101,12 +101,10 @@ def test_another_collection(tmp_path, encoder, embedded):
 
 
 def test_a_folder_of_parquet_without_embeddings_is_embedded(tmp_path, encoder):
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
 
     (tmp_path / "s" / "deep").mkdir(parents=True)
-    parquet.write_table(pa.Table.from_pylist(ROWS[:3]), tmp_path / "s" / "a.parquet")
-    parquet.write_table(pa.Table.from_pylist(ROWS[3:5]), tmp_path / "s" / "deep" / "b.parquet")
+    write_parquet(tmp_path / "s" / "a.parquet", ROWS[:3])
+    write_parquet(tmp_path / "s" / "deep" / "b.parquet", ROWS[3:5])
     (tmp_path / "s" / "_manifest.parquet").write_text("passed over")
     assert len(built(tmp_path / "s", encoder, tmp_path)) == 5
     assert sum(map(len, encoder.calls)) == 5
@@ -212,14 +210,14 @@ def test_an_encoder_of_several_processes_gets_several_chunks_at_once(tmp_path, e
 
 
 def test_folders_of_parquet_as_people_have_them(tmp_path, encoder):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
     for lang, table in [
         ("en", arrow.table({"text": ["a"], "n": arrow.array([1], arrow.int32())})),
         ("de", arrow.table({"n": arrow.array([None], arrow.int64()), "text": ["b"]})),
         ("fr", arrow.table({"text": ["c"]})),
     ]:
         (tmp_path / "in" / f"lang={lang}").mkdir(parents=True)
-        parquet.write_table(table, tmp_path / "in" / f"lang={lang}" / "0.parquet")
+        write_parquet(tmp_path / "in" / f"lang={lang}" / "0.parquet", table)
     collection = Collection.build(tmp_path / "in", encoder=encoder, path=tmp_path / "idx")
     found = sorted((hit.text, hit.metadata["lang"], hit.metadata["n"]) for hit in collection.search("a"))
     assert found == [("a", "en", 1), ("b", "de", None), ("c", "fr", None)]

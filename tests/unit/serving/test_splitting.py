@@ -128,7 +128,7 @@ class TestWindows:
         windows = list(split_documents(rows, encoder, text_column="body"))
         assert [window["id"] for window in windows] == [*(f"7#{n}" for n in range(len(windows) - 1)), "8#0"]
         assert {window["document"] for window in windows if window["lang"] == "en"} == {"7"}
-        assert all(rows[0]["body"][each["start"] : each["end"]] == each["body"] for each in windows[:-1])
+        assert all(rows[0]["body"][window["start"] : window["end"]] == window["body"] for window in windows[:-1])
 
     def test_a_file_without_text_is_reported(self, tmp_path, encoder, caplog):
         (tmp_path / "empty.txt").write_text(" \n", encoding="utf-8")
@@ -137,7 +137,7 @@ class TestWindows:
 
     def test_records_without_text(self, encoder):
         rows = [{"text": "a dog"}, {"text": " "}]
-        assert [each["id"] for each in split_documents(rows, encoder, skip_empty=True)] == ["0#0"]
+        assert [window["id"] for window in split_documents(rows, encoder, skip_empty=True)] == ["0#0"]
         with pytest.raises(DataError, match="document 2: the text is empty"):
             list(split_documents(rows, encoder))
 

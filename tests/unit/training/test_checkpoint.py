@@ -65,17 +65,17 @@ def test_everything_is_restored_and_training_continues_the_same(tmp_path, algori
     resumed = torch.randn(3)
     parts.load(path)
     assert torch.equal(resumed, torch.randn(3))
-    for each in (parts, other):
+    for part in (parts, other):
         torch.manual_seed(0)
-        each.step()
-        each.step()
+        part.step()
+        part.step()
     assert parts.everything() == other.everything()
 
 
 def test_shared_weights_are_restored(tmp_path):
     parts, other = Parts(5), Parts(6)
-    for each in (parts, other):
-        each.module.append(each.module[0])
+    for part in (parts, other):
+        part.module.append(part.module[0])
     parts.save(tmp_path / "last.safetensors")
     other.load(tmp_path / "last.safetensors")
     assert parts.everything() == other.everything()

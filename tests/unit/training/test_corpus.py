@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import write_parquet
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError, DataError
@@ -68,8 +69,7 @@ class TestForms:
         assert texts(corpus, 1) == ["one text", "third text"]
 
     def test_parquet(self, prepare, tmp_path):
-        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        parquet.write_table(arrow.table({"sentence": ["one", None, "two"]}), tmp_path / "a.parquet")
+        write_parquet(tmp_path / "a.parquet", {"sentence": ["one", None, "two"]})
         corpus = prepare(SourceConfig(path=str(tmp_path / "a.parquet")))
         assert texts(corpus) == ["one", "two"]
         assert (corpus.cards[0].read, corpus.cards[0].empty) == (3, 1)

@@ -115,7 +115,7 @@ class TestSelection:
         state = go(evaluate=lambda: -1.0, resume=stopped_after is not None)
         assert (state.best_score, state.best_step) == (-1.0, 12)
         assert torch.equal(weights(SentenceEncoder.load(place.model)), weights(method.encoder))
-        assert sum("-1.0000 at every evaluation" in each.getMessage() for each in caplog.records) == 1
+        assert sum("-1.0000 at every evaluation" in record.getMessage() for record in caplog.records) == 1
 
     def test_a_nan_score_is_worst(self, setup):
         _, go, _ = setup()
@@ -128,7 +128,7 @@ class TestSelection:
         assert (state.best_score, state.best_step) == (None, None)
         assert torch.equal(weights(SentenceEncoder.load(place.model)), weights(method.encoder))
         assert "dev" not in {name for record in records(place) for name in record}
-        assert sum("the development score is undefined" in each.getMessage() for each in caplog.records) == 1
+        assert sum("the development score is undefined" in record.getMessage() for record in caplog.records) == 1
 
 
 class TestCostOfEvaluation:

@@ -81,7 +81,7 @@ def test_a_limited_vocabulary_has_the_corpus_pieces_before_the_student_is_made(
 
 def test_a_pre_trained_start_keeps_the_rows_of_its_pieces(teacher, text, make_encoder):
     student, whole = limited(None, text, source=teacher), make_encoder(seed=4)
-    ids, before = (each.tokenizer.tokenize(["the cat"]).ids[0] for each in (student, whole))
+    ids, before = (encoder.tokenizer.tokenize(["the cat"]).ids[0] for encoder in (student, whole))
     assert ids != before
     assert torch.equal(words(student)[ids], words(whole)[before])
     assert words(student).requires_grad

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from toys import write_parquet
 
 from embedkit.errors import CacheError, DataError, StorageError, TrainingError
 from embedkit.runtime.encoder import Encoder
@@ -126,9 +127,8 @@ class TestAligned:
             assert np.allclose(vectors.read(np.array([1]), view), self.unit(table[[2], view]))
 
     def test_parquet(self, corpus, tmp_path):
-        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         table = self.vectors(6, 4)
-        parquet.write_table(arrow.table({"v": table.tolist()}), tmp_path / "v.parquet")
+        write_parquet(tmp_path / "v.parquet", {"v": table.tolist()})
         vectors = AlignedVectors(self.config(tmp_path / "v.parquet", vector_column="v"), corpus)
         assert np.allclose(vectors.read(np.array([1]), 0), self.unit(table[[2]]), atol=1e-6)
 
@@ -177,8 +177,7 @@ class TestAligned:
             AlignedVectors(self.config(tmp_path / name), corpus)
 
     def test_a_missing_column(self, corpus, tmp_path):
-        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        parquet.write_table(arrow.table({"v": [[1.0]] * 6}), tmp_path / "v.parquet")
+        write_parquet(tmp_path / "v.parquet", {"v": [[1.0]] * 6})
         with pytest.raises(DataError, match="cannot read vectors"):
             AlignedVectors(self.config(tmp_path / "v.parquet"), corpus)
 

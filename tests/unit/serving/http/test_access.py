@@ -22,12 +22,6 @@ def locked(serve):
         yield url
 
 
-@pytest.mark.parametrize("key", [KEY, OTHER])
-def test_a_key_is_accepted(locked, key):
-    done = httpx.get(f"{locked}/v1/models", headers={"authorization": f"Bearer {key}"})
-    assert done.status_code == 200
-
-
 @pytest.mark.parametrize("header", [None, "", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", KEY, "Bearer \xe9"])
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/openapi.json", "/nowhere"])
 def test_a_request_without_a_valid_key_is_refused(locked, path, header):
@@ -35,11 +29,6 @@ def test_a_request_without_a_valid_key_is_refused(locked, path, header):
     done = httpx.get(f"{locked}{path}", headers=headers)
     assert done.status_code == 401
     assert done.headers["www-authenticate"] == "Bearer"
-
-
-@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
-def test_health_is_open(locked, path):
-    assert httpx.get(f"{locked}{path}").json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize(("host", "status"), [("evil.example", 400), ("localhost:80", 200), ("127.0.0.1", 200)])

@@ -168,13 +168,3 @@ def test_nothing_remains_of_much_work_of_all_sizes():
         with admission.reserve(source.random() / 3) as first, admission.reserve(source.random() / 7):
             admission.correct(first, source.random() / 11)
     assert admission.reserved_s == 0
-    assert admission._charged_ns == 0
-
-
-def test_nothing_remains_of_finished_work():
-    admission = Admission(100.0)
-    with contextlib.ExitStack() as work:
-        for seconds in (0.1, 0.2, 0.3, 1e-17):
-            reservation = work.enter_context(admission.reserve(seconds))
-            admission.correct(reservation, seconds / 3)
-    assert admission.reserved_s == 0

@@ -36,12 +36,12 @@ def small(serve, shelf):
 def test_tokens_are_admitted_like_other_work(serve, toy_encoder, monkeypatch):
     gate, spans, running, most = threading.Event(), toy_encoder.token_spans, [], []
 
-    def wait(*given, **more):
+    def wait(*arguments, **more):
         running.append(1)
         most.append(len(running))
         assert gate.wait(20)
         running.pop()
-        return spans(*given, **more)
+        return spans(*arguments, **more)
 
     monkeypatch.setattr(toy_encoder, "token_spans", wait)
     with serve(queue_s=0.05) as url, ThreadPoolExecutor(12) as pool:

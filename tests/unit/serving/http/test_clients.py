@@ -81,7 +81,7 @@ def test_coheres_client_of_version_1_embeds(url, expected, connection):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("body", "words"),
     [
         ({"texts": []}, "texts"),
         ({"texts": ["a"], "truncate": "START"}, "truncate"),
@@ -90,8 +90,8 @@ def test_coheres_client_of_version_1_embeds(url, expected, connection):
         ({"texts": ["a"], "output_dimension": 17}, "from 1 to 16"),
     ],
 )
-def test_unsupported_options_of_cohere_are_refused_by_name(client, given, words):
-    done = client.post("/v2/embed", json={"model": "toy", **given})
+def test_unsupported_options_of_cohere_are_refused_by_name(client, body, words):
+    done = client.post("/v2/embed", json={"model": "toy", **body})
     assert done.status_code == 400
     assert words in done.json()["error"]["message"]
 
@@ -134,7 +134,7 @@ def test_the_type_of_numbers_has_the_name_of_each_client(client, toy_encoder, ex
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "words"),
+    ("path", "body", "words"),
     [
         ("/v1/embeddings", {"input": "a", "embedding_type": "int4"}, "embedding_type"),
         ("/v1/embeddings", {"input": "a", "embedding_type": "int8"}, "--calibration"),
@@ -149,8 +149,8 @@ def test_the_type_of_numbers_has_the_name_of_each_client(client, toy_encoder, ex
         ("/v2/embed", {"texts": ["a"], "embedding_type": "float"}, "list the types in embedding_types"),
     ],
 )
-def test_a_type_of_numbers_that_cannot_be_had_is_refused_by_name(client, path, given, words):
-    done = client.post(path, json=given)
+def test_a_type_of_numbers_that_cannot_be_had_is_refused_by_name(client, path, body, words):
+    done = client.post(path, json=body)
     assert done.status_code == 400
     assert words in done.json()["error"]["message"]
 

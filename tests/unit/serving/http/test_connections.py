@@ -108,8 +108,8 @@ def test_headers_are_bounded_for_each_request(serve, dial):
     with serve(max_header_bytes=2000) as url:
         assert rest(dial(url, b"".join(requests))).count(b"HTTP/1.1 200 ") == 10
         connection = dial(url)
-        for each in requests:
-            connection.sendall(each)
+        for sent in requests:
+            connection.sendall(sent)
             time.sleep(0.01)
         assert rest(connection).count(b"HTTP/1.1 200 ") == 10
 

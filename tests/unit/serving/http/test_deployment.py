@@ -35,11 +35,11 @@ def paths(toy_encoder):
 
 def test_the_compose_file_starts_a_server_that_can_drain():
     service = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]["embedkit"]
-    given = parse(service["command"])
-    assert given.host == "0.0.0.0"
-    assert Path(given.api_key_file).name in service["secrets"]
+    arguments = parse(service["command"])
+    assert arguments.host == "0.0.0.0"
+    assert Path(arguments.api_key_file).name in service["secrets"]
     mounted = {volume.split(":")[1] for volume in service["volumes"]}
-    assert {*given.models, given.collection} == mounted
+    assert {*arguments.models, arguments.collection} == mounted
     assert float(service["stop_grace_period"].removesuffix("s")) > DRAIN_S
 
 
@@ -47,9 +47,9 @@ def test_the_kubernetes_example_starts_a_server_that_can_drain(paths):
     deployment, service = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    given = parse(container["args"])
+    arguments = parse(container["args"])
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert {str(Path(given.config).parent), str(Path(given.api_key_file).parent)} <= mounted
+    assert {str(Path(arguments.config).parent), str(Path(arguments.api_key_file).parent)} <= mounted
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     probes = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")]
     assert set(probes) <= paths

@@ -59,7 +59,7 @@ def test_dimensions_are_the_first_ones_scaled(client_of_openai, toy_encoder):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("body", "words"),
     [
         ({"input": [1, 2, 3]}, "token ids"),
         ({"input": [[1, 2], [3]]}, "token ids"),
@@ -75,27 +75,13 @@ def test_dimensions_are_the_first_ones_scaled(client_of_openai, toy_encoder):
         ({"input": ["fine", "\ud800"]}, "Invalid JSON: unexpected end of hex escape"),
     ],
 )
-def test_invalid_requests_get_a_clear_400(client, given, words):
-    content = json.dumps(given).encode()
+def test_invalid_requests_get_a_clear_400(client, body, words):
+    content = json.dumps(body).encode()
     done = client.post("/v1/embeddings", content=content, headers={"content-type": "application/json"})
     assert done.status_code == 400, done.text
     error = done.json()["error"]
     assert words in error["message"]
     assert error["type"] == "invalid_request_error"
-
-
-def test_another_model_is_not_found(client_of_openai):
-    with pytest.raises(openai.NotFoundError, match="'gpt'; this server has 'toy'"):
-        client_of_openai.embeddings.create(model="gpt", input="a")
-
-
-def test_prompts_stand_before_texts(serve, write_toy_bundle, tmp_path):
-    encoder = Encoder.load(write_toy_bundle(tmp_path / "prompted.onnx", prompts={"query": "question: "}))
-    with serve(encoder=encoder) as url:
-        done = httpx.post(f"{url}/v1/embeddings", json={"input": "the sea", "prompt_name": "query"})
-    np.testing.assert_array_equal(
-        np.float32(done.json()["data"][0]["embedding"]), encoder.encode("the sea", prompt_name="query")
-    )
 
 
 def test_long_texts_are_refused_if_configured(serve):
@@ -125,7 +111,7 @@ def test_no_answer_is_lost_or_swapped(serve, invariant_encoder):
             " ".join(generator.choice(words, generator.integers(0, 14))) for _ in range(generator.integers(1, 9))
         ]
 
-    given = [[texts_of(turn) for turn in range(5)] for _ in range(64)]
+    by_client = [[texts_of(turn) for turn in range(5)] for _ in range(64)]
     barrier = threading.Barrier(64)
 
     def ask(requests):
@@ -134,38 +120,14 @@ def test_no_answer_is_lost_or_swapped(serve, invariant_encoder):
             return [client.post("/v1/embeddings", json={"input": texts}).json() for texts in requests]
 
     with serve(encoder=invariant_encoder, batch_tokens=256) as url, ThreadPoolExecutor(64) as pool:
-        answers = list(pool.map(ask, given))
+        answers = list(pool.map(ask, by_client))
         metrics = httpx.get(f"{url}/metrics").text
-    for requests, replies in zip(given, answers, strict=True):
+    for requests, replies in zip(by_client, answers, strict=True):
         for texts, reply in zip(requests, replies, strict=True):
             rows = np.float32([item["embedding"] for item in reply["data"]])
             np.testing.assert_array_equal(rows, invariant_encoder.encode(texts))
     batches = float(metrics.partition('embedkit_batch_requests_count{model="toy"} ')[2].split()[0])
     assert batches < 64 * 5  # they ran together
-
-
-def test_the_bundled_model_stays_within_its_gate(serve):
-    """The other texts of a batch change an embedding, by about the difference that the bundle states."""
-    encoder = Encoder.load("tiny", threads=1)
-    stated = encoder.manifest.gates["batch_invariance"]["largest_difference"]
-    texts = [f"{'word ' * (n % 23)}number {n}" for n in range(64)]
-    with serve(encoder=encoder) as url, ThreadPoolExecutor(16) as pool:
-        rows = np.float32(list(pool.map(lambda text: embed(url, text), texts)))
-    assert np.abs(rows - encoder.encode(texts)).max() < 2 * stated
-
-
-def embed(url, text):
-    return httpx.post(f"{url}/v1/embeddings", json={"input": text}).json()["data"][0]["embedding"]
-
-
-def test_a_request_uses_only_the_thread_of_batches(serve):
-    before = set(threading.enumerate())
-    with serve() as url:
-        for _ in range(3):
-            assert httpx.post(f"{url}/v1/embeddings", json={"input": "bees"}).status_code == 200
-        names = {thread.name for thread in set(threading.enumerate()) - before}
-    assert "batch_0" in names
-    assert not any("AnyIO" in name for name in names)
 
 
 def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(toy_encoder, monkeypatch):
@@ -210,7 +172,7 @@ def test_token_ids_are_embedded_if_the_client_names_the_model(client, toy_encode
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("body", "words"),
     [
         ({"input": [[1] * 13]}, "expected 1 to 12 ids at position 0"),
         ({"input": [[1], []]}, "at position 1"),
@@ -221,7 +183,7 @@ def test_token_ids_are_embedded_if_the_client_names_the_model(client, toy_encode
         ({"input": [1], "tokenizer": "another"}, "there is no model 'another'"),
     ],
 )
-def test_token_ids_that_do_not_fit_are_refused(client, given, words):
-    done = client.post("/v1/embeddings", json={"tokenizer": "toy", **given})
+def test_token_ids_that_do_not_fit_are_refused(client, body, words):
+    done = client.post("/v1/embeddings", json={"tokenizer": "toy", **body})
     assert done.status_code in {400, 404}
     assert words in done.json()["error"]["message"]

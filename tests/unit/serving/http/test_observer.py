@@ -8,6 +8,7 @@ import logging
 
 import httpx
 import pytest
+from toys import Terminal
 
 from embedkit import Encoder
 from embedkit.serving.http.log_lines import JsonFormatter, log_in_lines
@@ -113,11 +114,6 @@ def test_health_checks_are_logged_on_request_only(client, caplog):
     client.get("/info")  # answered after all others were logged
     routes = {record.fields["route"] for record in caplog.records if hasattr(record, "fields")}
     assert routes == {"/info"}
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_terminal_gets_words_and_other_streams_json():

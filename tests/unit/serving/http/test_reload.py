@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from embedkit import Collection, Encoder
-from embedkit.errors import EmbedkitError
 from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
@@ -155,13 +154,3 @@ def test_a_rebuilt_collection_is_noticed(toy_encoder, write_toy_bundle, tmp_path
         service.close()
     assert [hit.text for hit in hits] == ["the sea", "a boat"]
     assert card["model"] == "other"
-
-
-def test_errors_of_a_reload_reach_the_client(bundle):
-    service = Service.load([str(bundle)], ServerSettings(threads=1))
-    bundle.write_bytes(b"nothing")
-    try:
-        with pytest.raises(EmbedkitError):
-            asyncio.run(service.reload())
-    finally:
-        service.close()

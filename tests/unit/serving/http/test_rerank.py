@@ -47,8 +47,8 @@ def check_order(found, wanted):
 
 
 def test_jinas_form(crossing, cross):
-    given = {"model": "toy-cross", "query": QUERY, "documents": [{"text": text} for text in DOCUMENTS]}
-    done = httpx.post(f"{crossing}/v1/rerank", json={**given, "return_documents": True}).json()
+    body = {"model": "toy-cross", "query": QUERY, "documents": [{"text": text} for text in DOCUMENTS]}
+    done = httpx.post(f"{crossing}/v1/rerank", json={**body, "return_documents": True}).json()
     assert [item["document"]["text"] for item in done["results"]] == [DOCUMENTS[i] for i, _ in expected(cross)]
     tokens = sum(map(len, cross.tokenize([(QUERY, text) for text in DOCUMENTS]).ids))
     assert done["usage"]["total_tokens"] == tokens
@@ -78,7 +78,7 @@ def test_without_a_cross_encoder_the_cosine_ranks(client, toy_encoder):
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "words"),
+    ("path", "body", "words"),
     [
         ("/v1/rerank", {"query": QUERY, "documents": []}, "at least one text"),
         ("/v1/rerank", {"query": QUERY, "documents": [3]}, "documents.0"),
@@ -88,8 +88,8 @@ def test_without_a_cross_encoder_the_cosine_ranks(client, toy_encoder):
         ("/rerank", {"query": QUERY, "texts": ["word " * 40], "truncate": False}, "longer than 12 tokens"),
     ],
 )
-def test_invalid_requests_are_refused(crossing, path, given, words):
-    done = httpx.post(f"{crossing}{path}", json=given)
+def test_invalid_requests_are_refused(crossing, path, body, words):
+    done = httpx.post(f"{crossing}{path}", json=body)
     assert done.status_code in {400, 413}
     assert words in done.text
 

@@ -60,25 +60,17 @@ def test_words_are_fused_in(reading, collection, hybrid):
     assert "lexical" in done["latency_ms"]
 
 
-def test_the_reranker_decides_the_order(serve, collection, toy_cross_bundle):
+@pytest.mark.parametrize("weight", [{}, {"rerank_weight": 0.4}])
+def test_the_reranker_decides_the_order(serve, collection, toy_cross_bundle, weight):
     reranker = CrossEncoder.load(toy_cross_bundle, threads=1)
     with serve(collection=collection, reranker=reranker) as url:
-        done = httpx.post(f"{url}/v1/search", json={"query": "a dog", "rerank": True}).json()
+        done = httpx.post(f"{url}/v1/search", json={"query": "a dog", "rerank": True, **weight}).json()
         card = httpx.get(f"{url}/v1/collection").json()
-    expected = collection.search("a dog", rerank=reranker)
+    expected = collection.search("a dog", rerank=reranker, **weight)
     assert [hit["id"] for hit in done["hits"]] == [hit.id for hit in expected]
+    assert list(done["hits"][0]["scores"]) == list(expected[0].scores)
     assert [hit["score"] for hit in done["hits"]] == pytest.approx([hit.score for hit in expected])
     assert card == {"model": "toy", "reranker": "toy-cross", "documents": 3, "lexical": True, "index": "exact"}
-
-
-def test_the_re_ranker_s_weight_reaches_the_search(serve, collection, toy_cross_bundle):
-    reranker = CrossEncoder.load(toy_cross_bundle, threads=1)
-    asked = {"query": "a dog", "rerank": True, "rerank_weight": 0.4}
-    with serve(collection=collection, reranker=reranker) as url:
-        done = httpx.post(f"{url}/v1/search", json=asked).json()
-    expected = collection.search("a dog", rerank=reranker, rerank_weight=0.4)
-    assert [hit["id"] for hit in done["hits"]] == [hit.id for hit in expected]
-    assert [hit["scores"]["blended"] for hit in done["hits"]] == pytest.approx([hit.score for hit in expected])
 
 
 def test_without_a_reranker_reranking_is_refused(reading):
@@ -126,7 +118,7 @@ def test_a_filter_may_be_written(reading):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "body",
     [
         {},
         {"query": 3},
@@ -138,14 +130,14 @@ def test_a_filter_may_be_written(reading):
         {"query": "a", "effort": 17},
     ],
 )
-def test_invalid_requests_are_refused(reading, given):
-    done = reading.post("/v1/search", json=given)
+def test_invalid_requests_are_refused(reading, body):
+    done = reading.post("/v1/search", json=body)
     assert done.status_code == 400
     assert done.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("body", "words"),
     [
         ({"query": "a", "filtre": {"year": 1}}, "filtre: unknown field; did you mean 'filter'?"),
         ({"query": "a", "metadata": {"year": 1}}, "metadata: unknown field; the fields are query, k"),
@@ -154,8 +146,8 @@ def test_invalid_requests_are_refused(reading, given):
         ({"query": "a", "filter": {}, "filters": {}}, "filter is given twice"),
     ],
 )
-def test_an_unknown_field_of_a_search_is_an_error(reading, given, words):
-    done = reading.post("/v1/search", json=given)
+def test_an_unknown_field_of_a_search_is_an_error(reading, body, words):
+    done = reading.post("/v1/search", json=body)
     assert done.status_code == 400
     assert words in done.json()["error"]["message"]
 
@@ -181,7 +173,7 @@ def test_fields_beside_the_text_are_metadata_as_in_a_file(writing):
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "words"),
+    ("path", "body", "words"),
     [
         ("/v1/documents", {"id": "x", "text": "a"}, "id: unknown field; the fields are documents"),
         ("/v1/documents", {"document": [{"id": "x", "text": "a"}]}, "did you mean 'documents'?"),
@@ -191,8 +183,8 @@ def test_fields_beside_the_text_are_metadata_as_in_a_file(writing):
         ("/v1/documents/delete", {"ids": [], "filter": {"year": 1}}, "filter: unknown field"),
     ],
 )
-def test_an_unknown_field_of_a_write_is_an_error_and_changes_nothing(writing, collection, path, given, words):
-    done = writing.post(path, json=given)
+def test_an_unknown_field_of_a_write_is_an_error_and_changes_nothing(writing, collection, path, body, words):
+    done = writing.post(path, json=body)
     assert done.status_code == 400
     assert words in done.json()["error"]["message"]
     assert len(Collection.open(collection.path)) == 3
@@ -214,10 +206,10 @@ def test_without_a_collection_a_search_says_so(client):
 
 
 @pytest.mark.parametrize(
-    ("path", "given"), [("/v1/documents", {"documents": []}), ("/v1/documents/delete", {"ids": []})]
+    ("path", "body"), [("/v1/documents", {"documents": []}), ("/v1/documents/delete", {"ids": []})]
 )
-def test_writes_are_refused_unless_allowed(reading, path, given):
-    assert reading.post(path, json=given).status_code in {404, 405}
+def test_writes_are_refused_unless_allowed(reading, path, body):
+    assert reading.post(path, json=body).status_code in {404, 405}
     assert path not in reading.get("/openapi.json").json()["paths"]
 
 
@@ -295,8 +287,8 @@ def test_writes_of_another_process_are_visible(writing, collection, toy_encoder)
 
 def test_readers_and_writers_do_not_disturb_each_other(writing, collection):
     def write(number):
-        given = {"documents": [{"id": f"n{number}-{i}", "text": f"text {number} {i}"} for i in range(3)]}
-        return writing.post("/v1/documents", json=given).status_code
+        body = {"documents": [{"id": f"n{number}-{i}", "text": f"text {number} {i}"} for i in range(3)]}
+        return writing.post("/v1/documents", json=body).status_code
 
     def read(number):
         done = writing.post("/v1/search", json={"query": f"text {number}", "k": 1000})

@@ -15,7 +15,7 @@ from embedkit.serving.http.settings import ServerSettings
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("mapping", "words"),
     [
         ({"port": 70_000}, "port is at most 65535"),
         ({"prot": 1}, "did you mean port"),
@@ -27,9 +27,9 @@ from embedkit.serving.http.settings import ServerSettings
         ({"max_items": 0}, "at least 1"),
     ],
 )
-def test_invalid_values_are_refused(given, words):
+def test_invalid_values_are_refused(mapping, words):
     with pytest.raises(ConfigError, match=words):
-        from_mapping(ServerSettings, given)
+        from_mapping(ServerSettings, mapping)
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def is_alive(pid):
     return False
 
 
-def ask_from(server, connections, path="/embed", content=None, **given):
+def ask_from(server, connections, path="/embed", content=None, **options):
     """Send one request on each of several connections."""
     answers = []
     for _ in range(connections):
         with httpx.Client(base_url=server.url, timeout=30) as client:
-            answers.append(client.post(path, json=content or {"inputs": "a dog"}, **given))
+            answers.append(client.post(path, json=content or {"inputs": "a dog"}, **options))
     return answers
 
 

@@ -342,9 +342,11 @@ class TestRun:
         monkeypatch.setattr(Stage, "train", lambda *_: TrainState())
         teacher = {} if method == "sct" else {"teacher": {"source": "start"}}
         run(resolve({**mapping, "method": method, "settings": settings, **teacher}), tmp_path / "run", QUIET)
-        found = [each.getMessage() for each in caplog.records if "queue_size" in each.getMessage()]
+        found = [record.getMessage() for record in caplog.records if "queue_size" in record.getMessage()]
         assert [message.partition(" exceeds")[0] for message in found] == warned
-        assert {each.levelname for each in caplog.records if "queue_size" in each.getMessage()} <= {"WARNING"}
+        assert {record.levelname for record in caplog.records if "queue_size" in record.getMessage()} <= {
+            "WARNING"
+        }
 
     def test_a_published_queue_that_is_longer_than_the_corpus_is_no_warning(
         self, mapping, tmp_path, monkeypatch, caplog
@@ -352,12 +354,12 @@ class TestRun:
         caplog.set_level("INFO", logger="embedkit")
         monkeypatch.setattr(Stage, "train", lambda *_: TrainState())
         run(resolve({**mapping, "method": "sct", "settings": {}}), tmp_path / "run", QUIET)
-        (found,) = [each for each in caplog.records if "queue_size" in each.getMessage()]
+        (found,) = [record for record in caplog.records if "queue_size" in record.getMessage()]
         assert found.levelname == "INFO"
 
     def test_a_student_of_another_shape_than_its_settings_logs_a_warning(self, mapping, tmp_path, caplog):
         run(resolve(mapping), tmp_path / "run", QUIET)
-        (found,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        (found,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert found.startswith("no settings are published for a student of 1 x 16; using those of tiny, 2 x 128")
 
     def test_two_stages_leave_both_runs(self, taught, tmp_path):
