@@ -34,34 +34,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "BundleError",
-    "BundleIntegrityError",
-    "BundleVersionError",
-    "CacheError",
-    "CheckpointError",
-    "CollectionBusyError",
-    "CollectionError",
-    "CommittedError",
-    "ConfigError",
-    "DataError",
-    "EmbedkitError",
-    "ExportError",
-    "FingerprintError",
-    "GateError",
-    "InputError",
-    "MissingExtraError",
-    "ModelError",
-    "ModelNotFoundError",
-    "OverloadedError",
-    "ProviderError",
-    "StorageError",
-    "TextOverflowError",
-    "TooLargeError",
-    "TrainingError",
-    "WorkerError",
-]
-
 
 class EmbedkitError(Exception):
     """Base class: ``except EmbedkitError`` catches every exception that embedkit raises deliberately.

@@ -306,7 +306,7 @@ def write_toy_cross_bundle(
 ) -> ToyBundleWriter:
     """Write the bundle of a toy cross-encoder: ``write_toy_cross_bundle(path, **manifest_fields) -> path``."""
     from embedkit.runtime.bundle import write_bundle
-    from embedkit.runtime.manifest import GoldenPairs, Manifest
+    from embedkit.runtime.manifest import Golden, Manifest
     from embedkit.runtime.tokenization import PairTokenizer
 
     def write(path: Path, **about: Any) -> Path:
@@ -315,7 +315,7 @@ def write_toy_cross_bundle(
         manifest = Manifest(**{**fields, "pooling": "cls", "normalize": False, **about})
         tokens = PairTokenizer(toy_tokenizer_json, manifest.max_length).tokenize(pairs)
         scores = toy_cross_reference(pairs, manifest.max_length)
-        golden = GoldenPairs(pairs, tokens.ids, tokens.type_ids or [], scores, tolerance=1e-4)
+        golden = Golden(pairs, tokens.ids, scores, 1e-4, tokens.type_ids)
         write_bundle(path, build_toy_cross_model(toy_weights[:, 0]), manifest, toy_tokenizer_json, golden)
         return path
 

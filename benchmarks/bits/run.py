@@ -52,7 +52,6 @@ def models() -> Iterator[Path]:
 def compared(path: Path) -> Iterator[dict[str, Any]]:
     """A row for each instruction set, and one for ONNX Runtime."""
     golden = read_bundle(path).golden
-    assert isinstance(golden, Golden)
     reference = Encoder.load(path, instructions=REFERENCE)
     expected = embeddings(reference, golden)
     for name in native_instructions():

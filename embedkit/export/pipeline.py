@@ -43,11 +43,10 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.folders import read_layout
 from embedkit.runtime.gate_figures import describe_figures
-from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
+from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Ranges
-from embedkit.runtime.tokenization import Tokens
 
 logger = logging.getLogger("embedkit")
 
@@ -354,7 +353,7 @@ def _require(gates: Sequence[Gate]) -> None:
         )
 
 
-def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance: float) -> Golden | GoldenPairs:
+def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance: float) -> Golden:
     """Return the graph's own values in ONNX Runtime.
 
     Other runtimes, processors and batches may round differently, and deviate from torch in the opposite direction
@@ -366,16 +365,11 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
     values, expected = candidate.run_batch(tokens), run_torch(model)(tokens)
     alone = np.concatenate([candidate.run_batch(model.tokenizer.tokenize([item])) for item in items])
     tolerance = max(tolerance, *(2 * float(np.abs(rows - expected).max()) for rows in (values, alone)))
-    if isinstance(model, PairEncoder):
-        digests = _digests(content, tokens, pairs=True)
-        return GoldenPairs(GOLDEN_PAIRS, list(tokens.ids), list(tokens.type_ids or []), values, tolerance, digests)
-    return Golden(GOLDEN_TEXTS, list(tokens.ids), values, tolerance, _digests(content, tokens, pairs=False))
-
-
-def _digests(content: bytes, tokens: Tokens, *, pairs: bool) -> dict[str, str]:
-    """The bits that embedkit's kernel gives, which are the same on every machine, if it can run the network."""
-    network = NativeNetwork.find(content, pairs=pairs)
-    return {} if network is None else {network.numerics: digest_of(network.run(tokens))}
+    types = None if tokens.type_ids is None else list(tokens.type_ids)
+    # The bits that embedkit's kernel gives are the same on every machine, if it can run the network.
+    network = NativeNetwork.find(content, pairs=isinstance(model, PairEncoder))
+    digests = {} if network is None else {network.numerics: digest_of(network.run(tokens))}
+    return Golden(items, list(tokens.ids), values, tolerance, types, digests)
 
 
 def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts: Sequence[str] | None) -> str:

@@ -1,13 +1,9 @@
 """Adapters of encoders to other packages, one module for each package, and what several of them have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from embedkit.runtime.arguments import check_text
 from embedkit.runtime.encoder import Encoder
-
-__all__: list[str] = []
 
 
 class Adapter:

@@ -3,5 +3,3 @@
 All are optional. Without a compiler they are absent, and :mod:`embedkit.runtime.kernels`, the only module that
 imports them, has None in their place.
 """
-
-__all__: list[str] = []

@@ -1,5 +1,1 @@
 """Reports for people: charts, tables and comparisons."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

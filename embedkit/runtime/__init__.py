@@ -1,3 +1,1 @@
 """Encoding: numpy, onnxruntime and tokenizers, and nothing else."""
-
-__all__: list[str] = []

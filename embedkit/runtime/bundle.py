@@ -25,7 +25,7 @@ from pathlib import Path
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import BundleError, BundleIntegrityError, BundleVersionError, ModelNotFoundError
-from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
+from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.wire import Field, encode_bytes, read_fields, refuse_external_data
 
 FORMAT = 1
@@ -55,7 +55,7 @@ class Bundle:
     path: Path
     manifest: Manifest
     tokenizer_json: str = field(repr=False)
-    golden: Golden | GoldenPairs = field(repr=False)
+    golden: Golden = field(repr=False)
     fingerprint: str
     model: bytes = field(repr=False, compare=False)
 
@@ -73,7 +73,7 @@ def write_bundle(
     model: bytes,
     manifest: Manifest,
     tokenizer_json: str,
-    golden: Golden | GoldenPairs,
+    golden: Golden,
 ) -> str:
     """Write a bundle atomically; the same parts produce the same bytes.
 
@@ -154,8 +154,7 @@ def _parse_fields(path: Path, content: bytes) -> Bundle:
         raise BundleError(f"the bundle lacks {', '.join(_PREFIX + key for key in missing)}")
     refuse_external_data(content)
     manifest = Manifest.from_json(entries["manifest"])
-    golden = (Golden if manifest.kind == "encoder" else GoldenPairs).from_json(entries["golden"])
-    golden.check_against(manifest)
+    golden = Golden.from_json(entries["golden"], manifest)
     return Bundle(path, manifest, _decompress(entries["tokenizer"]), golden, fingerprint, content)
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-
 from embedkit.config import from_mapping, setting
 from embedkit.errors import BundleError, ConfigError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.packing import Ranges
+from embedkit.runtime.packing import Ranges, pack_floats, unpack_floats
 
 ACTIVATIONS = ("sigmoid", "identity")
 _DESCRIPTIVE = "info_"
@@ -106,112 +102,55 @@ class Manifest:
 
 @dataclass(frozen=True, eq=False)
 class Golden:
-    """Texts with the token ids and embeddings they had when the bundle was written.
+    """Texts, or pairs of texts, with the tokens and results they had when the bundle was written.
 
     Attributes:
-        texts: G texts, at least one.
+        texts: G texts of an encoder, or pairs of a cross-encoder, at least one.
         token_ids: their ids, including special tokens.
-        vectors: ``(G, D) float32``, the output of the graph.
+        values: the output of the graph: embeddings ``(G, D) float32``, or scores ``(G,) float32``.
         tolerance: largest allowed absolute difference on another machine.
-        digests: numerics -> :func:`~embedkit.runtime.numerics.digest_of` the embeddings, for each arithmetic that
+        type_ids: of pairs, token types in lists as long as ``token_ids``; None for texts.
+        digests: numerics -> :func:`~embedkit.runtime.numerics.digest_of` the values, for each arithmetic that
             computes the same bits on every machine.
     """
 
-    texts: list[str]
+    texts: list[Any]
     token_ids: list[list[int]]
-    vectors: FloatArray
+    values: FloatArray
     tolerance: float
+    type_ids: list[list[int]] | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The golden texts as canonical JSON."""
-        return _dump_golden(self, {"texts": self.texts, "vectors": _pack(self.vectors)})
+        """The golden texts or pairs as canonical JSON."""
+        values: dict[str, Any] = {"token_ids": _plain(self.token_ids), "tolerance": float(self.tolerance)}
+        if self.digests:  # a bundle without any stays readable by versions that do not know them
+            values["digests"] = dict(self.digests)
+        if self.type_ids is None:
+            values |= {"texts": self.texts, "vectors": pack_floats(self.values)}
+        else:
+            values |= {"pairs": [list(pair) for pair in self.texts], "scores": pack_floats(self.values)}
+            values["token_type_ids"] = _plain(self.type_ids)
+        return _dump(values, "golden")
 
     @classmethod
-    def from_json(cls, text: str) -> Golden:
-        """Read what :meth:`to_json` wrote.
+    def from_json(cls, text: str, manifest: Manifest) -> Golden:
+        """Read what :meth:`to_json` wrote for the model that a manifest describes.
 
         Raises:
-            BundleError: a field is missing, unknown or of the wrong kind; names it.
+            BundleError: a field is missing, unknown or of the wrong kind, or does not fit the others or the
+                manifest; names it.
         """
-        values = _load(_StoredTexts, text, "golden")
-        if not values.texts or len(values.texts) != len(values.token_ids):
+        if manifest.kind == "encoder":
+            golden = _read_texts(_load(_StoredTexts, text, "golden"), manifest.dimension)
+        else:
+            golden = _read_pairs(_load(_StoredPairs, text, "golden"), manifest.dimension)
+        longest = max(map(len, golden.token_ids))
+        if longest > manifest.max_length:
             raise BundleError(
-                f"golden holds {len(values.texts)} texts and {len(values.token_ids)} rows of token_ids"
+                f"golden.token_ids holds {longest} ids, manifest.max_length is {manifest.max_length}"
             )
-        _check_ids(values.token_ids, "golden.token_ids")
-        vectors = _unpack(values.vectors, len(values.texts), "golden.vectors")
-        return cls(values.texts, values.token_ids, vectors, values.tolerance, values.digests)
-
-    def check_against(self, manifest: Manifest) -> None:
-        """Make sure that these are texts of that model.
-
-        Raises:
-            BundleError: the width or a length is not the manifest's.
-        """
-        if self.vectors.shape[1] != manifest.dimension:
-            raise BundleError(
-                f"golden.vectors are {self.vectors.shape[1]} wide, manifest.dimension is {manifest.dimension}"
-            )
-        _check_lengths(self.token_ids, manifest)
-
-
-@dataclass(frozen=True, eq=False)
-class GoldenPairs:
-    """Pairs of texts with the tokens and scores they had when a cross-encoder's bundle was written.
-
-    ``token_type_ids`` are as long as ``token_ids``; ``scores``, ``(G,) float32``, are the output of the graph.
-    ``tolerance`` and ``digests`` are as of :class:`Golden`.
-    """
-
-    pairs: list[tuple[str, str]]
-    token_ids: list[list[int]]
-    token_type_ids: list[list[int]]
-    scores: FloatArray
-    tolerance: float
-    digests: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """The golden pairs as canonical JSON."""
-        pairs, types = [list(pair) for pair in self.pairs], _plain(self.token_type_ids)
-        return _dump_golden(self, {"pairs": pairs, "token_type_ids": types, "scores": _pack(self.scores)})
-
-    @classmethod
-    def from_json(cls, text: str) -> GoldenPairs:
-        """Read what :meth:`to_json` wrote.
-
-        Raises:
-            BundleError: a field is missing, unknown or of the wrong kind; names it.
-        """
-        values = _load(_StoredPairs, text, "golden")
-        pairs, token_ids, type_ids = values.pairs, values.token_ids, values.token_type_ids
-        for position, pair in enumerate(pairs):
-            if len(pair) != 2:
-                raise BundleError(f"golden.pairs[{position}] should be a list of two strings")
-        for name, rows in (("token_ids", token_ids), ("token_type_ids", type_ids)):
-            _check_ids(rows, f"golden.{name}")
-        if not pairs or not len(pairs) == len(token_ids) == len(type_ids):
-            raise BundleError(
-                f"golden holds {len(pairs)} pairs, {len(token_ids)} rows of token_ids and {len(type_ids)} of "
-                "token_type_ids"
-            )
-        if list(map(len, token_ids)) != list(map(len, type_ids)):
-            raise BundleError("golden.token_ids and golden.token_type_ids differ in the length of a row")
-        scores = _unpack(values.scores, len(pairs), "golden.scores")
-        if scores.shape[1] != 1:
-            raise BundleError(f"golden.scores holds {scores.size} scores for {len(pairs)} pairs")
-        both = [(first, second) for first, second in pairs]
-        return cls(both, token_ids, type_ids, scores[:, 0], values.tolerance, values.digests)
-
-    def check_against(self, manifest: Manifest) -> None:
-        """Make sure that these are pairs of that model.
-
-        Raises:
-            BundleError: the manifest is of an encoder of several dimensions, or a length is not its.
-        """
-        if manifest.dimension != 1:
-            raise BundleError(f"manifest.dimension of a cross-encoder should be 1, not {manifest.dimension}")
-        _check_lengths(self.token_ids, manifest)
+        return golden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,18 +175,44 @@ class _StoredPairs(_Stored):
     scores: str
 
 
+def _read_texts(stored: _StoredTexts, dimension: int) -> Golden:
+    if not stored.texts or len(stored.texts) != len(stored.token_ids):
+        raise BundleError(f"golden holds {len(stored.texts)} texts and {len(stored.token_ids)} rows of token_ids")
+    _check_ids(stored.token_ids, "golden.token_ids")
+    vectors = unpack_floats(stored.vectors, len(stored.texts), "golden.vectors")
+    if vectors.shape[1] != dimension:
+        raise BundleError(f"golden.vectors are {vectors.shape[1]} wide, manifest.dimension is {dimension}")
+    return Golden(stored.texts, stored.token_ids, vectors, stored.tolerance, digests=stored.digests)
+
+
+def _read_pairs(stored: _StoredPairs, dimension: int) -> Golden:
+    pairs, token_ids, type_ids = stored.pairs, stored.token_ids, stored.token_type_ids
+    for position, pair in enumerate(pairs):
+        if len(pair) != 2:
+            raise BundleError(f"golden.pairs[{position}] should be a list of two strings")
+    if not pairs or not len(pairs) == len(token_ids) == len(type_ids):
+        raise BundleError(
+            f"golden holds {len(pairs)} pairs, {len(token_ids)} rows of token_ids and {len(type_ids)} of "
+            "token_type_ids"
+        )
+    _check_ids(token_ids, "golden.token_ids")
+    _check_ids(type_ids, "golden.token_type_ids")
+    if list(map(len, token_ids)) != list(map(len, type_ids)):
+        raise BundleError("golden.token_ids and golden.token_type_ids differ in the length of a row")
+    scores = unpack_floats(stored.scores, len(pairs), "golden.scores")
+    if scores.shape[1] != 1:
+        raise BundleError(f"golden.scores holds {scores.size} scores for {len(pairs)} pairs")
+    if dimension != 1:
+        raise BundleError(f"manifest.dimension of a cross-encoder should be 1, not {dimension}")
+    both = [(first, second) for first, second in pairs]
+    return Golden(both, token_ids, scores[:, 0], stored.tolerance, type_ids, stored.digests)
+
+
 def _dump(values: Mapping[str, Any], what: str) -> str:
     try:
         return json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise BundleError(f"the {what} cannot be written as JSON: {error}") from error
-
-
-def _dump_golden(golden: Golden | GoldenPairs, values: dict[str, Any]) -> str:
-    values |= {"token_ids": _plain(golden.token_ids), "tolerance": float(golden.tolerance)}
-    if golden.digests:  # a bundle without any stays readable by versions that do not know them
-        values["digests"] = dict(golden.digests)
-    return _dump(values, "golden")
 
 
 def _load(cls: type[_Fields], text: str, what: str) -> _Fields:
@@ -276,29 +241,6 @@ def _check_ids(rows: list[list[int]], where: str) -> None:
             raise BundleError(f"{where}[{position}] should hold whole numbers from 0 to 2147483647")
 
 
-def _check_lengths(token_ids: list[list[int]], manifest: Manifest) -> None:
-    longest = max(map(len, token_ids))
-    if longest > manifest.max_length:
-        raise BundleError(f"golden.token_ids holds {longest} ids, manifest.max_length is {manifest.max_length}")
-
-
 def _plain(rows: list[list[int]]) -> list[list[int]]:
     """Rows of numpy's integers as JSON takes them."""
     return [[int(number) for number in row] for row in rows]
-
-
-def _pack(values: FloatArray) -> str:
-    return base64.b64encode(np.asarray(values).astype("<f4").tobytes()).decode("ascii")
-
-
-def _unpack(encoded: str, rows: int, where: str) -> FloatArray:
-    try:
-        content = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise BundleError(f"{where} is not base64: {error}") from error
-    if not content or len(content) % (4 * rows):
-        raise BundleError(f"{where} is {len(content)} bytes, no multiple of {rows} rows of float32")
-    vectors = np.frombuffer(content, dtype="<f4").reshape(rows, -1).astype(np.float32)
-    if not np.isfinite(vectors).all():
-        raise BundleError(f"{where} holds values that are not finite")
-    return vectors

@@ -17,7 +17,7 @@ from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.engine import Engine, Verification
 from embedkit.runtime.folders import read_json
 from embedkit.runtime.location import find_model
-from embedkit.runtime.manifest import GoldenPairs, Manifest
+from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import (
     DEFAULT_FILE,
@@ -223,13 +223,9 @@ class Model(ABC, Generic[AnyTokenizer]):
         golden = self._golden
         if golden is None:
             raise ModelError(f"{self.name} is no bundle and has no golden {self._unit} to verify")
-        given: Any
-        if isinstance(golden, GoldenPairs):
-            given, types, values = golden.pairs, golden.token_type_ids, golden.scores
-        else:
-            given, types, values = golden.texts, None, golden.vectors
-        tokens, digest = Tokens(golden.token_ids, [], types), golden.digests.get(self.numerics)
-        return self._engine.verify(self._tokenizer.tokenize(given), tokens, values, golden.tolerance, digest)
+        tokens, digest = Tokens(golden.token_ids, [], golden.type_ids), golden.digests.get(self.numerics)
+        found = self._tokenizer.tokenize(golden.texts)
+        return self._engine.verify(found, tokens, golden.values, golden.tolerance, digest)
 
     def __copy__(self) -> Self:
         return self

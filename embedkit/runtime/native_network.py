@@ -218,10 +218,6 @@ class NativeNetwork:
             return max(tokens, most)
         return min(max(tokens // _BATCHES_OF_FEW, self._tokens_of_a_thread, least), most)
 
-    def golden_batches(self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None) -> list[slice]:
-        """Return the batches of golden items: the same, because nothing depends on its batch."""
-        return self.batches(lengths, most_tokens=most_tokens, most_items=None)
-
     def fill(self, rows: FloatArray, items: slice, tokens: Tokens, lane: int | None = None) -> None:
         """Write the results of a batch to ``rows[items]``: ``(B, D) float32, unit rows``, or scores ``(B,)``.
 

@@ -129,20 +129,16 @@ class Ranges:
         Raises:
             BundleError: it is something else.
         """
-        try:
-            content = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise BundleError(f"manifest.ranges is not base64: {error}") from error
-        if len(content) != 2 * 4 * dimension:
-            raise BundleError(f"manifest.ranges is {len(content)} bytes, expected {dimension} pairs of float32")
-        least, most = np.frombuffer(content, dtype="<f4").reshape(2, dimension).astype(np.float32)
-        if not (np.isfinite(least).all() and np.isfinite(most).all() and (least <= most).all()):
-            raise BundleError("manifest.ranges should be finite, no largest value below its smallest")
+        least, most = unpack_floats(text, 2, "manifest.ranges")
+        if len(least) != dimension or not (least <= most).all():
+            raise BundleError(
+                f"manifest.ranges should hold {dimension} smallest values, and none above its largest"
+            )
         return cls(least, most)
 
     def to_text(self) -> str:
-        """Base64 of all smallest, then all largest values as little-endian float32."""
-        return base64.b64encode(np.stack([self.least, self.most]).astype("<f4").tobytes()).decode("ascii")
+        """All smallest, then all largest values, as :func:`pack_floats` writes them."""
+        return pack_floats(np.stack([self.least, self.most]))
 
     def quantize(self, rows: FloatArray) -> npt.NDArray[np.uint8]:
         """Round ``(N, d) float32`` to the nearest of 256 even steps from smallest to largest; others to an end."""
@@ -150,3 +146,26 @@ class Ranges:
         step = np.where(most > least, (most - least) / _STEPS, 1)
         steps: npt.NDArray[np.uint8] = np.clip(np.rint((rows - least) / step), 0, _STEPS).astype(np.uint8)
         return steps
+
+
+def pack_floats(values: FloatArray) -> str:
+    """Return numbers as base64 of little-endian float32."""
+    return base64.b64encode(np.asarray(values).astype("<f4").tobytes()).decode("ascii")
+
+
+def unpack_floats(encoded: str, rows: int, where: str) -> FloatArray:
+    """Return the ``rows`` rows that :func:`pack_floats` wrote, ``(rows, D) float32``; ``where`` is their place.
+
+    Raises:
+        BundleError: these are not that many rows, or a number is not finite.
+    """
+    try:
+        content = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BundleError(f"{where} is not base64: {error}") from error
+    if not content or len(content) % (4 * rows):
+        raise BundleError(f"{where} is {len(content)} bytes, no multiple of {rows} rows of float32")
+    values = np.frombuffer(content, dtype="<f4").reshape(rows, -1).astype(np.float32)
+    if not np.isfinite(values).all():
+        raise BundleError(f"{where} holds values that are not finite")
+    return values

@@ -60,7 +60,6 @@ class Session:
             and not on the number of threads.
         lanes: number of lanes, 1 if there are none; as many as threads, or fewer if they would need more than
             half a gigabyte.
-        is_small: whether the graph is also so small that every run uses one thread.
         output: name of the output used.
         width: size of its last axis, or None where the graph leaves it open or there are no rows but scores.
 
@@ -86,8 +85,7 @@ class Session:
         self._shared = {name: OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
         self.has_lanes = chosen == [CPU] and own <= _LANE_BYTES
         self.lanes = min(self.threads, max(1, _ALL_LANES_BYTES // max(1, own))) if self.has_lanes else 1
-        self.is_small = self.has_lanes and len(model) <= _SMALL_BYTES
-        alone = 1 if self.is_small else self.threads
+        alone = 1 if self.has_lanes and len(model) <= _SMALL_BYTES else self.threads
         self._session = _open(model, _options(alone, self._shared), chosen)
         self._opening = threading.Lock()
         self._opened: list[InferenceSession | None] = [None] * self.lanes
@@ -222,8 +220,6 @@ _BATCHES_OF_FEW = 8
 _CPU_TOKENS_PER_BATCH = 1024
 # Other devices need large batches for full utilisation.
 _DEVICE_TOKENS_PER_BATCH = 16_384
-# The bound with which golden texts have always been verified.
-_SMALL_GOLDEN_TOKENS_PER_BATCH = 512
 
 
 class PaddedNetwork:
@@ -267,13 +263,6 @@ class PaddedNetwork:
         budget = most_tokens or self._choose_tokens_per_batch(int(lengths.sum()))
         return list(token_batches(lengths, most_tokens=budget, most_texts=most_items))
 
-    def golden_batches(
-        self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None
-    ) -> list[npt.NDArray[np.intp]]:
-        """Return the batches of golden items, which stay the same when the batching of other items changes."""
-        budget = most_tokens or self._choose_golden_tokens_per_batch()
-        return list(token_batches(lengths, most_tokens=budget))
-
     def fill(
         self, rows: FloatArray, items: slice | npt.NDArray[np.intp], tokens: Tokens, lane: int | None = None
     ) -> None:
@@ -295,8 +284,3 @@ class PaddedNetwork:
         if self._session.has_lanes:
             return min(max(tokens // _BATCHES_OF_FEW, _LANE_TOKENS_PER_BATCH[0]), _LANE_TOKENS_PER_BATCH[-1])
         return _CPU_TOKENS_PER_BATCH if self._session.providers[0] == CPU else _DEVICE_TOKENS_PER_BATCH
-
-    def _choose_golden_tokens_per_batch(self) -> int:
-        if self._session.providers[0] != CPU:
-            return _DEVICE_TOKENS_PER_BATCH
-        return _SMALL_GOLDEN_TOKENS_PER_BATCH if self._session.is_small else _CPU_TOKENS_PER_BATCH

@@ -19,7 +19,7 @@ from embedkit.runtime.kernel_pieces import KernelPieces
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenizer_rules import check_rules
 from embedkit.runtime.unigram_pieces import UnigramPieces
-from embedkit.runtime.word_pieces import PairPieces, PlainTexts, WordPieces
+from embedkit.runtime.word_pieces import PairPieces, PlainTexts, WordPieces, kept_of_pairs
 
 _PROBE = "a \ua66e"  # a letter of a single manuscript: no vocabulary has it, so it takes the unknown token
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
@@ -383,9 +383,7 @@ class PairTokenizer(_FastTokenizer):
         if len(ids) <= self.max_length:
             return ids, types
         sides = encoding.sequence_ids  # 0 or 1, None for special tokens
-        left = dict(
-            zip((0, 1), _share(self.max_length - self._frame, sides.count(0), sides.count(1)), strict=True)
-        )
+        left = kept_of_pairs(self.max_length - self._frame, np.array([[sides.count(0), sides.count(1)]]))[0]
         kept = []
         numbered = list(enumerate(sides))
         for position, side in numbered if self._direction == "right" else reversed(numbered):
@@ -395,14 +393,6 @@ class PairTokenizer(_FastTokenizer):
                 left[side] -= 1
         kept.sort()
         return [ids[position] for position in kept], [types[position] for position in kept]
-
-
-def _share(room: int, first: int, second: int) -> tuple[int, int]:
-    """Tokens that each text of a pair keeps; an odd one goes to the longer text, else to the second."""
-    half = room // 2
-    if min(first, second) <= half:
-        return (first, room - first) if first < second else (room - second, second)
-    return (room - half, half) if first > second else (half, room - half)
 
 
 def _choose(ids: Sequence[list[int]], rows: Sequence[int] | npt.NDArray[np.intp]) -> TokenIds | list[list[int]]:

@@ -262,7 +262,7 @@ class PairPieces:
         is_left = np.zeros(len(pairs), dtype=np.bool_)
         is_left[np.array(left, dtype=np.intp) // 2] = True
         is_left |= (counts > self.room).all(axis=1)  # the longer one gets an odd piece, but which one is unknown
-        ids, types = self._put_together(pieces, _share(self.room, counts), is_left)
+        ids, types = self._put_together(pieces, kept_of_pairs(self.room, counts), is_left)
         is_cut = (counts.sum(axis=1) > self.room) & ~is_left
         return ids, types, np.flatnonzero(is_cut).tolist(), np.flatnonzero(is_left).tolist()
 
@@ -283,7 +283,7 @@ class PairPieces:
         return TokenIds(parts.flat, bounds), TokenIds(kinds, bounds)
 
 
-def _share(room: int, counts: _Counts) -> _Counts:
+def kept_of_pairs(room: int, counts: _Counts) -> _Counts:
     """Return how many of ``(N, 2)`` tokens are kept; the longer text, or else the second, gets an odd one."""
     half, least = room // 2, counts.min(axis=1, keepdims=True)
     halves = np.where(counts[:, :1] > counts[:, 1:], [room - half, half], [half, room - half])

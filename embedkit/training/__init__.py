@@ -1,5 +1,1 @@
 """Training: from a corpus, and optionally a teacher, to a run folder that holds a small encoder."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

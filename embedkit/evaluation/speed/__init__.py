@@ -1,5 +1,1 @@
 """Speed and resource use of encoders: latency, throughput, cold start, memory, size, energy."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

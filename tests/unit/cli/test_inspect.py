@@ -121,7 +121,7 @@ def test_a_good_bundle_is_verified(toy_bundle, capsys):
 
 def test_different_embeddings_exit_with_1(toy_bundle, toy_model_bytes, tmp_path, capsys):
     good = read_bundle(toy_bundle)
-    golden = replace(good.golden, vectors=-good.golden.vectors)
+    golden = replace(good.golden, values=-good.golden.values)
     write_bundle(tmp_path / "b.onnx", toy_model_bytes, good.manifest, good.tokenizer_json, golden)
     assert main(["inspect", str(tmp_path / "b.onnx"), "--verify"]) == 1
     assert "NOT VERIFIED" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from embedkit import errors
 from embedkit.cli import main as cli
 from embedkit.cli.main import COMMANDS, EXIT_CODES, Command, main
 
-ERRORS = [getattr(errors, name) for name in errors.__all__]
+ERRORS = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ def test_a_wrong_file_is_not_published(encoder, tmp_path, monkeypatch):
 
     def make_wrong(*arguments):
         golden = make_golden(*arguments)
-        return dataclasses.replace(golden, vectors=-golden.vectors)
+        return dataclasses.replace(golden, values=-golden.values)
 
     monkeypatch.setattr(pipeline, "_make_golden", make_wrong)
 
@@ -230,7 +230,7 @@ def test_a_cross_encoder_s_bundle_scores_as_the_model_does(make_pair_encoder, tm
     rounded = {"weights"} if precision == "int8" else set()
     gates = {"parity", "operators", "agreement", "batch_invariance", "size"}
     assert set(report.manifest.gates) == gates | rounded
-    assert read_bundle(tmp_path / "toy.onnx").golden.pairs == GOLDEN_PAIRS
+    assert read_bundle(tmp_path / "toy.onnx").golden.texts == GOLDEN_PAIRS
 
 
 def test_a_cross_encoder_s_folder_is_recognised(make_pair_encoder, tmp_path):

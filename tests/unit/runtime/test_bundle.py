@@ -80,7 +80,7 @@ def test_written_values_are_read_back(tmp_path, parts):
     assert read.golden.texts == golden.texts
     assert read.golden.token_ids == golden.token_ids
     assert read.golden.tolerance == golden.tolerance
-    np.testing.assert_array_equal(read.golden.vectors, golden.vectors)
+    np.testing.assert_array_equal(read.golden.values, golden.values)
     assert read.fingerprint == fingerprint
     assert len(fingerprint) == 64
     assert read.model == (tmp_path / "b.onnx").read_bytes()

@@ -275,15 +275,15 @@ def test_a_good_bundle_is_verified(model):
     assert found["difference"] < 1e-6
 
 
-@pytest.mark.parametrize("what", ["scores", "token_ids", "token_type_ids"])
+@pytest.mark.parametrize("what", ["values", "token_ids", "type_ids"])
 def test_other_scores_tokens_or_types_are_found(toy_cross_bundle, tmp_path, what):
     good = read_bundle(toy_cross_bundle)
-    ids, types = [list(map(list, rows)) for rows in (good.golden.token_ids, good.golden.token_type_ids)]
+    ids, types = [list(map(list, rows)) for rows in (good.golden.token_ids, good.golden.type_ids)]
     ids[0][1] += 1
     types[0][1] = 1
-    changed = {"scores": good.golden.scores + np.float32(0.01), "token_ids": ids, "token_type_ids": types}[what]
+    changed = {"values": good.golden.values + np.float32(0.01), "token_ids": ids, "type_ids": types}[what]
     golden = replace(good.golden, **{what: changed})
     write_bundle(tmp_path / "b.onnx", good.model, good.manifest, good.tokenizer_json, golden)
     found = CrossEncoder.load(tmp_path / "b.onnx").verify()
     assert found["passed"] is False
-    assert found["same_tokens"] is (what == "scores")
+    assert found["same_tokens"] is (what == "values")

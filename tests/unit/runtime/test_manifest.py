@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedkit.errors import BundleError
-from embedkit.runtime.manifest import Golden, GoldenPairs, Manifest
+from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.packing import Ranges
 
 MANIFEST = Manifest(name="m", dimension=4, max_length=8)
@@ -31,20 +31,20 @@ def test_a_manifest_survives_json():
 def test_golden_vectors_survive_json_bit_for_bit():
     values = np.random.default_rng(0).standard_normal((3, 5), dtype=np.float32)
     golden = Golden(["a", "", "ü"], [[1], [2], [3]], values, 0.5)
-    read = Golden.from_json(golden.to_json())
-    assert read.vectors.tobytes() == values.tobytes()
+    read = Golden.from_json(golden.to_json(), dataclasses.replace(MANIFEST, dimension=5))
+    assert read.values.tobytes() == values.tobytes()
     assert (read.texts, read.token_ids, read.tolerance) == (golden.texts, golden.token_ids, 0.5)
 
 
 def test_digests_survive_json_and_leave_no_trace_where_there_are_none():
     golden = dataclasses.replace(GOLDEN, digests={"embedkit-1": "0" * 64})
-    assert Golden.from_json(golden.to_json()).digests == golden.digests
+    assert Golden.from_json(golden.to_json(), MANIFEST).digests == golden.digests
     assert "digests" not in json.loads(GOLDEN.to_json())
-    assert Golden.from_json(GOLDEN.to_json()).digests == {}
+    assert Golden.from_json(GOLDEN.to_json(), MANIFEST).digests == {}
 
 
 def test_ranges_survive_json_and_leave_no_trace_where_there_are_none():
-    ranges = Ranges.measure(GOLDEN.vectors)
+    ranges = Ranges.measure(GOLDEN.values)
     measured = dataclasses.replace(MANIFEST, ranges=ranges.to_text())
     read = Manifest.from_json(measured.to_json())
     assert read == measured
@@ -87,7 +87,7 @@ def test_a_field_of_the_wrong_kind_is_named(name):
         ("max_length", 10**7, "manifest.max_length"),
         ("normalize", 1, "manifest.normalize"),
         ("ranges", "no base64!", "manifest.ranges is not base64"),
-        ("ranges", "AAAA", "manifest.ranges is 3 bytes, expected 4 pairs"),
+        ("ranges", "AAAA", "manifest.ranges is 3 bytes"),
         ("prompts", {"query": 3}, "manifest.prompts.query"),
         ("corpus", ["wiki"], r"manifest.corpus\[0\]"),
         ("extra", 1, "manifest.extra is not known"),
@@ -133,7 +133,7 @@ def test_a_value_that_is_no_manifest_is_refused(text):
 )
 def test_wrong_golden_texts_are_named(name, value, where):
     with pytest.raises(BundleError, match=where):
-        Golden.from_json(changed(GOLDEN.to_json(), name, value))
+        Golden.from_json(changed(GOLDEN.to_json(), name, value), MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -144,15 +144,14 @@ def test_wrong_golden_texts_are_named(name, value, where):
     ],
 )
 def test_golden_texts_must_be_of_their_manifest(manifest, where):
-    GOLDEN.check_against(MANIFEST)
     with pytest.raises(BundleError, match=where):
-        GOLDEN.check_against(manifest)
+        Golden.from_json(GOLDEN.to_json(), manifest)
 
 
 # Cross-encoders
 
-PAIRS = GoldenPairs(
-    [("a", "b"), ("", "ü")], [[1, 2], [1]], [[0, 1], [0]], np.array([0.25, 0.7], dtype=np.float32), tolerance=0.01
+PAIRS = Golden(
+    [("a", "b"), ("", "ü")], [[1, 2], [1]], np.array([0.25, 0.7], dtype=np.float32), 0.01, [[0, 1], [0]]
 )
 CROSS = dataclasses.replace(MANIFEST, kind="cross-encoder", dimension=1)
 
@@ -162,13 +161,9 @@ def test_golden_texts_are_written_as_they_were_before_there_were_pairs():
 
 
 def test_golden_pairs_survive_json_bit_for_bit():
-    read = GoldenPairs.from_json(PAIRS.to_json())
-    assert (read.pairs, read.token_ids, read.token_type_ids) == (
-        PAIRS.pairs,
-        PAIRS.token_ids,
-        PAIRS.token_type_ids,
-    )
-    assert read.scores.tobytes() == PAIRS.scores.tobytes()
+    read = Golden.from_json(PAIRS.to_json(), CROSS)
+    assert (read.texts, read.token_ids, read.type_ids) == (PAIRS.texts, PAIRS.token_ids, PAIRS.type_ids)
+    assert read.values.tobytes() == PAIRS.values.tobytes()
     assert read.tolerance == PAIRS.tolerance
 
 
@@ -192,15 +187,14 @@ def test_golden_pairs_survive_json_bit_for_bit():
 )
 def test_wrong_golden_pairs_are_named(name, value, where):
     with pytest.raises(BundleError, match=where):
-        GoldenPairs.from_json(changed(PAIRS.to_json(), name, value))
+        Golden.from_json(changed(PAIRS.to_json(), name, value), CROSS)
 
 
 def test_golden_pairs_must_be_of_a_cross_encoder():
-    PAIRS.check_against(CROSS)
     with pytest.raises(BundleError, match="dimension of a cross-encoder should be 1, not 4"):
-        PAIRS.check_against(MANIFEST)
+        Golden.from_json(PAIRS.to_json(), dataclasses.replace(CROSS, dimension=4))
     with pytest.raises(BundleError, match=r"2 ids, manifest\.max_length is 1"):
-        PAIRS.check_against(dataclasses.replace(CROSS, max_length=1))
+        Golden.from_json(PAIRS.to_json(), dataclasses.replace(CROSS, max_length=1))
 
 
 def test_an_unknown_activation_is_refused():
