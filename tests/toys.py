@@ -19,6 +19,14 @@ import tokenizers
 from embedkit.runtime.tokenization import Tokenizer
 
 
+def stage_config(**settings: Any) -> Any:
+    """Return a run's configuration for the loop, which reads neither its method nor its corpus."""
+    from embedkit.training.config import RunConfig
+    from embedkit.training.corpus import SourceConfig
+
+    return RunConfig(method="toy", corpus=(SourceConfig(path="toy.txt"),), **settings)
+
+
 class TableTeacher:
     """A teacher whose vectors are given.
 

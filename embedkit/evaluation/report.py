@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from embedkit import __version__
 from embedkit.evaluation.comparison import LEVEL, SEED, Certainty, Comparison, Interval, Spread
 from embedkit.evaluation.results import Evaluation, Result
 from embedkit.evaluation.tables import Table
+from embedkit.runtime.distributions import installed_versions
 
 _DECIDING_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")
 
@@ -91,8 +91,7 @@ def _telling(source: str, sources: Sequence[str]) -> str:
 
 def _versions() -> dict[str, str]:
     used = [name for name in _DECIDING_PACKAGES if name in sys.modules]
-    versions = {name: importlib.metadata.version(name) for name in used}
-    return {"embedkit": __version__, "python": platform.python_version(), **versions}
+    return {"embedkit": __version__, "python": platform.python_version(), **installed_versions(used)}
 
 
 def _tables(evaluations: Sequence[Evaluation], comparison: Comparison | None, names: _Names) -> Iterator[Table]:

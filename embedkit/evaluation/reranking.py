@@ -105,7 +105,7 @@ def average_precisions(pool: Pool, queries: list[Query], rule: Rule) -> npt.NDAr
 def stable(scores: FloatArray, query: Query) -> float:
     """Ties keep the order of the candidates; relevant documents outside the candidates are ignored."""
     order = np.argsort(-scores, kind="stable")
-    return _mean_precision(query.relevant[order], int(query.relevant.sum()))
+    return mean_precision(query.relevant[order], int(query.relevant.sum()))
 
 
 def trec_eval(scores: FloatArray, query: Query, *, cutoff: int | None = None) -> float:
@@ -114,7 +114,7 @@ def trec_eval(scores: FloatArray, query: Query, *, cutoff: int | None = None) ->
     Ties are ordered by descending id: among equal scores, a relevant document with a low id comes last.
     """
     order = sorted(range(len(scores)), key=lambda row: (scores[row], query.ids[row]), reverse=True)
-    return _mean_precision(query.relevant[order[:cutoff]], int(query.relevant.sum()) + query.missing)
+    return mean_precision(query.relevant[order[:cutoff]], int(query.relevant.sum()) + query.missing)
 
 
 def trec_eval_1000(scores: FloatArray, query: Query) -> float:
@@ -127,7 +127,7 @@ def merged(scores: FloatArray, query: Query) -> float:
     return Thresholds.of(scores, query.relevant).average_precision()
 
 
-def _mean_precision(relevant: BoolArray, total: int) -> float:
+def mean_precision(relevant: npt.NDArray[np.bool_ | np.float64], total: int) -> float:
     """Return the sum of the precisions at all relevant ranks, divided by ``total`` relevant documents."""
     ranks = np.flatnonzero(relevant) + 1
     return float(np.sum(np.arange(1, len(ranks) + 1) / ranks) / total)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
+from embedkit.evaluation.reranking import mean_precision
 from embedkit.evaluation.results import Evidence, Result, build_result
 from embedkit.evaluation.sources import Shelf, Source, Tables, by_query, plain_stem, unique
 from embedkit.evaluation.tasks import Entry, Pool, cosines, load_one
@@ -138,8 +139,7 @@ def recall(ranking: Ranking, *, cutoff: int = 100) -> float:
 
 def average_precision(ranking: Ranking, *, cutoff: int = _DEPTH) -> float:
     """trec_eval's ``map_cut``: the sum of precisions at relevant documents, divided by their number."""
-    ranks = np.flatnonzero(ranking.gains[:cutoff]) + 1
-    return float(np.sum(np.arange(1, len(ranks) + 1) / ranks) / len(ranking.wanted))
+    return mean_precision(ranking.gains[:cutoff], len(ranking.wanted))
 
 
 def reciprocal_rank(ranking: Ranking, *, cutoff: int = 10) -> float:

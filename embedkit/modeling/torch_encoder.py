@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from embedkit.errors import ConfigError
@@ -23,8 +25,50 @@ PRECISIONS = ("fp32", "bf16")
 
 _TOKENS_PER_BATCH = 8192
 
+Model = TypeVar("Model", SentenceEncoder, PairEncoder)
 
-class TorchEncoder:
+
+class _Wrapper(Generic[Model]):
+    """Runs a model in batches of similar length, in evaluation mode, so it may be in training."""
+
+    def __init__(self, model: Model) -> None:
+        self.model: Model = model
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.model.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of the model in its current state."""
+        return self.model.fingerprint()
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a text or pair in tokens; longer ones are truncated."""
+        return self.model.max_length
+
+    def _fill(self, rows: FloatArray, tokens: Tokens, *, bf16: bool = False) -> FloatArray:
+        """Write the model's outputs for all tokens into ``rows``."""
+        device = self.model.device
+        with evaluating(self.model), torch.inference_mode():
+            for chosen in token_batches(tokens.lengths, most_tokens=_TOKENS_PER_BATCH):
+                batch = tokens.batch(chosen, self.model.tokenizer.pad_id)
+                inputs = (torch.from_numpy(values).to(device) for values in self._inputs(batch))
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+                    outputs = self.model(*inputs)
+                rows[chosen] = self._finish(outputs).cpu().numpy()
+        return rows
+
+    def _inputs(self, batch: TokenBatch) -> tuple[npt.NDArray[np.int64], ...]:
+        return batch.input_ids, batch.attention_mask
+
+    def _finish(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+
+class TorchEncoder(_Wrapper[SentenceEncoder]):
     """A :class:`~embedkit.protocols.TextEncoder` that wraps a :class:`SentenceEncoder` without copying it.
 
     The model is switched to evaluation mode during each call, so it may be in training. The precision ``"bf16"``
@@ -35,24 +79,13 @@ class TorchEncoder:
         ConfigError: unknown precision, or a device that is not available.
     """
 
-    def __init__(
-        self,
-        model: SentenceEncoder,
-        *,
-        precision: str = "fp32",
-        device: str | None = None,
-    ) -> None:
+    def __init__(self, model: SentenceEncoder, *, precision: str = "fp32", device: str | None = None) -> None:
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
-        self.model = model
+        super().__init__(model)
         self.precision = precision
         if device is not None:
             to_device(model, device)
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.model.name
 
     @property
     def fingerprint(self) -> str:
@@ -71,11 +104,6 @@ class TorchEncoder:
         """D, width of an embedding."""
         return self.model.dimension
 
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a text in tokens; longer texts are truncated."""
-        return self.model.max_length
-
     def encode(self, texts: Sequence[str], /) -> FloatArray:
         """Encode texts, with the model's default prompt: ``(N, D) float32, unit rows``, in input order.
 
@@ -84,62 +112,20 @@ class TorchEncoder:
         """
         return self.encode_ids(self.model.tokenizer.tokenize(texts, prompt=self._prompt).ids)
 
-    def encode_ids(self, ids: Sequence[Sequence[int]], /) -> FloatArray:
+    def encode_ids(self, ids: Sequence[list[int]], /) -> FloatArray:
         """Encode texts given as token ids, including special tokens: ``(N, D) float32, unit rows``."""
-        embeddings = np.empty((len(ids), self.dimension), dtype=np.float32)
-        lengths = np.array([len(row) for row in ids], dtype=np.int64)
-        with evaluating(self.model):
-            for rows in token_batches(lengths, most_tokens=_TOKENS_PER_BATCH):
-                embeddings[rows] = self._embed([ids[row] for row in rows])
-        return embeddings
+        rows = np.empty((len(ids), self.dimension), dtype=np.float32)
+        return self._fill(rows, Tokens(ids, []), bf16=self.precision == "bf16")
 
-    @torch.inference_mode()
-    def _embed(self, ids: Sequence[Sequence[int]]) -> FloatArray:
-        batch = self.model.tokenizer.pad(ids)
-        device = self.model.device
-        input_ids = torch.from_numpy(batch.input_ids).to(device)
-        attention_mask = torch.from_numpy(batch.attention_mask).to(device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-            raw = self.model(input_ids, attention_mask)
-        unit: FloatArray = functional.normalize(raw.float(), dim=1).cpu().numpy()
-        return unit
+    def _finish(self, outputs: Tensor) -> Tensor:
+        return functional.normalize(outputs.float(), dim=1)
 
 
-def to_device(module: nn.Module, device: str | None) -> None:
-    """Move a network to a device; if None, to the GPU if available, else to the CPU.
-
-    Raises:
-        ConfigError: the device cannot be used.
-    """
-    try:
-        module.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    except (RuntimeError, AssertionError) as error:  # torch raises an AssertionError if it was built without CUDA
-        raise ConfigError(f"device {device!r} cannot be used here: {first_line(error)}") from error
-
-
-class TorchCrossEncoder:
+class TorchCrossEncoder(_Wrapper[PairEncoder]):
     """A :class:`~embedkit.protocols.PairScorer` that wraps a :class:`PairEncoder` without copying it.
 
     The model is switched to evaluation mode during each call, so it may be in training.
     """
-
-    def __init__(self, model: PairEncoder) -> None:
-        self.model = model
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.model.name
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex SHA-256 of the model in its current state."""
-        return self.model.fingerprint()
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a pair in tokens; longer pairs are truncated."""
-        return self.model.max_length
 
     def predict(self, pairs: Sequence[tuple[str, str]], /) -> FloatArray:
         """Score pairs: ``(N,) float32`` in (0, 1), the sigmoid of the logits, in input order.
@@ -155,17 +141,20 @@ class TorchCrossEncoder:
 
     def logits(self, tokens: Tokens, /) -> FloatArray:
         """Score tokenized pairs before the sigmoid: ``(N,) float32``."""
-        scores = np.empty(len(tokens.ids), dtype=np.float32)
-        lengths = np.array([len(row) for row in tokens.ids], dtype=np.int64)
-        with evaluating(self.model):
-            for rows in token_batches(lengths, most_tokens=_TOKENS_PER_BATCH):
-                scores[rows] = self._score(tokens.batch(rows, self.model.tokenizer.pad_id))
-        return scores
+        return self._fill(np.empty(len(tokens.ids), dtype=np.float32), tokens)
 
-    @torch.inference_mode()
-    def _score(self, batch: TokenBatch) -> FloatArray:
+    def _inputs(self, batch: TokenBatch) -> tuple[npt.NDArray[np.int64], ...]:
         types = np.zeros_like(batch.input_ids) if batch.token_type_ids is None else batch.token_type_ids
-        inputs = (batch.input_ids, batch.attention_mask, types)
-        logits = self.model(*(torch.from_numpy(values).to(self.model.device) for values in inputs))
-        scores: FloatArray = logits.cpu().numpy()
-        return scores
+        return batch.input_ids, batch.attention_mask, types
+
+
+def to_device(module: nn.Module, device: str | None) -> None:
+    """Move a network to a device; if None, to the GPU if available, else to the CPU.
+
+    Raises:
+        ConfigError: the device cannot be used.
+    """
+    try:
+        module.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    except (RuntimeError, AssertionError) as error:  # torch raises an AssertionError if it was built without CUDA
+        raise ConfigError(f"device {device!r} cannot be used here: {first_line(error)}") from error

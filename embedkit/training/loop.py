@@ -19,6 +19,7 @@ from embedkit.modeling.pretrained import plain_attention
 from embedkit.progress import Progress
 from embedkit.training import processes
 from embedkit.training.batches import Batches
+from embedkit.training.config import RunConfig
 from embedkit.training.method import Batch, Learner, StepOutput
 from embedkit.training.networks import (
     ActivationPenalty,
@@ -28,7 +29,7 @@ from embedkit.training.networks import (
     round_tables,
     rounded_words,
 )
-from embedkit.training.optim import OptimConfig, build_optimizer, schedule
+from embedkit.training.optim import build_optimizer, schedule
 from embedkit.training.run_folder import RunFolder, TrainState, load_checkpoint, save_checkpoint
 
 
@@ -59,23 +60,10 @@ _COSTLY_SHARE = 0.1
 _AMP = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoopConfig:
-    """The part of a run's configuration that the loop uses."""
-
-    optim: OptimConfig
-    seed: int
-    dev_every: int = 64
-    dev_most: int | None = None
-    patience: int | None = None
-    checkpoint_minutes: float = 5.0
-    round_words: bool = False
-
-
 def train(
     method: Learner,
     batches: Batches,
-    config: LoopConfig,
+    config: RunConfig,
     folder: RunFolder,
     *,
     evaluate: Callable[[], Scores] | None = None,
@@ -88,7 +76,7 @@ def train(
     With ``evaluate`` the encoder with the highest score is kept, otherwise the last one. An interrupted run
     resumes from its last checkpoint and ends with the same bits as an uninterrupted one, on the same machine and
     with the same versions, number of threads and number of processes. ``should_stop`` is called after each step;
-    if True, a checkpoint is saved.
+    if True, a checkpoint is saved. Of the configuration, ``[optim]`` is that of this stage.
 
     Several processes (:mod:`~embedkit.training.processes`) share the rows of each batch. The first one evaluates
     and writes.
@@ -111,7 +99,7 @@ class _Run:
         self,
         method: Learner,
         batches: Batches,
-        config: LoopConfig,
+        config: RunConfig,
         folder: RunFolder,
         evaluate: Callable[[], Scores] | None,
         should_stop: Callable[[], bool],
@@ -120,7 +108,8 @@ class _Run:
             raise ConfigError(
                 f"{processes.count()} processes cannot share optim.batch_size = {config.optim.batch_size} evenly"
             )
-        if config.round_words and config.optim.compile:
+        self.round_words = config.student.word_table == "int4"
+        if self.round_words and config.optim.compile:
             raise ConfigError('student.word_table = "int4" cannot be combined with optim.compile')
         if config.optim.activation_limit and config.optim.compile:
             raise ConfigError("optim.activation_limit cannot be combined with optim.compile")
@@ -141,7 +130,7 @@ class _Run:
             steps=config.optim.steps,
         )
         self.dev_steps = evaluation_steps(
-            self.total, steps_per_epoch=self.steps_per_epoch, every=config.dev_every, most=config.dev_most
+            self.total, steps_per_epoch=self.steps_per_epoch, every=config.dev.every, most=config.dev.most
         )
         limit = config.optim.activation_limit
         self.penalty = None if limit is None else ActivationPenalty(limit)
@@ -167,7 +156,7 @@ class _Run:
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
         progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
         quicker = contextlib.nullcontext() if self.optim.compile else _quicker_on_cpu(self.method)
-        rounded = rounded_words(self.method) if self.config.round_words else contextlib.nullcontext()
+        rounded = rounded_words(self.method) if self.round_words else contextlib.nullcontext()
         watched = self.penalty.watch(self.method.encoder.body) if self.penalty else contextlib.nullcontext()
         with contextlib.closing(stream), progress, self.folder.tracked(first), quicker, rounded, watched:
             for _ in range(first, self.total):
@@ -306,7 +295,7 @@ class _Run:
         state.epoch_best = state.best_score
 
     def _exhausted(self) -> bool:
-        patience = self.config.patience
+        patience = self.config.dev.patience
         if self.evaluate is None or patience is None or self.state.stale_epochs < patience:
             return False
         logger.info("no better development score in %d epochs; stopping early", patience)
@@ -324,7 +313,7 @@ class _Run:
                     "the development score was %.4f at every evaluation, so it selects no model; the last is kept",
                     self.state.best_score,
                 )
-        if self.config.round_words:
+        if self.round_words:
             round_tables(encoder)
         encoder.save(self.folder.model)
         self._checkpoint()

@@ -233,6 +233,13 @@ def info_nce(anchors: Tensor, positives: Tensor, *, temperature: float) -> Tenso
         return functional.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
 
 
+def without_diagonal(square: Tensor) -> Tensor:
+    """Remove the diagonal: ``(N, N)`` to ``(N, N - 1)``."""
+    count = len(square)
+    # After the first diagonal element, every (N + 1)-th element is on the diagonal.
+    return square.flatten()[1:].view(count - 1, count + 1)[:, :-1].reshape(count, count - 1)
+
+
 def squared_distance(students: Tensor, teachers: Tensor) -> Tensor:
     """Return ``mean_i |s_i - t_i|^2`` of ``(B, T)`` in float32; teachers get no gradient.
 

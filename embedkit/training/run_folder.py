@@ -14,7 +14,6 @@ import shutil
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from embedkit.config import load_toml
 from embedkit.errors import CheckpointError, ConfigError
 from embedkit.evaluation.machine import processor_name
 from embedkit.modeling.shared_layers import separate, writing_tensors
+from embedkit.runtime.distributions import installed_versions
 from embedkit.training.optim import AdamW
 from embedkit.training.trackers import Tracker
 from embedkit.write_lock import LOCK, write_lock
@@ -292,12 +292,5 @@ def environment() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "packages": {"embedkit": __version__, **{package: _version(package) for package in _PACKAGES}},
+        "packages": {"embedkit": __version__, **installed_versions(_PACKAGES)},
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from toys import TableTeacher
+from toys import TableTeacher, stage_config
 
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError
@@ -22,8 +22,9 @@ from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, ViewsConfig
+from embedkit.training.config import DevConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import LoopConfig, train
+from embedkit.training.loop import train
 from embedkit.training.losses import Keys
 from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS
@@ -203,7 +204,7 @@ class Fit:
     def __init__(self, make, case, folder, *, amp="off", accumulate=1):
         self.make, self.case, self.folder = make, case, folder
         optim = OptimConfig(batch_size=6, steps=6, lr=1e-2, amp=amp, accumulate=accumulate)
-        self.config = LoopConfig(optim=optim, seed=2, dev_every=3)
+        self.config = stage_config(optim=optim, seed=2, dev=DevConfig(every=3))
 
     def __call__(self, *, stop_after=(), resume=False):
         """Train, stopping after each of these numbers of steps and resuming as in a new process."""

@@ -30,6 +30,7 @@ from embedkit import __version__
 from embedkit.errors import EmbedkitError, ModelError
 from embedkit.runtime.distributions import installed_onnxruntime
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.folders import read_json, read_layout
 from embedkit.runtime.location import find_model
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.native_network import NATIVE
@@ -114,7 +115,7 @@ def _read_bare(folder: Path, graph: Path) -> FolderModel:
     manifest = Manifest(
         name=folder.resolve().name,
         dimension=_dimension(folder, content),
-        max_length=_max_length(folder),
+        max_length=read_layout(folder).max_length or _LONGEST,
         precision="",
         created_by="unknown",
     )
@@ -124,30 +125,11 @@ def _read_bare(folder: Path, graph: Path) -> FolderModel:
 
 def _dimension(folder: Path, content: bytes) -> int:
     """Return the embedding dimension from the configuration or, without one, from the graph."""
-    if isinstance(hidden := _setting(folder / "config.json", "hidden_size"), int):
-        return hidden
-    width = Session(content, outputs=_OUTPUTS, threads=1).width
+    hidden = read_json(folder / "config.json", optional=True).get("hidden_size")
+    width = hidden if isinstance(hidden, int) else Session(content, outputs=_OUTPUTS, threads=1).width
     if width is None:
         raise ModelError(f"neither {folder}/config.json nor the graph specifies the embedding dimension")
     return width
-
-
-def _max_length(folder: Path) -> int:
-    """Return the maximum length; tokenizers without a limit store 1e30, which is ignored."""
-    named = [
-        _setting(folder / "tokenizer_config.json", "model_max_length"),
-        _setting(folder / "config.json", "max_position_embeddings"),
-    ]
-    return min((length for length in named if isinstance(length, int) and length < 1_000_000), default=_LONGEST)
-
-
-def _setting(path: Path, name: str) -> object:
-    if not path.is_file():
-        return None
-    try:
-        return dict(json.loads(path.read_bytes())).get(name)
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{path} is not a JSON object: {error}") from error
 
 
 _FIRST_TEXT = "What is the capital of Iceland?"

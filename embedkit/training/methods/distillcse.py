@@ -42,6 +42,7 @@ from embedkit.training.losses import (
     group_window,
     info_nce,
     shuffle_within_groups,
+    without_diagonal,
 )
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import trainer_presets
@@ -54,10 +55,7 @@ def cosines_with_others(embeddings: Tensor) -> Tensor:
     """
     with torch.autocast(embeddings.device.type, enabled=False):
         rows = functional.normalize(embeddings.float(), dim=1)
-        cosines = rows @ rows.T
-    count = len(cosines)
-    # After the first diagonal element, every (N + 1)-th element is on the diagonal.
-    return cosines.flatten()[1:].view(count - 1, count + 1)[:, :-1].reshape(count, count - 1)
+        return without_diagonal(rows @ rows.T)
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ from torch.nn import functional
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components import training_head
+from embedkit.training.losses import without_diagonal
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import trainer_presets
 
@@ -61,7 +62,7 @@ def peer_logits(queries: Embedded, keys: Embedded, temperature: float) -> Tensor
             functional.normalize(rows.float(), dim=-1) for rows in (queries.anchors, keys.positives, keys.anchors)
         )
         own = torch.einsum("nd,nkd->nk", anchors, positives)
-        return torch.cat([own, _without_diagonal(anchors @ others.T)], dim=1) / temperature
+        return torch.cat([own, without_diagonal(anchors @ others.T)], dim=1) / temperature
 
 
 def cooperation_loss(
@@ -114,13 +115,6 @@ def _divergence(
     return entries.sum(dim=1).mean() if reduction == "sentence" else entries.mean()
 
 
-def _without_diagonal(square: Tensor) -> Tensor:
-    """Remove the diagonal: ``(N, N)`` to ``(N, N - 1)``."""
-    count = len(square)
-    kept = ~torch.eye(count, dtype=torch.bool, device=square.device)
-    return square[kept].view(count, count - 1)
-
-
 class _Losses(NamedTuple):
     """The reduction of the cooperation loss, and the contrast of one network."""
 
@@ -170,9 +164,8 @@ class PCL(Method):
 
     def forward(self, batch: Batch) -> StepOutput:
         """Return the cooperation loss of both networks plus the contrastive loss of each."""
-        embeddings = _embed(self.encoder, batch)
-        main = _through(self.head, embeddings)
-        peer = _through(self.peer_head or self.head, _embed(self.peer or self.encoder, batch))
+        main = _embed(self.encoder, self.head, batch)
+        peer = _embed(self.peer or self.encoder, self.peer_head or self.head, batch)
         losses, temperature = _LOSSES[self.config.preset], self.config.temperature
         cooperation = cooperation_loss(main, peer, temperature=temperature, reduction=losses.reduction)
         contrast = losses.contrast(main, temperature=temperature) + losses.contrast(peer, temperature=temperature)
@@ -181,11 +174,7 @@ class PCL(Method):
         return StepOutput(loss, parts)
 
 
-def _embed(encoder: SentenceEncoder, batch: Batch) -> list[Tensor]:
-    """Return one network's embeddings of the anchors and of each positive, before its head."""
-    return [pooled(encoder, view) for view in batch.views]
-
-
-def _through(head: nn.Module, embeddings: list[Tensor]) -> Embedded:
+def _embed(encoder: SentenceEncoder, head: nn.Module, batch: Batch) -> Embedded:
+    embeddings = [pooled(encoder, view) for view in batch.views]
     anchors, *positives = map(head, embeddings)
     return Embedded(anchors, torch.stack(positives, dim=1))

@@ -23,7 +23,7 @@ from embedkit.training.batches import Batches, BatchSource, check_batches, chunk
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.distillation import Distillation
-from embedkit.training.loop import LoopConfig, Scores, train
+from embedkit.training.loop import Scores, train
 from embedkit.training.method import Learner
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
@@ -253,24 +253,15 @@ class Stage:
             ConfigError: the device cannot be used.
             TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
         """
-        config, folder = self.config, self.folder
+        config, folder = dataclasses.replace(self.config, optim=optim), self.folder
         to_device(method, config.device)
         if processes.first():
-            plain = to_mapping(config)
+            plain = to_mapping(self.config)
             folder.trackers = find_trackers(config.trackers, folder.path, name=folder.path.name, config=plain)
-        loop = LoopConfig(
-            optim=optim,
-            seed=config.seed,
-            dev_every=config.dev.every,
-            dev_most=config.dev.most,
-            patience=config.dev.patience,
-            checkpoint_minutes=config.checkpoint_minutes,
-            round_words=config.student.word_table == "int4",
-        )
         return train(
             method,
             batches,
-            loop,
+            config,
             folder,
             evaluate=evaluate,
             resume=self.control.resume,

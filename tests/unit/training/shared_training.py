@@ -21,8 +21,9 @@ from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig
+from embedkit.training.config import DevConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import LoopConfig, train
+from embedkit.training.loop import train
 from embedkit.training.method import PairLearner
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
@@ -30,7 +31,7 @@ from embedkit.training.recipes.trans_encoder import CrossToEncoder
 from embedkit.training.run_folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from toys import TableTeacher, without_dropout
+from toys import TableTeacher, stage_config, without_dropout
 
 QUEUE = {"queue_size": 20}
 SCT = {**QUEUE, "projector_expansion": 2}
@@ -104,7 +105,7 @@ class Toy:
             return {"dev": float(sum(parameter.detach().square().sum() for parameter in parameters))}
 
         seen = iter(range(1, 100))
-        config = LoopConfig(optim=self.optim, seed=2, dev_every=2)
+        config = stage_config(optim=self.optim, seed=2, dev=DevConfig(every=2))
         return train(
             self.method,
             self.batches,

@@ -12,11 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
-from toys import without_dropout
+from toys import stage_config, without_dropout
 
 from embedkit.errors import TrainingError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.loop import LoopConfig, evaluation_steps, total_steps, train
+from embedkit.training.config import DevConfig
+from embedkit.training.loop import evaluation_steps, total_steps, train
 from embedkit.training.method import BatchSpec, Method, StepOutput, pooled
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
@@ -57,14 +58,8 @@ def setup(make_encoder, make_batches, tmp_path):
         place = RunFolder(tmp_path / folder)
 
         def go(*, evaluate=None, dev_every=4, dev_most=None, patience=None, minutes=5.0, **options):
-            config = LoopConfig(
-                optim=optim,
-                seed=0,
-                dev_every=dev_every,
-                dev_most=dev_most,
-                patience=patience,
-                checkpoint_minutes=minutes,
-            )
+            dev = DevConfig(every=dev_every, most=dev_most, patience=patience)
+            config = stage_config(optim=optim, seed=0, dev=dev, checkpoint_minutes=minutes)
             scores = None if evaluate is None else lambda: {"dev": evaluate(), "other": 0.25}
             return train(method, batches, config, place, evaluate=scores, show_progress=False, **options)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import without_dropout
+from toys import stage_config, without_dropout
 
 from embedkit.errors import ConfigError
 from embedkit.export.pipeline import export
@@ -21,7 +21,8 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.training import batches, loop, networks
 from embedkit.training.batches import chunk_view
-from embedkit.training.loop import LoopConfig, train
+from embedkit.training.config import StudentConfig
+from embedkit.training.loop import train
 from embedkit.training.method import pooled
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.networks import (
@@ -132,7 +133,7 @@ def trained(make_encoder, make_batches, tmp_path):
     def trained(name, **optim):
         method = without_dropout(Spy(make_encoder(), SimCSEConfig(), seed=0))
         method.seen = []
-        config = LoopConfig(optim=OptimConfig(batch_size=8, steps=3, lr=0.1, epsilon=1.0, **optim), seed=0)
+        config = stage_config(optim=OptimConfig(batch_size=8, steps=3, lr=0.1, epsilon=1.0, **optim), seed=0)
         train(method, make_batches(method, 8), config, RunFolder(tmp_path / name), show_progress=False)
         return method
 
@@ -212,7 +213,8 @@ def test_rounding_twice_changes_nothing(stored):
 
 def test_a_run_saves_what_a_bundle_can_store(make_encoder, make_batches, tmp_path):
     method = SimCSE(make_encoder(), SimCSEConfig(), seed=0)
-    config = LoopConfig(optim=OptimConfig(batch_size=4, steps=3, lr=1e-2), seed=0, round_words=True)
+    optim = OptimConfig(batch_size=4, steps=3, lr=1e-2)
+    config = stage_config(optim=optim, seed=0, student=StudentConfig(word_table="int4"))
     folder = RunFolder(tmp_path / "run")
 
     train(method, make_batches(method, 4, texts=TEXTS), config, folder, show_progress=False)
@@ -266,7 +268,7 @@ def test_the_gradient_lowers_the_activation(product):
 @pytest.mark.parametrize("limited", [True, False])
 def test_compilation_is_refused(make_encoder, limited):
     optim = OptimConfig(compile=True, activation_limit=4.0 if limited else None)
-    config = LoopConfig(optim=optim, seed=0, round_words=not limited)
+    config = stage_config(optim=optim, seed=0, student=StudentConfig(word_table="float32" if limited else "int4"))
     with pytest.raises(ConfigError, match=r"optim\.compile"):
         train(SimCSE(make_encoder(), SimCSEConfig(), seed=0), None, config, None)
 
@@ -285,7 +287,7 @@ def test_a_compiled_run_equals_an_uncompiled_one(make_encoder, make_batches, tmp
         batches = make_batches(method, 8)
         folder = RunFolder(tmp_path / str(compiled))
         optim = OptimConfig(batch_size=8, steps=3, lr=0.1, epsilon=1.0, compile=compiled)
-        train(method, batches, LoopConfig(optim=optim, seed=0), folder, show_progress=False)
+        train(method, batches, stage_config(optim=optim, seed=0), folder, show_progress=False)
         losses.append(folder.metrics.read_text().split('"loss": ')[1].split(",")[0])
         states.append(method.state_dict())
     assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-4)

@@ -65,7 +65,7 @@ def test_which_of_several_graphs_is_not_guessed(bare_folder):
 
 def test_a_malformed_configuration_is_named(bare_folder):
     (bare_folder / "config.json").write_text("[")
-    with pytest.raises(ModelError, match=r"config\.json is not a JSON object"):
+    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
         read_encoder(str(bare_folder), 1)
 
 
