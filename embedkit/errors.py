@@ -168,3 +168,8 @@ class StorageError(EmbedkitError, OSError):
 
 class CommittedError(StorageError):
     """A write is complete and durable, but what follows it failed; it need not be repeated."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its class where there is none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 from embedkit.atomic import atomic_file, cache_folder
-from embedkit.errors import DataError, EmbedkitError, StorageError
+from embedkit.errors import DataError, EmbedkitError, StorageError, first_line
 from embedkit.extras import require
 
 EXTRAS: Final = {"s3": "s3", "gs": "gs", "abfs": "abfs", "memory": "s3"}
@@ -171,7 +171,7 @@ def _reading(url: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """The first line of an error, and what to do about credentials."""
-    said = str(error).strip().partition("\n")[0] or type(error).__name__
+    said = first_line(error)
     name = type(error).__name__
     if isinstance(error, PermissionError) or "Credential" in name or "Auth" in name:
         return f"{said}; give credentials as the store's client expects them, or ask for access"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
 from embedkit.atomic import atomic_file, cache_folder
-from embedkit.errors import DataError
+from embedkit.errors import DataError, first_line
 from embedkit.extras import require
 
 logger = logging.getLogger("embedkit")
@@ -412,8 +412,7 @@ class HubDataset:
             raise
         except Exception as error:
             # Network, authentication, unknown id, table or split: each underlying client has its own exceptions.
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise DataError(f"cannot load {self} from the hub: {reason}") from error
+            raise DataError(f"cannot load {self} from the hub: {first_line(error)}") from error
 
 
 def _no_json(_: object) -> None:

@@ -1,7 +1,4 @@
-"""A worker that runs models on torch for :mod:`embedkit.evaluation.speed`, which does not depend on torch.
-
-python -m embedkit.benchmarking.torch_worker MODEL THREADS
-"""
+"""A worker that runs models on torch for :mod:`embedkit.evaluation.speed`, which does not depend on torch."""
 
 from __future__ import annotations
 
@@ -34,7 +31,3 @@ def _load(source: str, threads: int) -> TimedModel:
         "size_bytes": weights_bytes(folder),
     }
     return TimedModel(encoder.encode, about)
-
-
-if __name__ == "__main__":
-    main()

@@ -22,23 +22,6 @@ _TEXTS_PER_CALL = 4096
 """Texts or pairs per call: enough for a model to sort by length within a call, few enough to show progress."""
 
 
-class Pool(Protocol):
-    """The view of a model that sets use."""
-
-    def __len__(self) -> int:
-        """Number of distinct texts encoded, or distinct pairs scored."""
-
-    def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
-        """Return the similarity of each text of ``first`` to its counterpart in ``second``: ``(N,) float32``."""
-
-    def embeddings(self, texts: Sequence[str], /) -> FloatArray:
-        """Return the embedding of each text: ``(N, D) float32``.
-
-        Raises:
-            InputError: the model scores pairs and has no embeddings.
-        """
-
-
 class EmbeddingPool:
     """Embeddings by text.
 
@@ -62,6 +45,7 @@ class EmbeddingPool:
                 bar.advance(len(chunk))
 
     def __len__(self) -> int:
+        """Number of distinct texts encoded."""
         return len(self._rows)
 
     def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
@@ -81,6 +65,7 @@ class PairPool:
         self._scores: dict[tuple[str, str], float] = {}
 
     def __len__(self) -> int:
+        """Number of distinct pairs scored."""
         return len(self._scores)
 
     def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
@@ -99,6 +84,10 @@ class PairPool:
             f"{self._scorer.name} is a cross-encoder: it scores pairs, so it supports tasks of similarity, "
             "pairs and re-ranking, but not those that need an embedding of each text"
         )
+
+
+Pool = EmbeddingPool | PairPool
+"""The view of a model that sets use."""
 
 
 def cosines(first: FloatArray, second: FloatArray) -> FloatArray:

@@ -29,8 +29,9 @@ from embedkit.errors import ExportError, GateError
 from embedkit.export.card import find_model_folder, read_card
 from embedkit.export.graph_parts import Head, expose_states, has_memory, read_head
 from embedkit.export.hub import model_card
-from embedkit.export.pipeline import ExportOptions, Origin, export, load_source
+from embedkit.export.pipeline import ExportOptions, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
+from embedkit.export.reading import Origin
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.layout import write_layout

@@ -24,7 +24,7 @@ import onnx
 import torch
 from onnx import numpy_helper
 
-from embedkit.errors import ExportError
+from embedkit.errors import ExportError, first_line
 from embedkit.export.bert import is_bert, write_bert
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS
 from embedkit.export.writer import (
@@ -38,7 +38,7 @@ from embedkit.export.writer import (
 )
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pretrained import evaluating, first_line, plain_attention
+from embedkit.modeling.pretrained import evaluating, plain_attention
 
 
 def build_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:

@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from embedkit.errors import ExportError
+from embedkit.export.biases import read_int8
 from embedkit.export.writer import MEMORY_ROWS
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle
@@ -90,9 +91,8 @@ def _read_weight(arrays: Mapping[str, FloatArray], name: str) -> FloatArray | No
         return arrays[f"{name}.weight"]
     if f"{name}.weight_int8" not in arrays:
         return None
-    weight = arrays[f"{name}.weight_int8"].astype(np.float32) * arrays[f"{name}.weight_scale"]
-    factors = arrays.get(f"{name}.factors")  # for inputs with fixed scales, by which the weight was divided
-    return weight if factors is None else weight * factors[:, None]
+    weight, _ = read_int8(f"{name}.weight", arrays)
+    return weight.astype(np.float32)
 
 
 def _add_logits(graph: onnx.GraphProto) -> None:

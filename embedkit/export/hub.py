@@ -21,7 +21,7 @@ from typing import Any
 from huggingface_hub import HfApi, ModelCardData
 
 from embedkit.atomic import atomic_folder
-from embedkit.errors import ExportError
+from embedkit.errors import ExportError, first_line
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.gate_figures import describe_figures
@@ -127,8 +127,7 @@ def push(
                 commit_message=message or f"Upload {path.name} with embedkit",
             )
         except (OSError, ValueError) as error:  # the hub's own errors derive from these two
-            reason = str(error).strip().partition("\n")[0]
-            raise ExportError(f"the hub did not take {source} as {repository}: {reason}") from error
+            raise ExportError(f"the hub did not take {source} as {repository}: {first_line(error)}") from error
     return str(commit.repo_url)
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Required, TypedDict, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
 import onnx
@@ -32,7 +32,7 @@ from embedkit.export.quantize import (
     choose_word_table,
     largest_weight,
 )
-from embedkit.export.reading import check_reading
+from embedkit.export.reading import Origin, check_reading
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
 from embedkit.export.writer import Arithmetic, FloatArithmetic, Products, find_twins, merge_twins
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -73,14 +73,6 @@ class ExportReport:
     manifest: Manifest
     fingerprint: str
     size_bytes: int
-
-
-class Origin(NamedTuple):
-    """The folder of a model, and the caller's maximum length, if any, and permission to run its Python code."""
-
-    folder: Path
-    max_length: int | None = None
-    trust_remote_code: bool = False
 
 
 class ExportOptions(TypedDict, total=False):
@@ -209,7 +201,7 @@ def export(
     if origin is not None:
         candidate = Candidate(content, model.tokenizer) if vocabulary is None else None
         most = limits.difference
-        gates.append(check_reading(original, *origin, candidate=candidate, least=limits.cosine, most=most))
+        gates.append(check_reading(original, origin, candidate=candidate, least=limits.cosine, most=most))
     _require(gates)
 
     manifest = Manifest(

@@ -12,17 +12,17 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
 from tokenizers import normalizers
 
-from embedkit.errors import ExportError
+from embedkit.errors import ExportError, first_line
 from embedkit.export.gates import Candidate, Gate, largest_difference, rounded, run_torch, smallest_cosine
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pretrained import UNLIMITED, first_line, longest_text
+from embedkit.modeling.pretrained import UNLIMITED, longest_text
 from embedkit.modeling.vocabulary import library_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.folders import Layout, read_json, read_layout, read_transformer
@@ -40,11 +40,17 @@ _TEXTS = (
 )
 
 
+class Origin(NamedTuple):
+    """The folder of a model, and the caller's maximum length, if any, and permission to run its Python code."""
+
+    folder: Path
+    max_length: int | None = None
+    trust_remote_code: bool = False
+
+
 def check_reading(
     original: SentenceEncoder | PairEncoder,
-    folder: Path,
-    max_length: int | None,
-    trust_remote_code: bool = False,  # noqa: FBT001, FBT002 - the fields of an origin
+    origin: Origin,
     *,
     candidate: Candidate | None,
     least: float | None,
@@ -61,6 +67,7 @@ def check_reading(
     Raises:
         ExportError: the library cannot run the folder.
     """
+    folder, max_length, trust_remote_code = origin
     layout = read_layout(folder)
     reader = (
         _StaticReader(layout) if layout.static else _Reader(layout, original, trust_remote_code=trust_remote_code)

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from embedkit.errors import ModelError
+from embedkit.errors import ModelError, first_line
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.pretrained import (
@@ -27,7 +27,6 @@ from embedkit.modeling.pretrained import (
     check_fit,
     decisive_settings,
     fingerprint,
-    first_line,
     load_reported,
     loading,
     model_name,

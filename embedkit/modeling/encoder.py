@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from embedkit.errors import ModelError
+from embedkit.errors import ModelError, first_line
 from embedkit.modeling.layout import Activation, read_activation, write_layout
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.pooling import WordMemory, pool_states
@@ -31,7 +31,6 @@ from embedkit.modeling.pretrained import (
     check_fit,
     decisive_settings,
     fingerprint,
-    first_line,
     load_reported,
     load_weights,
     loading,

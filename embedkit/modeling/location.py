@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
-from embedkit.errors import ModelError, ModelNotFoundError
+from embedkit.errors import ModelError, ModelNotFoundError, first_line
 from embedkit.runtime.location import is_hub_id
 
 _DESCRIPTIONS = ["*.json", "*.txt", "*.model", "*.spm"]
@@ -51,8 +51,7 @@ def _download(hub_id: str, *, with_code: bool) -> Path:
         if not any(folder.glob("*.safetensors")):
             snapshot_download(hub_id, allow_patterns=_OLD_WEIGHTS)
     except (OSError, ValueError) as error:  # the hub's own errors are subclasses of these
-        reason = str(error).strip().partition("\n")[0]
         raise ModelNotFoundError(
-            f"there is no folder {hub_id!r}, and no such model could be loaded from the hub: {reason}"
+            f"there is no folder {hub_id!r}, and no such model could be loaded from the hub: {first_line(error)}"
         ) from error
     return folder

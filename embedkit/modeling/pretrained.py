@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel, masking_utils
 from transformers.utils import logging as transformers_logging
 
 from embedkit.atomic import atomic_folder
-from embedkit.errors import ModelError
+from embedkit.errors import ModelError, first_line
 from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.runtime.folders import Layout
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
@@ -202,11 +202,6 @@ def fingerprint(module: nn.Module, settings: Sequence[object], tokenizer_json: s
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class where there is none."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def load_weights(folder: Path, part: str) -> dict[str, Tensor]:

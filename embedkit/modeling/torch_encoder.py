@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embedkit.errors import ConfigError
+from embedkit.errors import ConfigError, first_line
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pretrained import evaluating, first_line
+from embedkit.modeling.pretrained import evaluating
 from embedkit.protocols import FloatArray
 from embedkit.runtime.engine import token_batches
 from embedkit.runtime.tokenization import TokenBatch, Tokens

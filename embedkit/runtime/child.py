@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from embedkit import errors
 from embedkit.errors import EmbedkitError, WorkerError
@@ -28,6 +28,7 @@ class Child:
         module: full name of a module with a function ``main``.
         ended: returns the error to raise when the process has exited early, given its exit code.
         environment: environment variables, in addition to those of this process.
+        messages: a file for what the process writes to stderr; None is the stderr of this process.
 
     Raises:
         WorkerError: no process can be started: the system refuses, or the program is frozen and contains Python
@@ -35,7 +36,12 @@ class Child:
     """
 
     def __init__(
-        self, module: str, ended: Callable[[int], EmbedkitError], environment: Mapping[str, str] | None = None
+        self,
+        module: str,
+        ended: Callable[[int], EmbedkitError],
+        environment: Mapping[str, str] | None = None,
+        *,
+        messages: IO[str] | None = None,
     ) -> None:
         self._ended = ended
         if not sys.executable or getattr(sys, "frozen", False):  # the executable is the caller's program
@@ -45,6 +51,7 @@ class Child:
                 [sys.executable, "-P", "-c", _START.format(module=module), json.dumps(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=messages,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from embedkit.atomic import atomic_file, cache_folder
-from embedkit.errors import DataError, InputError, ModelNotFoundError
+from embedkit.errors import DataError, InputError, ModelNotFoundError, first_line
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
 from embedkit.progress import Progress
@@ -165,7 +165,7 @@ def _download(hub_id: str, file: str | None) -> Path:
     try:
         return Path(_try_again(lambda: str(hub.snapshot_download(hub_id, allow_patterns=patterns))))
     except (OSError, ValueError) as error:  # the hub's own errors derive from these two
-        reason = str(error).strip().partition("\n")[0].removesuffix(".")
+        reason = first_line(error).removesuffix(".")
         raise ModelNotFoundError(
             f"there is no {hub_id!r} here and the hub gave none: {reason}; {_bundled_sentence(name)}"
         ) from error
@@ -298,9 +298,9 @@ class PublishedModel:
         try:
             path = Path(_try_again(lambda: str(hub.hf_hub_download(source, _FILE))))
         except (OSError, ValueError) as error:  # the hub's own errors derive from these two
-            reason = str(error).strip().partition("\n")[0]
             raise ModelNotFoundError(
-                f"{self.name} does not come with the package, and the hub did not give {source}: {reason}; "
+                f"{self.name} does not come with the package, and the hub did not give {source}: "
+                f"{first_line(error)}; "
                 f"set {PLACE} to a folder or address that has {self._file}"
             ) from error
         self._check(_digest(path), source)
@@ -345,7 +345,7 @@ def _try_again(attempt: Callable[[], _Found]) -> _Found:
         except Exception as error:
             if not _passes(error):
                 raise
-            logger.warning("%s; trying again in %g s", str(error).partition("\n")[0], pause_s)
+            logger.warning("%s; trying again in %g s", first_line(error), pause_s)
         time.sleep(pause_s)
     return attempt()
 

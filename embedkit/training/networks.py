@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embedkit.errors import ConfigError
+from embedkit.errors import ConfigError, first_line
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.int4 import quantize_blocks, restore_blocks
@@ -150,5 +150,4 @@ def _try(device: torch.device) -> None:
     try:
         torch.compile(torch.sin)(torch.ones(2, device=device))
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"optim.compile cannot be used here ({reason}); leave it out") from error
+        raise ConfigError(f"optim.compile cannot be used here ({first_line(error)}); leave it out") from error

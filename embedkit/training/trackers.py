@@ -5,44 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import ConfigError
 from embedkit.extras import require
 
 TrackerName = Literal["tensorboard", "wandb"]
-
-
-class Tracker(Protocol):
-    """Receives every record that is written to metrics.jsonl."""
-
-    def open(self, *, step: int, sent: int) -> None:
-        """Start tracking, or continue an interrupted run at a step; 0 is a new run.
-
-        ``sent`` is the last step logged before; records of steps after ``step`` will be sent again.
-        """
-
-    def log(self, record: Mapping[str, float]) -> None:
-        """Log a record with a ``step`` and values by name."""
-
-    def close(self) -> None:
-        """Send pending records and close."""
-
-
-def find_trackers(
-    names: Sequence[TrackerName], folder: Path, *, name: str, config: Mapping[str, Any]
-) -> tuple[Tracker, ...]:
-    """Create the trackers of a run, which are not yet open, with its name and its configuration to show.
-
-    Raises:
-        MissingExtraError: a tracker's package is not installed.
-    """
-    makers: dict[TrackerName, Callable[[], Tracker]] = {
-        "tensorboard": lambda: _TensorBoard(folder),
-        "wandb": lambda: _WandB(folder, name, config),
-    }
-    return tuple(makers[each]() for each in dict.fromkeys(names))
 
 
 class _TensorBoard:
@@ -54,16 +23,20 @@ class _TensorBoard:
         self._writer: Any = None
 
     def open(self, *, step: int, sent: int) -> None:
-        """See :class:`Tracker`; TensorBoard drops points after ``step`` itself."""
+        """Start tracking, or continue an interrupted run at a step; 0 is a new run.
+
+        ``sent`` is the last step logged before; TensorBoard itself drops points of steps after ``step``, which
+        will be sent again.
+        """
         self._writer = self._package.SummaryWriter(str(self._folder), purge_step=step + 1 if sent else None)
 
     def log(self, record: Mapping[str, float]) -> None:
-        """See :class:`Tracker`."""
+        """Log a record with a ``step`` and values by name."""
         for name, value in _figures(record):
             self._writer.add_scalar(name, value, int(record["step"]))
 
     def close(self) -> None:
-        """See :class:`Tracker`."""
+        """Send pending records and close."""
         self._writer.close()
 
 
@@ -82,7 +55,7 @@ class _WandB:
         self._sent = 0
 
     def open(self, *, step: int, sent: int) -> None:
-        """See :class:`Tracker`; points cannot be dropped in W&B, so repeated ones are not sent.
+        """See :class:`_TensorBoard`; points cannot be dropped in W&B, so repeated ones are not sent.
 
         Their values are the same: a resumed run repeats its steps bit for bit.
         """
@@ -99,13 +72,32 @@ class _WandB:
             temporary.write_text(self._run.id, encoding="utf-8")
 
     def log(self, record: Mapping[str, float]) -> None:
-        """See :class:`Tracker`."""
+        """See :class:`_TensorBoard`."""
         if record["step"] > self._sent:
             self._run.log(dict(_figures(record)), step=int(record["step"]))
 
     def close(self) -> None:
-        """See :class:`Tracker`."""
+        """See :class:`_TensorBoard`."""
         self._run.finish()
+
+
+Tracker = _TensorBoard | _WandB
+"""Receives every record that is written to metrics.jsonl."""
+
+
+def find_trackers(
+    names: Sequence[TrackerName], folder: Path, *, name: str, config: Mapping[str, Any]
+) -> tuple[Tracker, ...]:
+    """Create the trackers of a run, which are not yet open, with its name and its configuration to show.
+
+    Raises:
+        MissingExtraError: a tracker's package is not installed.
+    """
+    makers: dict[TrackerName, Callable[[], Tracker]] = {
+        "tensorboard": lambda: _TensorBoard(folder),
+        "wandb": lambda: _WandB(folder, name, config),
+    }
+    return tuple(makers[each]() for each in dict.fromkeys(names))
 
 
 def _figures(record: Mapping[str, float]) -> list[tuple[str, float]]:

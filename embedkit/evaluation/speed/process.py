@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,12 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from embedkit.errors import ModelError
+from embedkit.errors import EmbedkitError, ModelError
+from embedkit.runtime.child import Child
 
 _ONNX_WORKER = "embedkit.evaluation.speed.worker"
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-_MARKS = ("imported", "loaded", "embedded")
-_PATIENCE_SECONDS = 5.0
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -74,27 +70,21 @@ class WorkerProcess:
 
     def __init__(self, candidate: Candidate, threads: int) -> None:
         self.candidate = candidate
-        # A file, because an unread pipe would fill up and block the worker.
         self._messages = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - see close
+        settings = dict.fromkeys(_THREAD_SETTINGS, str(threads))
         began = time.perf_counter()
         with _bound_to(threads):
-            self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", candidate.worker, candidate.source, str(threads)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._messages,
-                text=True,
-                encoding="utf-8",
-                env={**os.environ, **dict.fromkeys(_THREAD_SETTINGS, str(threads))},
-                start_new_session=True,  # Ctrl-C reaches only this process, which stops the workers
-            )
+            self._child = Child(candidate.worker, self._died, settings, messages=self._messages)
         try:
-            reached = [(self._read(mark), time.perf_counter() - began) for mark in _MARKS]
+            ready = self._ask({"source": candidate.source, "threads": threads})
+            marks = [time.perf_counter() - began]
+            for _ in ("loaded", "embedded"):
+                ready = self._receive()
+                marks.append(time.perf_counter() - began)
         except BaseException:
-            self.close(patience_seconds=0)
+            self.close(at_once=True)
             raise
-        self.start = Start(*(seconds for _, seconds in reached))
-        ready, _ = reached[-1]
+        self.start = Start(*marks)
         named = {"name": candidate.name, "precision": candidate.precision}
         self.about: dict[str, Any] = ready["about"] | {key: value for key, value in named.items() if value}
         self.memory_bytes: int | None = ready["memory_bytes"]
@@ -105,7 +95,7 @@ class WorkerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(patience_seconds=0 if kind else _PATIENCE_SECONDS)
+        self.close(at_once=kind is not None)
 
     def keep(self, name: str, texts: list[str]) -> None:
         """Send texts to the worker under a name."""
@@ -115,43 +105,27 @@ class WorkerProcess:
         """Return ``seconds`` of each call, ``joules`` of all calls, and the memory after them."""
         return self._ask({"time": name, "batch": batch, "calls": calls, "warm_up": warm_up})
 
-    def close(self, *, patience_seconds: float = _PATIENCE_SECONDS) -> None:
-        """Stop the process, allowing it to finish its current call within ``patience_seconds``."""
-        with contextlib.suppress(OSError):
-            self._pipe("stdin").close()
-        try:
-            self._process.wait(patience_seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._pipe("stdout").close()
+    def close(self, *, at_once: bool = False) -> None:
+        """Stop the process, after its current call unless ``at_once``."""
+        self._child.dismiss(at_once=at_once)
+        self._child.close()
         self._messages.close()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            self._pipe("stdin").write(json.dumps(request) + "\n")
-            self._pipe("stdin").flush()
-        except OSError as error:
-            raise ModelError(self._obituary()) from error
-        return self._read()
+        self._child.send(request)
+        return self._receive()
 
-    def _read(self, mark: str | None = None) -> dict[str, Any]:
-        line = self._pipe("stdout").readline()
-        if not line:
-            raise ModelError(self._obituary())
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer or answer.get("reached") != mark:
-            raise ModelError(f"{self.candidate.source} cannot be timed: {answer.get('error', line.strip())}")
+    def _receive(self) -> dict[str, Any]:
+        try:
+            answer, _ = self._child.receive()
+        except EmbedkitError as error:
+            raise ModelError(f"{self.candidate.source} cannot be timed: {error}") from error
         return answer
 
-    def _obituary(self) -> str:
-        code = self._process.wait()
+    def _died(self, code: int) -> ModelError:
         self._messages.seek(0)
         last = (self._messages.read().strip().splitlines() or ["no message"])[-1]
-        return f"{self.candidate.source} cannot be timed: its process ended with code {code}: {last}"
-
-    def _pipe(self, name: str) -> Any:
-        return getattr(self._process, name)
+        return ModelError(f"its process ended with code {code}: {last}")
 
 
 @contextlib.contextmanager

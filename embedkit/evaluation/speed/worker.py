@@ -1,11 +1,10 @@
-"""The process in which one model is timed: reads JSON lines and answers each with one.
+"""The process in which one model is timed; it exchanges frames (see :mod:`~embedkit.runtime.child`).
 
-    python -m embedkit.evaluation.speed.worker MODEL THREADS
-
-Before the first request it reports three times on its start: packages imported, model loaded, first text encoded;
-the last report describes the model. Then ``{"keep": NAME, "texts": [...]}`` stores texts, and ``{"time": NAME,
-"batch": B, "calls": N, "warm_up": M}`` returns the seconds of each of N calls with B of these texts, after M
-untimed calls, with the energy of the N calls if available, and memory use.
+The first request holds the ``source`` of a model and its ``threads``. Three replies tell when packages are
+imported, the model is loaded and the first text is encoded; the last describes the model. Then a request with
+``keep``, a name, and ``texts`` stores these, and one with ``time``, the name, ``batch`` (B), ``calls`` (N) and
+``warm_up`` (M) is answered by the seconds of each of N calls with B of these texts, after M untimed calls, the
+energy of the N calls if available, and memory use.
 
 Modules that run models in another way call :func:`serve` with their own loader. For a bare folder, one that
 holds only a graph and a tokenizer, mean pooling and normalisation are assumed. That would be wrong for real
@@ -17,17 +16,16 @@ read it.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError, ModelError
+from embedkit.runtime.child import describe_error, parent, read_frame, write_frame
 from embedkit.runtime.distributions import installed_onnxruntime
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.folders import read_json, read_layout
@@ -152,6 +150,7 @@ class TimedModel:
 
 def main() -> None:
     """Time models on embedkit's runtime."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     serve(_load)
 
 
@@ -172,37 +171,27 @@ def _load(source: str, threads: int) -> TimedModel:
 
 
 def serve(load: Callable[[str, int], TimedModel]) -> None:
-    """Load the model named on the command line and answer requests until the input ends."""
-    source, threads = sys.argv[1], int(sys.argv[2])
-    answers, sys.stdout = sys.stdout, sys.stderr  # keeps output of packages out of the answers
-
-    def report(**answer: Any) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    report(reached="imported")
-    try:
-        model = load(source, threads)
-    except EmbedkitError as error:
-        report(error=str(error))
-        sys.exit(1)
-    report(reached="loaded")
-    model.embed([_FIRST_TEXT])
-    report(reached="embedded", about=dict(model.about), **_memory())
-    for answer in _answers(model):
-        report(**answer)
-
-
-def _answers(model: TimedModel) -> Iterator[dict[str, Any]]:
-    texts: dict[str, list[str]] = {}
-    meter = EnergyMeter()
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "keep" in request:
-            texts[request["keep"]] = request["texts"]
-            yield {}
-        else:
-            yield _time(model, texts[request["time"]], request, meter) | _memory()
+    """Load the model that the first request names, and answer requests until the input ends."""
+    with parent() as (requests, answers):
+        wanted, _ = read_frame(requests)
+        write_frame(answers, {})
+        try:
+            model = load(wanted["source"], wanted["threads"])
+        except EmbedkitError as error:
+            write_frame(answers, describe_error(error))
+            return
+        write_frame(answers, {})
+        model.embed([_FIRST_TEXT])
+        write_frame(answers, {"about": dict(model.about), **_memory()})
+        texts: dict[str, list[str]] = {}
+        meter = EnergyMeter()
+        while True:
+            request, _ = read_frame(requests)
+            if "keep" in request:
+                texts[request["keep"]] = request["texts"]
+                write_frame(answers, {})
+            else:
+                write_frame(answers, _time(model, texts[request["time"]], request, meter) | _memory())
 
 
 def _time(model: TimedModel, texts: list[str], request: Mapping[str, Any], meter: EnergyMeter) -> dict[str, Any]:
@@ -228,8 +217,3 @@ def _memory() -> dict[str, int | None]:
     except (OSError, KeyError):  # not Linux
         return {"memory_bytes": None, "most_memory_bytes": None}
     return {"memory_bytes": now, "most_memory_bytes": most}
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    main()

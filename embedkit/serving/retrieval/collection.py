@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
@@ -57,6 +57,17 @@ if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
 
 logger = logging.getLogger(__name__)
+
+
+class SearchOptions(TypedDict, total=False):
+    """Keyword arguments of :meth:`Collection.search`."""
+
+    filter: Filter | None
+    hybrid: bool | str | Fusion | None
+    rerank: Reranker | str | os.PathLike[str] | None
+    rerank_weight: float
+    candidates: int | None
+    effort: float
 
 
 class Collection:
@@ -368,31 +379,9 @@ class Collection:
         return self.store.refresh()
 
     @overload
-    def search(  # type: ignore[overload-overlap]
-        self,
-        query: str,
-        k: int = 10,
-        *,
-        filter: Filter | None = None,
-        hybrid: bool | str | Fusion | None = None,
-        rerank: Reranker | str | os.PathLike[str] | None = None,
-        rerank_weight: float = 1.0,
-        candidates: int | None = None,
-        effort: float = 1.0,
-    ) -> Hits: ...
+    def search(self, query: str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
     @overload
-    def search(
-        self,
-        query: Sequence[str],
-        k: int = 10,
-        *,
-        filter: Filter | None = None,
-        hybrid: bool | str | Fusion | None = None,
-        rerank: Reranker | str | os.PathLike[str] | None = None,
-        rerank_weight: float = 1.0,
-        candidates: int | None = None,
-        effort: float = 1.0,
-    ) -> list[Hits]: ...
+    def search(self, query: Sequence[str], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]: ...
     def search(
         self,
         query: str | Sequence[str],

@@ -15,7 +15,7 @@ from embedkit.export import reading
 from embedkit.export.gates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import load_source
-from embedkit.export.reading import check_reading
+from embedkit.export.reading import Origin, check_reading
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -32,7 +32,7 @@ def folder(make_encoder, tmp_path):
 
 def check(model, folder, graph=None):
     candidate = Candidate((graph or build_graph(model, FloatArithmetic())).SerializeToString(), model.tokenizer)
-    return check_reading(model, folder, max_length=None, candidate=candidate, least=0.99999, most=1e-5)
+    return check_reading(model, Origin(folder), candidate=candidate, least=0.99999, most=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_graph_that_differs_from_the_folder_fails(folder, make_encoder):
 
     candidate = Candidate(build_graph(other, FloatArithmetic()).SerializeToString(), model.tokenizer)
 
-    assert not check_reading(model, folder, max_length=None, candidate=candidate, least=0.99999).passed
+    assert not check_reading(model, Origin(folder), candidate=candidate, least=0.99999).passed
 
 
 def test_prompts_are_among_the_texts(folder):
@@ -196,7 +196,7 @@ def test_a_chosen_length_is_compared_at_that_length(folder):
     model = SentenceEncoder.load(folder, max_length=7)
     candidate = Candidate(build_graph(model, FloatArithmetic()).SerializeToString(), model.tokenizer)
 
-    assert check_reading(model, folder, max_length=7, candidate=candidate, least=0.99999).passed
+    assert check_reading(model, Origin(folder, 7), candidate=candidate, least=0.99999).passed
     assert isinstance(model.tokenizer, Tokenizer)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ def worker_module(tmp_path, monkeypatch):
 
     def write(code):
         (tmp_path / "strange_worker.py").write_text(code)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+        monkeypatch.syspath_prepend(str(tmp_path))
         return "strange_worker"
 
     return write
@@ -43,7 +42,7 @@ def test_a_model_starts_describes_itself_and_is_timed(toy_bundle):
 def test_it_may_use_as_many_processors_as_it_has_threads(toy_bundle):
     before = os.sched_getaffinity(0)
     with WorkerProcess(Candidate(source=str(toy_bundle)), threads=1) as worker:
-        assert len(os.sched_getaffinity(worker._process.pid)) == 1
+        assert len(os.sched_getaffinity(worker._child.process.pid)) == 1
     assert os.sched_getaffinity(0) == before
 
 
@@ -59,9 +58,18 @@ def test_the_error_of_a_dead_worker_holds_its_last_output(worker_module):
 
 
 def test_a_busy_worker_is_ended_on_failure(worker_module):
-    marks = [{"reached": mark, "about": {}, "memory_bytes": 1} for mark in ("imported", "loaded", "embedded")]
-    lines = "\n".join(map(json.dumps, marks))
-    module = worker_module(f"import time\nprint({lines!r}, flush=True)\ntime.sleep(600)")
+    module = worker_module(
+        """
+import time
+from embedkit.runtime.child import parent, write_frame
+
+def main():
+    with parent() as (_, answers):
+        for _ in range(3):
+            write_frame(answers, {"about": {}, "memory_bytes": 1})
+        time.sleep(600)
+"""
+    )
     began = time.monotonic()
     with (
         pytest.raises(KeyboardInterrupt),
@@ -69,7 +77,7 @@ def test_a_busy_worker_is_ended_on_failure(worker_module):
     ):
         raise KeyboardInterrupt
     assert time.monotonic() - began < 60
-    assert worker._process.returncode is not None
+    assert worker._child.process.returncode is not None
 
 
 def test_processors_of_their_own_cores_come_first(tmp_path):
