@@ -17,7 +17,6 @@ from embedkit.progress import Progress
 from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.child import Child
 from embedkit.runtime.engine import EncodeOptions, read_parts, tell_truncated, with_prompt
-from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Origin
 from embedkit.runtime.threads import available_threads, most_processes
 
@@ -44,6 +43,9 @@ class EncoderPool:
     Attributes:
         processes: number of processes.
         threads: threads per process.
+        source: absolute path from which the processes load the model.
+        name, fingerprint, numerics, dimension, max_length, manifest: as those of the encoder, which the processes
+            load with its options.
 
     Raises:
         InputError: a number is invalid.
@@ -56,7 +58,11 @@ class EncoderPool:
     ) -> None:
         self.processes = check_count(processes, "processes", most=most_processes()) or available_threads()
         self.threads = check_count(threads, "threads") or max(1, available_threads() // self.processes)
-        self._encoder, self._source = encoder, origin.source
+        self.source = origin.source
+        self.name, self.manifest = encoder.name, encoder.manifest
+        self.fingerprint, self.numerics = encoder.fingerprint, encoder.numerics
+        self.dimension, self.max_length = encoder.dimension, encoder.max_length
+        self._encoder = encoder
         self._closed = False
         self._submitting = threading.Lock()
         self._workers: list[_Worker] = []
@@ -82,41 +88,6 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end(at_once=kind is not None)
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.manifest.name
-
-    @property
-    def source(self) -> str:
-        """Absolute path from which the processes load the model."""
-        return self._source
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that determines the embeddings."""
-        return self._encoder.fingerprint
-
-    @property
-    def numerics(self) -> str:
-        """The arithmetic of the processes, which load the model with the options of this one."""
-        return self._encoder.numerics
-
-    @property
-    def dimension(self) -> int:
-        """D, the number of dimensions of an embedding."""
-        return self.manifest.dimension
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a text in tokens, including special tokens."""
-        return self.manifest.max_length
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the model says of itself."""
-        return self._encoder.manifest
 
     def close(self) -> None:
         """Stop the processes after their current chunk; called at the end of a ``with`` block."""

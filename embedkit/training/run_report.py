@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@dataclasses.dataclass(frozen=True)
-class _Stage:
-    """A folder of the run with metrics of its own."""
-
-    name: str
-    path: Path
-    curves: RunCurves
-
-
 def write_report(folder: str | Path) -> Path:
     """Write ``report.html`` into a run folder, and ``curves.png`` into it and every stage; return the page.
 
@@ -40,9 +31,9 @@ def write_report(folder: str | Path) -> Path:
     run = RunFolder(folder)
     if not run.config.exists():
         raise DataError(f"{run.path} is not a run folder: it has no {run.config.name}")
-    stages = list(_stages(run.path))
-    for stage in stages:
-        write_curves(stage.curves.curves, stage.path / "curves.png")
+    stages = dict(_stages(run.path))
+    for name, curves in stages.items():
+        write_curves(curves.curves, run.path / name / "curves.png")
     page = run.path / "report.html"
     text = _page(run, stages)
     with atomic_file(page) as temporary:
@@ -50,21 +41,21 @@ def write_report(folder: str | Path) -> Path:
     return page
 
 
-def _stages(folder: Path) -> Iterator[_Stage]:
-    """Yield every folder with curves, in the order of training."""
+def _stages(folder: Path) -> Iterator[tuple[str, RunCurves]]:
+    """Yield the path in the run of every folder with metrics of its own, in the order of training."""
     for metrics in sorted(folder.rglob("metrics.jsonl"), key=lambda path: (path.stat().st_mtime_ns, path)):
         if curves := read_curves(metrics):
-            yield _Stage(metrics.parent.relative_to(folder).as_posix(), metrics.parent, curves)
+            yield metrics.parent.relative_to(folder).as_posix(), curves
 
 
-def _page(run: RunFolder, stages: list[_Stage]) -> str:
+def _page(run: RunFolder, stages: Mapping[str, RunCurves]) -> str:
     config, card = load_toml(run.config), _read_json(run.card)
     title = str(card.get("name") or config.get("name") or run.path.resolve().name)
     return build_page(
         title,
         _about(config, finished=bool(card)),
         [
-            *(_stage(stage, alone=len(stages) == 1) for stage in stages),
+            *(_stage(name, curves, alone=len(stages) == 1) for name, curves in stages.items()),
             "" if stages else "<p>No metrics have been logged yet.</p>",
             facts("Data", _data(config, card)),
             facts("Environment", flat(_read_json(run.environment))),
@@ -79,11 +70,10 @@ def _about(config: Mapping[str, Any], *, finished: bool) -> str:
     return f"{config.get('method')}; {start}; {'finished' if finished else 'not finished'}"
 
 
-def _stage(stage: _Stage, *, alone: bool) -> str:
-    name = "last stage" if stage.name == "." else stage.name
-    drawn = "\n".join(draw_svg(curve) for curve in stage.curves.curves)
-    heading = "" if alone else f"<h2>{html.escape(name)}</h2>\n"
-    return f'{heading}{figures(_figures(stage.curves))}\n<div class="charts">{drawn}</div>'
+def _stage(name: str, curves: RunCurves, *, alone: bool) -> str:
+    drawn = "\n".join(draw_svg(curve) for curve in curves.curves)
+    heading = "" if alone else f"<h2>{html.escape('last stage' if name == '.' else name)}</h2>\n"
+    return f'{heading}{figures(_figures(curves))}\n<div class="charts">{drawn}</div>'
 
 
 def _figures(curves: RunCurves) -> Iterator[tuple[str, str]]:
