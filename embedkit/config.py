@@ -173,7 +173,6 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
-    """Return the fields of a dataclass with their types, by name."""
     hints = typing.get_type_hints(cls)
     return {field.name: (field, hints[field.name]) for field in dataclasses.fields(cls)}
 

@@ -104,7 +104,6 @@ def _find_own(name: str, folder: Path | None) -> Source | None:
 
 
 def _load_own(source: Source, conventions: Conventions) -> Task:
-    """Load a set of any supported form."""
     name = source.id if isinstance(source, HubDataset) else plain_stem(source)
     if _is_judgements(source):
         name = f"{source.parents[1].name}-{name}"

@@ -261,7 +261,6 @@ def _task(
 
 
 def _mteb_test(name: str, source: Source, expected: int | None) -> RankingTest:
-    """Load lists, or tables with candidates."""
     load, rules = (load_tables, _TABLE_RULES) if has_tables(source) else (load_lists, _LIST_RULES)
     return RankingTest(name, "mteb", [load(source, name=name)], rules, str(source), expected)
 

@@ -245,7 +245,6 @@ def _files(folder: Path, stem: str) -> list[Path]:
 
 
 def _document(row: Row) -> str:
-    """Join title and text."""
     title = row.fields.get("title") or ""
     return f"{title} {row.text('text')}".strip()
 

@@ -485,7 +485,6 @@ def _read_weights(model: SentenceEncoder | PairEncoder) -> Weights:
 
 
 def _bert_name(name: str, model: SentenceEncoder | PairEncoder) -> str:
-    """Return BERT's name of a weight."""
     prefixes = ["backbone."]
     if isinstance(model, PairEncoder):
         prefixes = [f"network.{model.network.base_model_prefix}.", "network."]

@@ -145,7 +145,6 @@ def _write(
 
 
 def _write_settings(folder: Path, bundle: Bundle) -> None:
-    """Write the settings of a model folder, as far as a bundle contains them."""
     manifest = bundle.manifest
     if manifest.kind != "encoder":
         raise ExportError(f"{bundle.path} is a cross-encoder; export the model that it was made from")

@@ -388,7 +388,6 @@ def _dense_maker(activation: Activation) -> Callable[[dict[str, Tensor]], DenseH
 
 
 def _chain(head: DenseHead | None, layer: DenseHead) -> DenseHead:
-    """Return the head followed by one more layer."""
     if head is None:
         return layer
     if head.activation != "linear":

@@ -407,7 +407,6 @@ def _number(value: float) -> Array:
 
 
 def _same(before: T | None, now: T | None) -> T:
-    """Check the properties that all layers share."""
     if now is None or before not in (None, now):
         raise OtherGraphError(f"{now} where {before} was expected")
     return now

@@ -178,7 +178,6 @@ class CrossEncoder(Model[PairTokenizer]):
 
     @functools.cached_property
     def _logits(self) -> Engine:
-        """The engine of scores before the sigmoid."""
         if isinstance(self._network, NativeNetwork):
             return self._make_engine(self._network.with_logits())
         if self._is_bundle and self._logit_name is None:

@@ -396,7 +396,6 @@ class Encoder(Model[Tokenizer]):
         show_progress_bar: bool | None = None,
         on_overflow: OnLong = "truncate",
     ) -> _Plan:
-        """Validate the keyword arguments of :meth:`encode`."""
         engine = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
         packing = Packing.choose(
             self.dimension,
@@ -428,7 +427,6 @@ class Encoder(Model[Tokenizer]):
         return self._manifest.prompts[prompt_name]
 
     def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Generator[npt.NDArray[Any]]:
-        """Encode and pack chunk by chunk."""
 
         def run_part(part: list[Any], first: int, progress: Progress) -> tuple[FloatArray, int]:
             return self._run_part(part, first, plan, progress)
@@ -530,7 +528,6 @@ class Encoder(Model[Tokenizer]):
         return len(self._tokenizer.tokenize([""]).ids[0])
 
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
-        """Apply the steps that a folder's graph does not include."""
         if rows.ndim == 3:
             rows = pool(rows, batch, self._manifest.pooling)
         return unit_rows(rows) if self._manifest.normalize and not self._is_bundle else rows

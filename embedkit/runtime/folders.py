@@ -205,7 +205,6 @@ def read_transformer(backbone: Path) -> dict[str, Any]:
 
 
 def _read_static(folder: Path, settings: dict[str, Any], modules: list[tuple[str, Path]]) -> Layout:
-    """Read the layout of a table of word vectors."""
     kinds = [name for name, _ in modules]
     rest = kinds[1:-1] if kinds[-1] == "Normalize" else kinds[1:]
     if not set(rest) <= {"Dense"}:
@@ -465,7 +464,6 @@ def _check_modalities(folder: Path, transformer: Mapping[str, Any], output: str)
 
 
 def _check_modules(folder: Path, kind: str, kinds: list[str]) -> None:
-    """Check the kinds of modules and their order."""
     if not kinds:  # a plain transformers model
         return
     if kind == "cross-encoder":

@@ -235,7 +235,6 @@ def _load(cls: type[_Fields], text: str, what: str) -> _Fields:
 
 
 def _check_ids(rows: list[list[int]], where: str) -> None:
-    """Check the range of ids or of token types."""
     for position, row in enumerate(rows):
         if row and not 0 <= min(row) <= max(row) < 2**31:
             raise BundleError(f"{where}[{position}] should hold whole numbers from 0 to 2147483647")

@@ -247,7 +247,6 @@ class Model(ABC, Generic[AnyTokenizer]):
         """Names of the graph's output, of which the first that exists is read."""
 
     def _graph(self, model: Bundle | FolderModel) -> bytes:
-        """The graph for ONNX Runtime."""
         return model.model
 
     @abstractmethod

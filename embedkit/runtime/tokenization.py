@@ -192,7 +192,6 @@ class Tokenizer(_FastTokenizer):
         self._can_begin = is_right and _splits_at_spaces(self._tokenizer)
 
     def _find_pieces(self) -> KernelPieces | None:
-        """The kernel for this kind of tokenizer."""
         words = WordPieces.find(self._tokenizer, self._plain)
         return words or UnigramPieces.find(self._tokenizer, self.max_length)
 
@@ -337,7 +336,6 @@ class PairTokenizer(_FastTokenizer):
         return Tokens([ids for ids, _ in flat], [], [types for _, types in flat]), starts
 
     def _windows(self, first: str, second: str) -> list[tuple[list[int], list[int]]]:
-        """Ids and types of each window of a pair."""
         encoding = self._tokenizer.encode(first, second)
         ids, types, sides = encoding.ids, encoding.type_ids, encoding.sequence_ids
         room, length = self.max_length - self._frame, sides.count(1)

@@ -186,7 +186,6 @@ def clamp_labels(labels: FloatArray) -> FloatArray:
 
 
 def _gather(config: RunConfig, settings: TransEncoderConfig, encoder: SentenceEncoder) -> list[_Member]:
-    """Return the student and its peers."""
     members = [_Member("student", copy.deepcopy(encoder), settings.backbone, encoder)]
     for number, peer in enumerate(settings.peers, 1):
         model = SentenceEncoder.load(
@@ -277,7 +276,6 @@ _KINDS: Mapping[str, tuple[str, Callable[[Path], SentenceEncoder | PairEncoder],
 
 
 def _start_cross(member: _Member, settings: TransEncoderConfig, config: RunConfig) -> PairEncoder:
-    """Return the initial cross-encoder of a cycle."""
     length = settings.cross_length
     if settings.mode == "refreshing" and member.backbone is not None:
         return PairEncoder.start(config.resolve_model(member.backbone), max_length=length, seed=config.seed)
@@ -287,7 +285,6 @@ def _start_cross(member: _Member, settings: TransEncoderConfig, config: RunConfi
 
 
 def _start_encoder(member: _Member, settings: TransEncoderConfig) -> SentenceEncoder:
-    """Return the initial encoder of a cycle."""
     original = member.original
     if settings.mode == "sequential" and isinstance(member.latest, PairEncoder):
         return member.latest.to_encoder(pooling=original.pooling, max_length=original.max_length)
