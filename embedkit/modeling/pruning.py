@@ -31,6 +31,7 @@ _ALGORITHMS = ("WordPiece", "Unigram", "BPE")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 
 Counts = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float64]
 Model = TypeVar("Model", bound=SentenceEncoder | PairEncoder)
 AnyTokenizer = TypeVar("AnyTokenizer", bound=Tokenizer | PairTokenizer)
 
@@ -52,11 +53,32 @@ def count_pieces(tokenizer: Tokenizer, chunks: Iterable[Sequence[str]]) -> Count
     return counts
 
 
-def choose_pieces(tokenizer: Tokenizer | PairTokenizer, counts: Counts, size: int | None = None) -> list[int]:
+def piece_probabilities(tokenizer: Tokenizer) -> Weights:
+    """Return the probability of each piece by the text that a Unigram tokenizer was made from: ``(V,) float64``.
+
+    Added tokens have none.
+
+    Raises:
+        ModelError: the tokenizer is not Unigram.
+    """
+    model = json.loads(tokenizer.json)["model"]
+    if model.get("type") != "Unigram":
+        raise ModelError(f"only Unigram tokenizers hold probabilities of their pieces, not {model.get('type')}")
+    # Added tokens are in the list, too, with a logarithm of 0.
+    logarithms = np.array([score or -np.inf for _, score in model["vocab"]])
+    weights: Weights = np.zeros(tokenizer.vocabulary_size)
+    weights[: len(logarithms)] = np.exp(logarithms)
+    weights /= weights.sum()
+    return weights
+
+
+def choose_pieces(
+    tokenizer: Tokenizer | PairTokenizer, weights: Counts | Weights, size: int | None = None
+) -> list[int]:
     """Return the ids to keep, ascending, so that special tokens stay at the start as usual.
 
-    Special tokens and the pieces needed to spell everything else are always kept. With a ``size``, the most
-    frequent pieces are kept up to that number, otherwise all that were counted.
+    Special tokens and the pieces needed to spell everything else are always kept. With a ``size``, those of the
+    largest weights, such as their counts, are kept up to that number, otherwise all whose weight is not 0.
 
     Raises:
         InputError: ``size`` is too small.
@@ -71,8 +93,8 @@ def choose_pieces(tokenizer: Tokenizer | PairTokenizer, counts: Counts, size: in
         )
     merges = _Merges(content["model"].get("merges") or ())
     names = {number: piece for piece, number in pieces.items()}
-    for number in np.argsort(-counts, kind="stable").tolist():
-        if not counts[number]:
+    for number in np.argsort(-weights, kind="stable").tolist():
+        if not weights[number]:
             break
         needed = {number, *(pieces[part] for part in merges.path(names[number]))} - kept
         if size is None or len(kept) + len(needed) <= size:

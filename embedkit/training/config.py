@@ -68,6 +68,13 @@ class StudentConfig:
         "all single characters; default: all pieces",
         minimum=1,
     )
+    vocabulary_smoothing: float = setting(
+        0.0,
+        "with vocabulary_size, and a Unigram tokenizer: share of the tokenizer's own probabilities in the choice, "
+        "for languages that the model should read but the corpus lacks",
+        minimum=0,
+        maximum=1,
+    )
     pooling: Literal["mean", "cls"] = setting("mean", "how token states are pooled into one embedding")
     max_length: int = setting(128, "maximum length of a text in tokens, including special tokens", minimum=3)
     positions: int | None = setting(
@@ -103,6 +110,8 @@ class StudentConfig:
             raise ConfigError('word_layers requires start = "layers"')
         if self.teacher_layers and min(self.teacher_layers) <= self.word_layers:
             raise ConfigError(f"teacher_layers: only layers after word_layers = {self.word_layers} are left")
+        if self.vocabulary_smoothing and self.vocabulary_size is None:
+            raise ConfigError("vocabulary_smoothing requires vocabulary_size")
         if self.positions is not None and self.positions < self.max_length:
             raise ConfigError(f"positions = {self.positions} is less than max_length = {self.max_length}")
 

@@ -11,14 +11,22 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from embedkit.errors import ConfigError, InputError
+from embedkit.errors import ConfigError, InputError, ModelError
 from embedkit.modeling.bundles import cross_from_bundle, from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_teacher, random, remember_words
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.matching import matching_encoder
-from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_model, prune_tokenizer
+from embedkit.modeling.pruning import (
+    Counts,
+    Weights,
+    choose_pieces,
+    count_pieces,
+    piece_probabilities,
+    prune_model,
+    prune_tokenizer,
+)
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
@@ -177,14 +185,18 @@ def _shape(student: StudentConfig) -> Size:
 
 
 def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[int]:
-    """Return the ids of the pieces that the corpus needs, ascending."""
+    """Return the ids of the pieces that the corpus, and the tokenizer's own text, need, ascending."""
     corpus = _corpus(config)
     trained = np.repeat([card.repeat > 0 for card in corpus.cards], [card.rows for card in corpus.cards])
     chunks = np.array_split(np.flatnonzero(trained), -(-np.count_nonzero(trained) // _CHUNK) or 1)
     texts = (corpus.texts(rows, view) for view in range(corpus.views) for rows in chunks)
     counts = count_pieces(tokenizer.with_max_length(config.student.max_length), texts)
     try:
-        kept = choose_pieces(tokenizer, counts, size)
+        weights = _smooth(counts, tokenizer, config.student.vocabulary_smoothing)
+    except ModelError as error:
+        raise ConfigError(f"student.vocabulary_smoothing: {error}") from error
+    try:
+        kept = choose_pieces(tokenizer, weights, size)
     except InputError as error:
         raise ConfigError(f"student.vocabulary_size: {error}") from error
     logger.info(
@@ -192,6 +204,11 @@ def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[i
         *(f"{len(kept):,}", f"{tokenizer.vocabulary_size:,}", 100 * counts[kept].sum() / max(1, counts.sum())),
     )
     return kept
+
+
+def _smooth(counts: Counts, tokenizer: Tokenizer, share: float) -> Counts | Weights:
+    """Mix the corpus' shares of pieces with the tokenizer's own."""
+    return counts if share == 0 else (1 - share) * counts / counts.sum() + share * piece_probabilities(tokenizer)
 
 
 def _corpus(config: RunConfig) -> Corpus:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from embedkit.errors import ModelError
-from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_tokenizer
+from embedkit.modeling.pruning import choose_pieces, count_pieces, piece_probabilities, prune_tokenizer
 from embedkit.runtime.tokenization import Tokenizer
 
 CORPUS = ["the cat sleeps in the house", "der Hund schläft im Haus", "猫は家で眠る", "a catalogue of houses, 84"]
@@ -92,3 +92,16 @@ def test_bpe_with_marks_of_word_ends_is_refused():
     raw = tokenizers.Tokenizer(models.BPE({"a": 0, "a</w>": 1}, [], end_of_word_suffix="</w>"))
     with pytest.raises(ModelError, match="marks the parts of words cannot be pruned"):
         count_pieces(Tokenizer(raw.to_str(), 8), [["a"]])
+
+
+def test_a_unigram_tokenizer_knows_how_likely_its_pieces_are(byte_level):
+    scores = [("<unk>", 0.0), ("a", -1.0), ("ab", -2.0), ("b", -3.0)]
+    raw = tokenizers.Tokenizer(models.Unigram(scores, unk_id=0))
+    raw.add_special_tokens(["<mask>"])
+
+    found = piece_probabilities(Tokenizer(raw.to_str(), 8))
+
+    expected = np.exp([-np.inf, -1, -2, -3, -np.inf])
+    np.testing.assert_allclose(found, expected / expected.sum())
+    with pytest.raises(ModelError, match="only Unigram tokenizers hold probabilities of their pieces, not BPE"):
+        piece_probabilities(byte_level)

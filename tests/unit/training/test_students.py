@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import string
 
 import pytest
+import tokenizers
 import torch
 
 from embedkit.errors import ConfigError, ModelError
@@ -13,6 +15,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import SourceConfig
 from embedkit.training.students import build_student
@@ -90,6 +93,31 @@ def test_a_pre_trained_start_keeps_the_rows_of_its_pieces(teacher, text, make_en
 def test_a_vocabulary_without_room_for_characters_is_refused(teacher, text):
     with pytest.raises(ConfigError, match=r"student.vocabulary_size: a vocabulary of 20 pieces .* need 88"):
         limited(teacher, text, vocabulary_size=20)
+
+
+def test_a_smoothed_vocabulary_keeps_likely_pieces_of_other_languages(text, make_encoder, tmp_path):
+    letters = [
+        (letter, -9.0) for letter in sorted({*"".join(map(str, range(10))), *string.ascii_letters, "▁", "."})
+    ]
+    scores = [("<pad>", 0.0), ("<unk>", 0.0), *letters, ("▁the", -6.0), ("ch", -4.0), ("ge", -5.0)]
+    raw = tokenizers.Tokenizer(tokenizers.models.Unigram(scores, unk_id=1))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    teacher = random(Tokenizer(raw.to_str(), 16), Size(1, 32, 4), max_length=16, seed=4)
+    teacher.save(tmp_path / "other")
+    room = {"vocabulary_size": len(letters) + 3, "layers": 1, "hidden": 32, "heads": 4}
+
+    plain = limited(str(tmp_path / "other"), text, **room).tokenizer.json
+    smoothed = limited(str(tmp_path / "other"), text, vocabulary_smoothing=0.9, **room).tokenizer.json
+
+    assert ('"▁the"' in plain, '"ch"' in plain) == (True, False)
+    assert ('"▁the"' in smoothed, '"ch"' in smoothed) == (False, True)
+
+
+def test_smoothing_needs_a_limit_and_probabilities(teacher, text):
+    with pytest.raises(ConfigError, match="vocabulary_smoothing requires vocabulary_size"):
+        StudentConfig(vocabulary_smoothing=0.5)
+    with pytest.raises(ConfigError, match=r"student.vocabulary_smoothing: only Unigram tokenizers"):
+        limited(teacher, text, vocabulary_smoothing=0.5)
 
 
 def test_from_a_teacher_it_has_its_vocabulary_and_the_papers_shape(teacher, make_encoder):
