@@ -176,6 +176,18 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        DataError: the file cannot be read, or is not a JSON object.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise DataError(f"{path} holds no JSON object")
+    return value
+
+
 def _form(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     form = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] in (".gz", ".xz") else "".join(suffixes[-1:])

@@ -15,7 +15,6 @@ whose published evaluators SCT's Table 3 was measured.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ from embedkit.evaluation.sources import (
 )
 from embedkit.evaluation.tasks import Conventions, Entry, Pool, Task
 from embedkit.protocols import FloatArray
-from embedkit.records import HubDataset, Row, read_lines
+from embedkit.records import HubDataset, Row, read_lines, read_object
 
 
 @dataclass(frozen=True)
@@ -419,13 +418,9 @@ def _read_qrel(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _read_json(path: Path, *keys: str) -> dict[str, Any]:
-    text = "\n".join(line for _, line in read_lines(path))
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: expected JSON: {error}") from error
-    if not isinstance(data, dict) or not all(isinstance(data.get(key), dict) for key in keys):
-        raise DataError(f"{path}: expected a JSON object{' of ' if keys else ''}{' and '.join(keys)}")
+    data = read_object(path)
+    if not all(isinstance(data.get(key), dict) for key in keys):
+        raise DataError(f"{path}: expected a JSON object of {' and '.join(keys)}")
     return data
 
 

@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from embedkit import __version__
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import load_toml
-from embedkit.errors import CheckpointError, ConfigError
+from embedkit.errors import CheckpointError, ConfigError, DataError
 from embedkit.evaluation.machine import processor_name
 from embedkit.modeling.shared_layers import separate, writing_tensors
+from embedkit.records import read_object
 from embedkit.runtime.distributions import installed_versions
 from embedkit.training.optim import AdamW
 from embedkit.training.trackers import Tracker
@@ -189,9 +190,9 @@ class RunFolder:
         if not self.inputs.exists() or self._untrained():
             return
         try:
-            before = dict(json.loads(self.inputs.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"{self.inputs} is damaged ({error}); start again in another folder") from error
+            before = read_object(self.inputs)
+        except DataError as error:
+            raise ConfigError(f"{error}; start again in another folder") from error
         changed = [name for name, digest in inputs.items() if before.get(name, digest) != digest]
         if changed:
             raise ConfigError(

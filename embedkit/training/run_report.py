@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from embedkit.atomic import atomic_file
 from embedkit.config import load_toml
 from embedkit.errors import DataError
+from embedkit.records import read_object
 from embedkit.reporting.page import build_page, facts, figures, flat, to_svg, write_png
 from embedkit.training.run_folder import RunFolder
 
@@ -122,12 +123,7 @@ def _teachers(card: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a file of the run; return an empty dictionary if it does not exist."""
-    if not path.exists():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    return read_object(path) if path.exists() else {}
 
 
 Record = Mapping[str, float]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from embedkit.errors import ConfigError, InputError, ModelError
+from embedkit.errors import ConfigError, DataError, InputError, ModelError
 from embedkit.modeling.bundles import cross_from_bundle, from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -30,6 +29,7 @@ from embedkit.modeling.pruning import (
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
+from embedkit.records import read_object
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
@@ -113,17 +113,13 @@ def recorded_teacher(source: str) -> str | None:
         card = dict(read_bundle(source).manifest.teacher)
     else:
         run = RunFolder(Path(source).parent)
-        card = (_read_card(run.card) if run.model == Path(source) else {}).get("teacher") or {}
+        try:
+            card = (read_object(run.card) if run.model == Path(source) else {}).get("teacher") or {}
+        except DataError:  # no card, or a damaged one
+            card = {}
     teachers = card.get("teachers") or [card]
     fingerprint: str | None = teachers[0].get("fingerprint")
     return fingerprint
-
-
-def _read_card(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _load(source: str, **changes: Any) -> SentenceEncoder:

@@ -261,7 +261,7 @@ def test_malformed_scidocs_files_are_named(tmp_path, write_lines):
     with pytest.raises(DataError, match=r"test\.qrel:2: expected query, 0, document and relevance"):
         load_scidocs(tmp_path)
     (tmp_path / "data.json").write_text("{")
-    with pytest.raises(DataError, match=r"data\.json: expected JSON"):
+    with pytest.raises(DataError, match=r"data\.json cannot be read as JSON"):
         load_scidocs(tmp_path)
     (tmp_path / "data.json").write_text('{"corpus": {}}')
     with pytest.raises(DataError, match=r"data\.json: expected a JSON object of corpus and test"):

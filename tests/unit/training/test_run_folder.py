@@ -140,7 +140,7 @@ def test_a_resumed_run_refuses_inputs_of_other_content(trained):
 
 def test_damaged_inputs_are_reported(trained):
     trained.inputs.write_text("[1")
-    with pytest.raises(ConfigError, match=r"inputs\.json is damaged"):
+    with pytest.raises(ConfigError, match=r"inputs\.json cannot be read as JSON"):
         trained.check_inputs(INPUTS)
 
 
