@@ -30,10 +30,10 @@ def storage_errors(path: Path) -> Iterator[None]:
 def state_of(path: Path) -> tuple[int, int, int] | None:
     """Return what differs once a file was replaced or changed, without opening it; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 @contextlib.contextmanager

@@ -119,8 +119,8 @@ class ObjectStore(NamedTuple):
         with _reading(self.url):
             self.system.invalidate_cache()
             root = PurePosixPath(self.system._strip_protocol(self.path))  # noqa: SLF001 - fsspec's own way to compare paths
-            found = self.system.find(self.path, detail=True)
-            return {PurePosixPath(path).relative_to(root).as_posix(): about for path, about in found.items()}
+            objects = self.system.find(self.path, detail=True)
+            return {PurePosixPath(path).relative_to(root).as_posix(): facts for path, facts in objects.items()}
 
 
 def is_url(source: object) -> bool:

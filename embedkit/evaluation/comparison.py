@@ -165,8 +165,8 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dictionary."""
         return {"level": LEVEL, "samples": self.samples, "seed": SEED} | {
-            "certainties": [asdict(each) for each in self.certainties],
-            "seeds": [asdict(each) for each in self.spreads],
+            "certainties": [asdict(certainty) for certainty in self.certainties],
+            "seeds": [asdict(spread) for spread in self.spreads],
         }
 
 
@@ -229,7 +229,7 @@ def _spreads(group: str, evaluations: Sequence[Evaluation]) -> list[Spread]:
             if result.value is not None:
                 values.setdefault(_key(result), []).append(result.value)
     return [
-        Spread(group, *key, found, float(np.mean(found)), float(np.std(found, ddof=1)))
-        for key, found in values.items()
-        if len(found) > 1
+        Spread(group, *key, figures, float(np.mean(figures)), float(np.std(figures, ddof=1)))
+        for key, figures in values.items()
+        if len(figures) > 1
     ]

@@ -33,12 +33,12 @@ class Thresholds:
     """All thresholds on scores, in descending order; items at or above a threshold are selected.
 
     Attributes:
-        taken: ``(T,) int64``, number of items selected at each threshold; all of them at the last.
-        found: ``(T,) int64``, number of positive items among them.
+        predicted: ``(T,) int64``, number of items selected at each threshold; all of them at the last.
+        true_positives: ``(T,) int64``, number of positive items among them.
     """
 
-    taken: IntArray
-    found: IntArray
+    predicted: IntArray
+    true_positives: IntArray
 
     @classmethod
     def of(cls, scores: FloatArray, labels: BoolArray) -> Thresholds:
@@ -49,23 +49,25 @@ class Thresholds:
 
     def average_precision(self) -> float:
         """scikit-learn's ``average_precision_score``: the sum of precision times the gain in recall."""
-        gained = np.diff(self.found, prepend=0)
-        return float((self.found / self.taken) @ gained / self.found[-1])
+        gained = np.diff(self.true_positives, prepend=0)
+        return float((self.true_positives / self.predicted) @ gained / self.true_positives[-1])
 
     def roc_auc(self) -> float:
         """Area under the ROC curve: how often a positive item scores above a negative one, ties counting half."""
-        false = np.diff(self.taken - self.found, prepend=0)
-        below = self.found - np.diff(self.found, prepend=0) / 2
-        return float(false @ below / (self.found[-1] * false.sum()))
+        false = np.diff(self.predicted - self.true_positives, prepend=0)
+        below = self.true_positives - np.diff(self.true_positives, prepend=0) / 2
+        return float(false @ below / (self.true_positives[-1] * false.sum()))
 
     def best_accuracy(self) -> float:
         """The best accuracy over thresholds that do not select all items (MTEB's rule)."""
-        right = 2 * self.found - self.taken + (self.taken[-1] - self.found[-1])
-        return float(np.max(right[:-1], initial=0) / self.taken[-1])
+        right = 2 * self.true_positives - self.predicted + (self.predicted[-1] - self.true_positives[-1])
+        return float(np.max(right[:-1], initial=0) / self.predicted[-1])
 
     def best_f1(self) -> float:
         """The best F1 score over thresholds that do not select all items (MTEB's rule)."""
-        return float(np.max((2 * self.found / (self.taken + self.found[-1]))[:-1], initial=0))
+        return float(
+            np.max((2 * self.true_positives / (self.predicted + self.true_positives[-1]))[:-1], initial=0)
+        )
 
 
 MEASURES = {
@@ -318,6 +320,11 @@ def _load(name: str, shelf: Shelf) -> LabelledPairs:
 
 
 PAIR_TASKS: dict[str, Entry] = {
-    name: Entry(each.what, f"{each.rows:,} pairs", partial(load_one, name, partial(_load, name)), each.hub)
-    for name, each in _SETS.items()
+    name: Entry(
+        definition.what,
+        f"{definition.rows:,} pairs",
+        partial(load_one, name, partial(_load, name)),
+        definition.hub,
+    )
+    for name, definition in _SETS.items()
 }

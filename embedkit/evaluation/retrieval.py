@@ -94,14 +94,14 @@ class RetrievalSet:
         queries = pool.embeddings([query.text for query in self.queries])
         documents = pool.embeddings(list(self.documents.values()))
         rankings = list(rank_documents(queries, documents, self))
-        scores = {name: np.array([measure(each) for each in rankings]) for name, measure in MEASURES.items()}
+        scores = {name: np.array([measure(ranking) for ranking in rankings]) for name, measure in MEASURES.items()}
         hidden = sum(query.hidden is not None for query in self.queries)
         notes = [f"searched among {len(documents):,} documents", *self.notes]
         if hidden:
             notes.append(f"{hidden:,} queries are themselves documents, which are excluded from their own ranking")
         return build_result(
             self.name,
-            {name: float(each.mean()) for name, each in scores.items()},
+            {name: float(values.mean()) for name, values in scores.items()},
             sizes={"queries": len(queries), "documents": len(documents)},
             published=self.expected,
             source=self.source,
@@ -183,7 +183,7 @@ def rank_documents(
             near = _near_the_best(row, depth)
             exact = cosines(np.broadcast_to(embedding, (len(near), len(embedding))), documents[near])
             best = near[np.lexsort((order_of_ids[near], exact))[::-1][:depth]]
-            yield _ranking(query, [ids[each] for each in best])
+            yield _ranking(query, [ids[row] for row in best])
 
 
 def _near_the_best(scores: FloatArray, depth: int) -> npt.NDArray[np.intp]:

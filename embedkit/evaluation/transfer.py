@@ -346,8 +346,8 @@ TRANSFER_TASKS: dict[str, Entry] = {
         partial(load_several, "transfer", {name: partial(_probe, name) for name in _SEVEN}),
     ),
     **{
-        name: Entry(each.what, _size(each.sizes), partial(load_one, name, partial(_probe, name)))
-        for name, each in _SETS.items()
+        name: Entry(definition.what, _size(definition.sizes), partial(load_one, name, partial(_probe, name)))
+        for name, definition in _SETS.items()
     },
     "banking77": Entry(
         "intents of bank customers", _size(_BANKING_SIZES), partial(load_one, "banking77", _banking), _BANKING_HUB

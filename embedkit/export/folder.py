@@ -137,7 +137,7 @@ def _write(
             if bundle.manifest.kind == "encoder":
                 _check_pooling(bundle, content)
             (folder / "onnx" / name).write_bytes(content)
-        graphs = {f"onnx/{name}": each.manifest for name, each in bundles.items()}
+        graphs = {f"onnx/{name}": bundle.manifest for name, bundle in bundles.items()}
         text = model_card(graphs, "sentence-transformers", name=next(iter(graphs.values())).name)
         (folder / "README.md").write_text(text, encoding="utf-8")
         size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -181,13 +181,13 @@ class _Copier:
         if node.op_type == "MatMul":
             arithmetic.matmul(self.graph, name, value, weight)
             return
-        is_transposed = any(each.name == "transB" and each.i for each in node.attribute)
+        is_transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         weight = weight.T if is_transposed else weight  # GPT-2's are not
         product = arithmetic.matmul(self.graph, f"{name}.product", value, weight)
         self.graph.add("Add", name, product, self._constant(node.input[2]))
 
     def _keep(self, node: onnx.NodeProto) -> None:
-        used = {name for each in _walk([node]) for name in each.input if name in self.tensors}
+        used = {name for inner in _walk([node]) for name in inner.input if name in self.tensors}
         _rename([node], {name: self._constant(name) for name in used})
         self.graph.copy(node)
 
@@ -213,7 +213,7 @@ def _rename(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
 def _unused(name: str, taken: set[str]) -> str:
     """Return the name, followed by a number if it is taken, and take it."""
     numbered = (f"{name}.{number}" for number in itertools.count(2))
-    free = next(each for each in itertools.chain([name], numbered) if each not in taken)
+    free = next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
     taken.add(free)
     return free
 

@@ -74,7 +74,7 @@ def _last_of_tokens(graph: onnx.GraphProto) -> set[str]:
     A value of unknown shape counts as one of them.
     """
     types = {value.name: value.type.tensor_type for value in graph.value_info}
-    shapes = {name: each.shape.dim for name, each in types.items() if each.HasField("shape")}
+    shapes = {name: kind.shape.dim for name, kind in types.items() if kind.HasField("shape")}
     rows = {name for name, axes in shapes.items() if len(axes) < 3 or axes[1].dim_value == 1}
     writers = {output: node for node in graph.node for output in node.output}
     last, waiting = set[str](), [graph.output[0].name]

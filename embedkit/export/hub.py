@@ -160,9 +160,9 @@ def model_card(graphs: Mapping[str, Manifest], library: str, *, name: str, body:
         parts += [f"# {name}", "\n".join(f"- {fact}: {value}" for fact, value in facts.items() if value)]
     if library == "embedkit":
         parts += ["## Use", _USES[manifest.kind].format(name=name, dimension=manifest.dimension)]
-    for file, each in graphs.items():
-        gates = "\n".join(f"- {gate}: {describe_figures(figures)}" for gate, figures in each.gates.items())
-        parts += [f"## {file}", f"Precision {each.precision}. Measured at export:", gates]
+    for file, of_graph in graphs.items():
+        gates = "\n".join(f"- {gate}: {describe_figures(figures)}" for gate, figures in of_graph.gates.items())
+        parts += [f"## {file}", f"Precision {of_graph.precision}. Measured at export:", gates]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -59,7 +59,9 @@ def measure_inputs(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -
         least, largest = np.minimum(least, seen[0]), np.maximum(largest, seen[1])
         mean, power = mean + seen[2], power + seen[3]
     bounds = np.cumsum(widths)[:-1]
-    parts = (np.split(each, bounds) for each in (least, largest, mean / len(tokens.ids), power / len(tokens.ids)))
+    parts = (
+        np.split(array, bounds) for array in (least, largest, mean / len(tokens.ids), power / len(tokens.ids))
+    )
     return dict(zip(recorder.products, map(InputStatistics, *parts), strict=True))
 
 

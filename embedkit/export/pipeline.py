@@ -235,11 +235,11 @@ def _write(
     graph = build_graph(model, arithmetic)
     if unrounded is not None and isinstance(model, SentenceEncoder):
         shifts = measure_shifts(unrounded, graph, inputs)
-        for each in (graph, unrounded):
-            add_to_biases(each, shifts)
+        for written in (graph, unrounded):
+            add_to_biases(written, shifts)
     twins = find_twins(unrounded or graph)
-    for each in filter(None, (graph, unrounded)):
-        merge_twins(each, twins)
+    for written in filter(None, (graph, unrounded)):
+        merge_twins(written, twins)
     if precision == "fp16":
         pooling = model.pooling if isinstance(model, SentenceEncoder) else ""
         graph = halve(graph, pooling if pooling in STATE_POOLINGS else None)

@@ -205,7 +205,9 @@ class Int4WordTable:
         looked_up = graph.add("Gather", f"{name}.bytes", stored, rows)
         low_bits = graph.constant("low_bits", np.array(15, dtype=np.uint8))
         left = graph.add("BitwiseAnd", f"{name}.low", looked_up, low_bits)
-        left, both = (graph.add("Cast", f"{each}.float", each, to=TensorProto.FLOAT) for each in (left, looked_up))
+        left, both = (
+            graph.add("Cast", f"{value}.float", value, to=TensorProto.FLOAT) for value in (left, looked_up)
+        )
         # Exact, unlike BitShift and Div of uint8 in OpenVINO 2026, which round to the nearest integer.
         right = graph.add("Sub", f"{name}.high", both, left)
         right = graph.add("Mul", f"{name}.right", right, graph.number("sixteenth", 1 / 16))

@@ -96,14 +96,14 @@ def check_reading(
     peer = "model2vec" if layout.static == "model2vec" else "sentence_transformers"
     if importlib.util.find_spec(peer) is not None and layout.memory is None:  # which only embedkit can read
         figures["library"] = _version(peer)
-        given = None if layout.static else max_length
+        library_length = None if layout.static else max_length
         others: list[str] = []
         try:
             if peer == "model2vec":
                 rows = _run_model2vec(folder, chosen)
             else:
                 rows, others = _run_sentence_transformers(
-                    original, folder, given, chosen, trust_remote_code=trust_remote_code
+                    original, folder, library_length, chosen, trust_remote_code=trust_remote_code
                 )
         except Exception as error:  # a library and a model's own code raise anything
             reason = first_line(error)
@@ -168,9 +168,9 @@ class _Reader:
         """Tokenize texts or pairs, with at most that many tokens each."""
         is_pairs = isinstance(items[0], tuple)
         texts = ([first for first, _ in items], [second for _, second in items]) if is_pairs else (list(items),)
-        found = self._tokenizer(*texts, truncation=True, max_length=length)
-        ids = found["input_ids"]
-        types = found.get("token_type_ids", [[0] * len(row) for row in ids])  # not all tokenizers give types
+        encoded = self._tokenizer(*texts, truncation=True, max_length=length)
+        ids = encoded["input_ids"]
+        types = encoded.get("token_type_ids", [[0] * len(row) for row in ids])  # not all tokenizers give types
         return Tokens(ids, [], types if self._typed else None)
 
 
@@ -194,7 +194,9 @@ class _StaticReader:
     def tokenize(self, texts: Sequence[str], length: int) -> Tokens:
         """Tokenize texts, with at most that many tokens each."""
         self._tokenizer.enable_truncation(length, direction=self._direction)
-        return Tokens([found.ids for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)], [])
+        return Tokens(
+            [encoding.ids for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False)], []
+        )
 
 
 def _items(model: SentenceEncoder | PairEncoder, special: Sequence[str], length: int) -> list[Any]:

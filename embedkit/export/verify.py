@@ -220,8 +220,8 @@ class _Measure:
         """The error of the logits of random words and of probe pairs, relative to their spread."""
         grid = np.concatenate([candidate.logits(tokens) for tokens, _ in self._grid])
         probes = candidate.logits(self.model.tokenizer.tokenize(PROBE_PAIRS))  # type: ignore[arg-type]
-        found = zip(self._logits, (grid, probes), strict=True)
-        return relative_error(*next(found)), relative_error(*next(found))
+        compared = zip(self._logits, (grid, probes), strict=True)
+        return relative_error(*next(compared)), relative_error(*next(compared))
 
     @cached_property
     def _logits(self) -> tuple[FloatArray, FloatArray]:
@@ -260,7 +260,7 @@ def _grid(tokenizer: Tokenizer | PairTokenizer, heads: int, most_words: int = _M
     generator = np.random.default_rng(0)
     words = generator.permutation(real_words(tokenizer))[:most_words].tolist()
     supply = itertools.cycle(words)
-    lengths_of_batches = sorted({max(shortest, min(each, tokenizer.max_length)) for each in _LENGTHS})
+    lengths_of_batches = sorted({max(shortest, min(length, tokenizer.max_length)) for length in _LENGTHS})
     shapes = [(size, longest) for longest in lengths_of_batches for size in _BATCHES]
     alone = min(tokenizer.max_length, math.isqrt(_MOST_SCORES // heads))
     shapes += [(1, alone)] if alone > lengths_of_batches[-1] else []

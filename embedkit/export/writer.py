@@ -92,8 +92,8 @@ class GraphWriter:
             ExportError: the model is not valid ONNX.
         """
         axes = ["batch", "length"]
-        fed = [helper.make_tensor_value_info(each, TensorProto.INT64, axes) for each in inputs]
-        defaults = [helper.make_tensor_value_info(each, TensorProto.FLOAT, []) for each in self._defaults]
+        fed = [helper.make_tensor_value_info(name, TensorProto.INT64, axes) for name in inputs]
+        defaults = [helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in self._defaults]
         graph = helper.make_graph(
             self._nodes,
             name,

@@ -394,7 +394,7 @@ def _chain(head: DenseHead | None, layer: DenseHead) -> DenseHead:
         layer.before = head
         return layer
     merged = DenseHead(head.linear.in_features, layer.linear.out_features, layer.activation, before=head.before)
-    first, second = (each.linear.weight.detach().double() for each in (head, layer))
+    first, second = (dense.linear.weight.detach().double() for dense in (head, layer))
     with torch.no_grad():
         merged.linear.weight.copy_(second @ first)
         merged.linear.bias.copy_(second @ head.linear.bias.double() + layer.linear.bias)

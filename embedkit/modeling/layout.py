@@ -35,7 +35,7 @@ _DENSE_SETTINGS = {
 
 def weights_bytes(folder: Path) -> int:
     """Return the size in bytes of a model's weights, including its head, and its tokenizer."""
-    weights = next((found for form in _WEIGHTS if (found := list(folder.rglob(form)))), [])
+    weights = next((files for form in _WEIGHTS if (files := list(folder.rglob(form)))), [])
     return sum(path.stat().st_size for path in [*weights, *folder.glob("tokenizer.json")])
 
 

@@ -74,7 +74,7 @@ def write_speed_page(
     """
     check_path(path)
     marks = {model.label: model.about["fingerprint"] for model in reports[0].models}
-    known = [each for each in evaluations if each.get("fingerprint") in marks.values()]
+    known = [evaluation for evaluation in evaluations if evaluation.get("fingerprint") in marks.values()]
     quality = judge(marks, known)
     content = {"reports": [report.to_json() for report in reports], "evaluations": known}
     contents = {
@@ -134,10 +134,10 @@ def _markdown(reports: Sequence[SpeedReport], quality: Quality, title: str) -> s
         parts.append(_quality_table(reports[0], quality).to_markdown())
     for report in reports:
         tables = (
-            dataclasses.replace(each, title=f"{each.title}; {report.threads_in_words()}")
-            for each in speed_tables(report)
+            dataclasses.replace(table, title=f"{table.title}; {report.threads_in_words()}")
+            for table in speed_tables(report)
         )
-        parts += [each.to_markdown() for each in tables]
+        parts += [table.to_markdown() for table in tables]
         parts.append("\n".join(f"- {note}" for note in footnotes(report)))
     return "\n\n".join(parts) + "\n"
 

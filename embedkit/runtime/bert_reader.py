@@ -280,12 +280,12 @@ class _Reader:
         if cursor.operator != "Split":
             return rows, None
         left, right = cursor.take_many("Split", 2, rows, axis=3, num_outputs=2)
-        found = [number for number, names in enumerate(self.rotated) if cursor.name(1) == names[0]]
-        require(len(found) == 1, "another rotation")
-        cosines, sines = self.rotated[found[0]]
+        matching = [number for number, names in enumerate(self.rotated) if cursor.name(1) == names[0]]
+        require(len(matching) == 1, "another rotation")
+        cosines, sines = self.rotated[matching[0]]
         first = take("Sub", take("Mul", left, cosines), take("Mul", right, sines))
         second = take("Add", take("Mul", right, cosines), take("Mul", left, sines))
-        return take("Concat", first, second, axis=3), found[0]
+        return take("Concat", first, second, axis=3), matching[0]
 
     def _by_head(self) -> Array:
         shape = self.cursor.constant(1, "int64", 4)
@@ -295,7 +295,7 @@ class _Reader:
         return shape
 
     def _normalise(self, value: str) -> tuple[str, Norm]:
-        weight, bias = (self.cursor.constant(each, "float32", self.hidden) for each in (1, 2))
+        weight, bias = (self.cursor.constant(position, "float32", self.hidden) for position in (1, 2))
         epsilon = self.cursor.attribute("epsilon")
         if not isinstance(epsilon, float):
             raise OtherGraphError("another epsilon")
@@ -394,7 +394,7 @@ class _Reader:
         require(read.positions is not None or len(read.rotations) > 0, "no positions")
         require(read.bias is None or read.bias.shape[1] == 2 * read.longest - 1, "a bias of other lengths")
         head = (read.longest, read.hidden // read.heads)
-        require(all(each.shape == head for each in read.rotations), "rotations of other sizes")
+        require(all(angles.shape == head for angles in read.rotations), "rotations of other sizes")
         require(read.memory is None or read.memory.size == read.words.size, "a memory of other words")
 
 

@@ -209,5 +209,5 @@ class BertWeights:
     @property
     def products(self) -> tuple[Product, ...]:
         """All products except the last of a cross-encoder, in order; they are of one kind."""
-        of_layers = (each for layer in self.layers for each in layer.products)
+        of_layers = (product for layer in self.layers for product in layer.products)
         return (*of_layers,) if self.head is None else (*of_layers, self.head)

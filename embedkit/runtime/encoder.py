@@ -457,11 +457,13 @@ class Encoder(Model[Tokenizer]):
     def _mean_of_windows(self, texts: list[str], plan: _Plan) -> FloatArray:
         """Encode long texts as the means of their windows, weighted by their tokens: ``(n, D)``, not packed."""
         room = self._room(plan.prompt)
-        found = [self._windows(text, room, 0) for text in texts]
-        pieces = [text[start:stop] for text, spans in zip(texts, found, strict=True) for start, stop in spans]
+        spans_of_texts = [self._windows(text, room, 0) for text in texts]
+        pieces = [
+            text[start:stop] for text, spans in zip(texts, spans_of_texts, strict=True) for start, stop in spans
+        ]
         windows = self._tokenize_with(plan.prompt)(pieces, 0)
         weights = (windows.lengths - (self.max_length - room)).clip(min=1).astype(np.float32)[:, np.newaxis]
-        starts = np.cumsum([0, *map(len, found)])[:-1]
+        starts = np.cumsum([0, *map(len, spans_of_texts)])[:-1]
         weighted = self._engine.run(windows, plan.engine.batch_size) * weights
         means: FloatArray = np.add.reduceat(weighted, starts)
         means /= np.add.reduceat(weights, starts)

@@ -290,8 +290,8 @@ def with_prompt(options: EncodeOptions, role: Role, prompts: Container[str]) -> 
     """
     if options.get("prompt") is not None or options.get("prompt_name") is not None:
         return options
-    found = next((name for name in _PROMPTS[role] if name in prompts), None)
-    return {**options, "prompt_name": found, "prompt": "" if found is None else None}
+    prompt_name = next((name for name in _PROMPTS[role] if name in prompts), None)
+    return {**options, "prompt_name": prompt_name, "prompt": "" if prompt_name is None else None}
 
 
 def read_chunks(items: Iterable[Any], *, most_items: int, most_characters: int) -> Iterator[list[Any]]:

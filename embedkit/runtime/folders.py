@@ -536,7 +536,7 @@ def _max_length(backbone: Path, transformer: Mapping[str, Any], network: Mapping
         read_json(backbone / "tokenizer_config.json", optional=True).get("model_max_length"),
         network.get("max_position_embeddings"),
     ]
-    return min((each for each in lengths if type(each) is int and 0 < each < _UNLIMITED), default=None)
+    return min((length for length in lengths if type(length) is int and 0 < length < _UNLIMITED), default=None)
 
 
 def _read_prompts(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:

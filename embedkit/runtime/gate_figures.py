@@ -22,8 +22,8 @@ def _parts(figures: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(value, Mapping):
             yield f"{_words(name)} {_figure(name, value, limit)}"
         elif isinstance(limit, Mapping):
-            each = (f"{form} {_figure(name, figure, limit[form])}" for form, figure in value.items())
-            yield f"{_words(name)}: {', '.join(each)}"
+            parts = (f"{form} {_figure(name, figure, limit[form])}" for form, figure in value.items())
+            yield f"{_words(name)}: {', '.join(parts)}"
         else:
             yield f"{_words(name)}: {describe_figures(value)}"
 

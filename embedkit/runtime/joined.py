@@ -122,7 +122,7 @@ class JoinedEncoder:
 
     def __init__(self, encoders: Sequence[TextEncoder], space: str | os.PathLike[str]) -> None:
         self._space = JoinedSpace.load(Path(check_path(space, "space")).expanduser())
-        if not isinstance(encoders, Sequence) or not all(isinstance(each, TextEncoder) for each in encoders):
+        if not isinstance(encoders, Sequence) or not all(isinstance(encoder, TextEncoder) for encoder in encoders):
             raise InputError(f"encoders must be encoders, not {shown(encoders)}", parameters=["encoders"])
         self._encoders = tuple(encoders)
         widths, expected = [encoder.dimension for encoder in self._encoders], [*map(len, self._space.means)]

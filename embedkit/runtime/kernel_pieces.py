@@ -48,12 +48,12 @@ class KernelPieces(ABC):
         kernel = self._kernel or self._count(texts)
         if kernel is None:
             return None
-        found = _tokenize(kernel, texts, min(threads, len(texts) // _TEXTS_OF_A_THREAD))
+        shares = _tokenize(kernel, texts, min(threads, len(texts) // _TEXTS_OF_A_THREAD))
         parts = [
             TokenIds(np.frombuffer(flat, dtype=np.int32), np.frombuffer(bounds, dtype=np.int64))
-            for flat, bounds, _ in found
+            for flat, bounds, _ in shares
         ]
-        outcomes = b"".join([outcomes for *_, outcomes in found])
+        outcomes = b"".join([outcomes for *_, outcomes in shares])
         return TokenIds.join(parts), _positions(outcomes, _CUT), _positions(outcomes, _LEFT)
 
     def __reduce__(self) -> tuple[type[KernelPieces], tuple[Any, ...]]:
@@ -81,7 +81,7 @@ def _tokenize(kernel: _Kernel, texts: list[str], threads: int) -> list[tuple[byt
 
 
 def _positions(outcomes: bytes, outcome: int) -> list[int]:
-    return [position for position, found in enumerate(outcomes) if found == outcome] if outcome in outcomes else []
+    return [position for position, other in enumerate(outcomes) if other == outcome] if outcome in outcomes else []
 
 
 def find_frame(whole: tokenizers.Tokenizer, bare: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:

@@ -224,8 +224,8 @@ class Model(ABC, Generic[AnyTokenizer]):
         if golden is None:
             raise ModelError(f"{self.name} is no bundle and has no golden {self._unit} to verify")
         tokens, digest = Tokens(golden.token_ids, [], golden.type_ids), golden.digests.get(self.numerics)
-        found = self._tokenizer.tokenize(golden.texts)
-        return self._engine.verify(found, tokens, golden.values, golden.tolerance, digest)
+        tokenized = self._tokenizer.tokenize(golden.texts)
+        return self._engine.verify(tokenized, tokens, golden.values, golden.tolerance, digest)
 
     def __copy__(self) -> Self:
         return self

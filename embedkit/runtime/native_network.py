@@ -70,13 +70,15 @@ def choose_instructions(asked: str | None = None) -> str:
     """
     if bert is None:
         raise ProviderError(f"{NATIVE} is not there: no C compiler was found when embedkit was installed")
-    found, wanted = native_instructions(), os.environ.get(_ENVIRONMENT) if asked is None else asked
-    if (asked is not None or wanted) and not (isinstance(wanted, str) and wanted in found):
+    available, wanted = native_instructions(), os.environ.get(_ENVIRONMENT) if asked is None else asked
+    if (asked is not None or wanted) and not (isinstance(wanted, str) and wanted in available):
         source = f" of {_ENVIRONMENT}" if asked is None else ""
         is_known = isinstance(wanted, str) and wanted in INSTRUCTIONS
         reason = "not on this processor or not in this build" if is_known else "unknown"
-        raise ProviderError(f"the instructions {shown(wanted)}{source} are {reason}; here are {', '.join(found)}")
-    return wanted or found[0]
+        raise ProviderError(
+            f"the instructions {shown(wanted)}{source} are {reason}; here are {', '.join(available)}"
+        )
+    return wanted or available[0]
 
 
 class NativeNetwork:
@@ -202,14 +204,14 @@ class NativeNetwork:
         """Return the texts or pairs of each batch, in order; sorting them would save no padding."""
         ends = np.cumsum(lengths)
         budget, count, start = most_tokens or self._choose_tokens_per_batch(int(lengths.sum())), len(lengths), 0
-        found = []
+        batches = []
         while start < count:
             before = int(ends[start - 1]) if start else 0
             end = max(start + 1, int(np.searchsorted(ends, before + budget, side="right")))
             end = end if most_items is None else min(end, start + most_items)
-            found.append(slice(start, end))
+            batches.append(slice(start, end))
             start = end
-        return found
+        return batches
 
     def _choose_tokens_per_batch(self, tokens: int) -> int:
         """Return the bound for a chunk of that many tokens: one batch if threads do not pay off, else several."""

@@ -122,13 +122,13 @@ def read_graph(model: bytes) -> OnnxGraph:
     operators = _Message(fields.content(8), _OPERATORS)
     graph = _Message(fields.content(7), _GRAPH)
     require(operators.text(1, "") == "", "operators of another domain")
-    tensors = [_read_tensor(_Message(each, _TENSOR)) for each in graph.messages(5)]
+    tensors = [_read_tensor(_Message(message, _TENSOR)) for message in graph.messages(5)]
     return OnnxGraph(
         (fields.integer(1), operators.integer(2)),
         graph.messages(1),
         _unique(tensors),
-        [_read_value(_Message(each, _VALUE)) for each in graph.messages(11)],
-        [_read_value(_Message(each, _VALUE)) for each in graph.messages(12)],
+        [_read_value(_Message(message, _VALUE)) for message in graph.messages(11)],
+        [_read_value(_Message(message, _VALUE)) for message in graph.messages(12)],
     )
 
 
@@ -141,7 +141,7 @@ def read_node(message: memoryview) -> Node:
     """
     fields = _Message(message, _NODE)
     require(fields.text(7, "") == "", "an operator of another domain")
-    attributes = _unique([_read_attribute(_Message(each, _ATTRIBUTE)) for each in fields.messages(5)])
+    attributes = _unique([_read_attribute(_Message(message, _ATTRIBUTE)) for message in fields.messages(5)])
     return Node(fields.text(4), fields.texts(1), fields.texts(2), attributes)
 
 
@@ -211,7 +211,7 @@ def _read_tensor(fields: _Message) -> tuple[str, Tensor]:
 
 def _read_value(fields: _Message) -> Value:
     of_tensor = _Message(_Message(fields.content(2), _TYPE).content(1), _OF_TENSOR)
-    axes = (_Message(each, _AXIS) for each in _Message(of_tensor.content(2), _SHAPE).messages(1))
+    axes = (_Message(message, _AXIS) for message in _Message(of_tensor.content(2), _SHAPE).messages(1))
     return Value(
         fields.text(1),
         of_tensor.integer(1),
@@ -329,14 +329,14 @@ class GraphCursor:
     def _is(self, name: str, wanted: str | Array) -> bool:
         if isinstance(wanted, str):
             return name == wanted
-        found = self._array(name)
-        return found is wanted or (found is not None and _is_like(found, wanted))
+        actual = self._array(name)
+        return actual is wanted or (actual is not None and _is_like(actual, wanted))
 
 
-def _is_like(found: Array, wanted: Array) -> bool:
-    return found.dtype == wanted.dtype and found.shape == wanted.shape and bool(np.array_equal(found, wanted))
+def _is_like(actual: Array, wanted: Array) -> bool:
+    return actual.dtype == wanted.dtype and actual.shape == wanted.shape and bool(np.array_equal(actual, wanted))
 
 
-def _are_same(found: dict[str, Attribute], wanted: dict[str, Attribute]) -> bool:
+def _are_same(actual: dict[str, Attribute], wanted: dict[str, Attribute]) -> bool:
     """Return whether two values are equal and of one type: 1 and 1.0 differ."""
-    return found == wanted and all(type(found[name]) is type(wanted[name]) for name in wanted)
+    return actual == wanted and all(type(actual[name]) is type(wanted[name]) for name in wanted)

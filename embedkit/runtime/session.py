@@ -194,14 +194,14 @@ def _open(model: bytes, options: SessionOptions, providers: list[str]) -> Infere
 
 
 def _read_input_types(session: InferenceSession) -> dict[str, npt.DTypeLike]:
-    found: dict[str, npt.DTypeLike] = {}
+    types: dict[str, npt.DTypeLike] = {}
     for item in session.get_inputs():
         if item.name not in _FEEDS or item.type not in _TYPES:
             raise ModelError(
                 f"the graph wants {item.name!r}, {item.type}; expected integers named {', '.join(_FEEDS)}"
             )
-        found[item.name] = _TYPES[item.type]
-    return found
+        types[item.name] = _TYPES[item.type]
+    return types
 
 
 def _choose_output(session: InferenceSession, names: Sequence[str]) -> tuple[str, int | None]:
@@ -273,11 +273,11 @@ class PaddedNetwork:
         """
         positions = np.arange(len(rows))[items] if isinstance(items, slice) else items
         batch = tokens.batch(positions, self._pad_id)
-        found = self._finish(self._session.run(batch, lane=lane, output=self._output), batch)
+        values = self._finish(self._session.run(batch, lane=lane, output=self._output), batch)
         expected = (len(positions), *rows.shape[1:])
-        if found.shape != expected:  # where the graph leaves its shapes open
-            raise ModelError(f"the graph gave {found.shape}, expected {expected}")
-        rows[items] = found
+        if values.shape != expected:  # where the graph leaves its shapes open
+            raise ModelError(f"the graph gave {values.shape}, expected {expected}")
+        rows[items] = values
 
     def _choose_tokens_per_batch(self, tokens: int) -> int:
         """Return the bound for a chunk of that many tokens."""

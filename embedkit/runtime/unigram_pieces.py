@@ -179,7 +179,7 @@ def _those_that_join(codes: Iterable[int], pattern: str) -> set[int]:
     """Return the characters that form one cluster in the pattern."""
     codes = list(codes)
     clusters = _one_letter_a_cluster().normalize_str("\n".join(pattern.format(chr(code)) for code in codes))
-    return {code for code, found in zip(codes, clusters.split("\n"), strict=True) if len(found) == 1}
+    return {code for code, cluster in zip(codes, clusters.split("\n"), strict=True) if len(cluster) == 1}
 
 
 def _one_letter_a_cluster() -> Precompiled:

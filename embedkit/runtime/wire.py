@@ -200,13 +200,13 @@ def large_tables(model: bytes, *, least_bytes: int) -> dict[str, npt.NDArray[Any
     Raises:
         BundleIntegrityError: the bytes are not an ONNX model.
     """
-    found = {}
+    weights = {}
     for graph in _messages(memoryview(model), _GRAPH):
         tables = {_text(node, _NODE_INPUT) for node in _messages(graph, _NODE) if _is_gather(node)}
         for tensor in _messages(graph, _INITIALIZER):
             if len(tensor) >= least_bytes and (name := _text(tensor, _TENSOR_NAME)) in tables:
-                found[name] = _read_weight(tensor)
-    return {name: weight for name, weight in found.items() if weight is not None}
+                weights[name] = _read_weight(tensor)
+    return {name: weight for name, weight in weights.items() if weight is not None}
 
 
 def _is_gather(node: memoryview) -> bool:

@@ -257,8 +257,8 @@ class MilvusDocuments(RemoteStore):
 
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
         rows = [
-            {"id": each.id, "text": each.text, "metadata": each.metadata or {}, "embedding": embedding}
-            for each, embedding in zip(documents, embeddings, strict=True)
+            {"id": document.id, "text": document.text, "metadata": document.metadata or {}, "embedding": embedding}
+            for document, embedding in zip(documents, embeddings, strict=True)
         ]
         with self._asking():
             for some in _requests(rows):

@@ -48,7 +48,7 @@ def word_tables(module: nn.Module) -> list[nn.Embedding]:
     encoders = [part for part in module.modules() if isinstance(part, SentenceEncoder | PairEncoder)]
     tables: list[nn.Module] = [encoder.body.get_input_embeddings() for encoder in encoders]
     memories = [part.memory for part in encoders if isinstance(part, SentenceEncoder) and part.memory is not None]
-    return [table for table in (*tables, *(each.rows for each in memories)) if isinstance(table, nn.Embedding)]
+    return [table for table in (*tables, *(memory.rows for memory in memories)) if isinstance(table, nn.Embedding)]
 
 
 class DenseGradients:

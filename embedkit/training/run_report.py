@@ -176,7 +176,8 @@ def read_curves(metrics: Path) -> RunCurves | None:
     return RunCurves(
         curves=tuple(curves),
         steps=int(max(last["step"], *(record["step"] for record in evaluated), 0)),
-        seconds=last["seconds"] + sum(each["dev_seconds"] for each in evaluated if each["step"] >= last["step"]),
+        seconds=last["seconds"]
+        + sum(record["dev_seconds"] for record in evaluated if record["step"] >= last["step"]),
         dev_seconds=sum(record["dev_seconds"] for record in evaluated),
         evaluations=len(evaluated),
         best=None if dev is None or dev.best is None else (dev.steps[dev.best], dev.values[dev.best]),

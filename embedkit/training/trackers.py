@@ -97,7 +97,7 @@ def find_trackers(
         "tensorboard": lambda: _TensorBoard(folder),
         "wandb": lambda: _WandB(folder, name, config),
     }
-    return tuple(makers[each]() for each in dict.fromkeys(names))
+    return tuple(makers[tracker]() for tracker in dict.fromkeys(names))
 
 
 def _figures(record: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -77,7 +77,7 @@ class ModelFigures:
 
     def cell(self, texts: str, batch: int) -> CellFigures | None:
         """Return the figures of a cell, None if it was skipped."""
-        return next((each for each in self.cells if (each.texts, each.batch) == (texts, batch)), None)
+        return next((cell for cell in self.cells if (cell.texts, cell.batch) == (texts, batch)), None)
 
 
 @dataclass(frozen=True, kw_only=True)

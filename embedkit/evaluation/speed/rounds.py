@@ -165,7 +165,7 @@ def _warm_up(seconds: float) -> int:
 
 
 def _most_memory(turns: dict[Cell, list[Turn]]) -> int | None:
-    peaks = [turn.most_memory_bytes for each in turns.values() for turn in each]
+    peaks = [turn.most_memory_bytes for of_cell in turns.values() for turn in of_cell]
     return max((size for size in peaks if size is not None), default=None)
 
 

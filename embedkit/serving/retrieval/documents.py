@@ -167,7 +167,7 @@ def plain_value(value: Any, field: str, place: str) -> Any:
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, Mapping):
-        return {name: plain_value(each, f"{field}.{name}", place) for name, each in value.items()}
+        return {name: plain_value(item, f"{field}.{name}", place) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_value(item, field, place) for item in value]
     plain = _plain_scalar(value)

@@ -260,7 +260,10 @@ def ranking_evaluation(
         scorer = TorchCrossEncoder(student)
         with Progress("evaluate", None, unit="pairs", enabled=False) as bar:
             pool = PairPool(scorer, bar)
-            maps = {each.name: float(average_precisions(pool, each.queries, merged).mean()) for each in sets}
+            maps = {
+                ranking_set.name: float(average_precisions(pool, ranking_set.queries, merged).mean())
+                for ranking_set in sets
+            }
         return {"dev": float(np.mean(list(maps.values())))} | maps
 
     return evaluate
