@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import settings
-from toys import edit_json
+from toys import edit_json, graph_bytes
 
 # Toys gain nothing from more threads, and threads that wait for each other slow down a busy machine. torch and
 # BLAS read this when they are imported, also in the processes that tests start.
@@ -141,7 +141,7 @@ def toy_model_bytes(toy_weights: npt.NDArray[np.float32]) -> bytes:
 def build_toy_model(weights: npt.NDArray[np.float32], *, normalize: bool = True) -> bytes:
     """Build the toy graph; with ``normalize=False`` it stops at the mean."""
     onnx = pytest.importorskip("onnx")
-    helper, numpy_helper = onnx.helper, onnx.numpy_helper
+    helper = onnx.helper
     constants = {
         "weights": weights,
         "last": np.array([2], dtype=np.int64),
@@ -166,18 +166,9 @@ def build_toy_model(weights: npt.NDArray[np.float32], *, normalize: bool = True)
             helper.make_node("Max", ["length", "tiny"], ["safe_length"]),
             helper.make_node("Div", ["mean", "safe_length"], ["sentence_embedding"]),
         ]
-    graph = helper.make_graph(
-        nodes,
-        "toy",
-        [
-            helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["batch", "tokens"])
-            for name in ("input_ids", "attention_mask")
-        ],
-        [helper.make_tensor_value_info("sentence_embedding", onnx.TensorProto.FLOAT, ["batch", weights.shape[1]])],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
+    inputs = [(name, onnx.TensorProto.INT64, ["batch", "tokens"]) for name in ("input_ids", "attention_mask")]
+    outputs = [("sentence_embedding", onnx.TensorProto.FLOAT, ["batch", weights.shape[1]])]
+    return graph_bytes(nodes, inputs, outputs, constants)
 
 
 @pytest.fixture(scope="session")
@@ -238,7 +229,7 @@ def build_toy_cross_model(weights: npt.NDArray[np.float32], *, activate: bool = 
     With ``activate=False`` it returns logits ``(B, 1)``, like the graphs of sentence-transformers.
     """
     onnx = pytest.importorskip("onnx")
-    helper, numpy_helper = onnx.helper, onnx.numpy_helper
+    helper = onnx.helper
     constants = {
         "weights": weights,
         "tokens": np.array([1], dtype=np.int64),
@@ -260,19 +251,10 @@ def build_toy_cross_model(weights: npt.NDArray[np.float32], *, activate: bool = 
     ]
     if activate:
         nodes.append(helper.make_node("Sigmoid", ["mean"], ["score"]))
-    name, shape = ("score", ["batch"]) if activate else ("logits", ["batch", 1])
-    graph = helper.make_graph(
-        nodes,
-        "toy_cross",
-        [
-            helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["batch", "tokens"])
-            for name in ("input_ids", "attention_mask", "token_type_ids")
-        ],
-        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
+    output, axes = ("score", ["batch"]) if activate else ("logits", ["batch", 1])
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    inputs = [(name, onnx.TensorProto.INT64, ["batch", "tokens"]) for name in names]
+    return graph_bytes(nodes, inputs, [(output, onnx.TensorProto.FLOAT, axes)], constants)
 
 
 @pytest.fixture(scope="session")

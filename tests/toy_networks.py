@@ -1,41 +1,24 @@
-"""Encoders of each family with random weights, and their graphs."""
+"""Encoders and cross-encoders of any architecture with random weights, and their graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
 import torch
-from transformers import (
-    BertConfig,
-    BertModel,
-    ElectraConfig,
-    ElectraModel,
-    ModernBertConfig,
-    ModernBertModel,
-    MPNetConfig,
-    MPNetModel,
-    RobertaConfig,
-    RobertaModel,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from embedkit.export.graph import build_graph
 from embedkit.export.inputs import measure_inputs
 from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
 from embedkit.export.writer import FloatArithmetic
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
-from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
-FAMILIES: dict[str, Any] = {
-    "bert": (BertConfig, BertModel),
-    "roberta": (RobertaConfig, RobertaModel),
-    "mpnet": (MPNetConfig, MPNetModel),
-    "electra": (ElectraConfig, lambda config, **_: ElectraModel(config)),
-    "modernbert": (ModernBertConfig, lambda config, **_: ModernBertModel(config)),
-}
 
 
 def toy_encoder(
@@ -48,6 +31,8 @@ def toy_encoder(
     activation: Any = "tanh",
     memory: int | None = None,
     outlier: float = 1.0,
+    noise: float = 0.0,
+    name: str = "toy",
     **config: Any,
 ) -> SentenceEncoder:
     """Build an encoder of two layers, in evaluation mode.
@@ -55,33 +40,63 @@ def toy_encoder(
     Args:
         tokenizer: its vocabulary, unless ``config`` has a ``vocab_size``.
         seed: of all weights. Biases and the scales of LayerNorm differ from the 0 and 1 that they begin with.
-        family: a key of ``FAMILIES``.
+        family: the ``model_type`` of transformers.
         pooling: as of `SentenceEncoder`.
         head: width of a dense head.
         activation: of the head.
         memory: width of a word memory.
         outlier: factor of one input of each attention's output, so that int8-static smooths.
+        noise: added to matrices.
+        name: of the encoder.
         config: settings of the backbone.
     """
-    settings = {"vocab_size": tokenizer.vocabulary_size, "num_hidden_layers": 2} | config
-    make_config, make_network = FAMILIES[family]
+    options = {"add_pooling_layer": False} if family in ("bert", "roberta", "mpnet") else {}
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
-        backbone = make_network(make_config(**settings), add_pooling_layer=False)
+        backbone = AutoModel.from_config(_config(tokenizer, family, config), **options)
         for parameter in backbone.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.2 * torch.randn_like(parameter))
+            if parameter.ndim == 1 or noise:
+                parameter.add_((0.2 if parameter.ndim == 1 else noise) * torch.randn_like(parameter))
         if family == "mpnet":
             backbone.encoder.relative_attention_bias.weight.normal_()
-        for name, parameter in backbone.named_parameters():
-            if "attention." in name and name.endswith("LayerNorm.weight"):
+        for place, parameter in backbone.named_parameters():
+            if "attention." in place and place.endswith("LayerNorm.weight"):
                 parameter[3] *= outlier
-        encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name="toy")
+        encoder = SentenceEncoder(backbone, tokenizer, pooling=pooling, name=name)
         if memory is not None:
             encoder.memory = WordMemory(encoder.config.vocab_size, memory)
             encoder.memory.rows.weight.normal_(std=0.5)
         encoder.set_head(head, activation)
     return encoder.eval()
+
+
+def toy_cross_encoder(
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+    family: str = "bert",
+    noise: float = 0.0,
+    spread: float = 0.4,
+    name: str = "toy",
+    **config: Any,
+) -> PairEncoder:
+    """Build a cross-encoder of two layers as :func:`toy_encoder`, whose scores spread, in evaluation mode."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        network = AutoModelForSequenceClassification.from_config(
+            _config(tokenizer, family, {"num_labels": 1} | config)
+        )
+        for place, parameter in network.named_parameters():
+            if size := 0.2 if parameter.ndim == 1 or "token_type" in place else noise:
+                parameter.add_(size * torch.randn_like(parameter))
+            if place in ("classifier.weight", "classifier.out_proj.weight", "score.weight"):
+                parameter.copy_(spread * torch.randn_like(parameter))
+    return PairEncoder(network, PairTokenizer(tokenizer.json, tokenizer.max_length), name=name).eval()
+
+
+def _config(tokenizer: Tokenizer, family: str, settings: Mapping[str, Any]) -> Any:
+    sizes = {"vocab_size": tokenizer.vocabulary_size, "num_hidden_layers": 2}
+    return AutoConfig.for_model(family, **sizes | settings)
 
 
 def toy_graph(

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,21 @@ def write_parquet(path: Path, table: Any, **options: Any) -> None:
         table = arrow.Table.from_pylist(table)
     path.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(table, path, **options)
+
+
+def graph_bytes(
+    nodes: Sequence[Any],
+    inputs: Sequence[tuple[str, int, list[Any]]],
+    outputs: Sequence[tuple[str, int, list[Any]]],
+    constants: Mapping[str, npt.NDArray[Any]],
+) -> bytes:
+    """Serialise a graph of ONNX; inputs and outputs are names, element types and axes."""
+    onnx = pytest.importorskip("onnx")
+    values = [[onnx.helper.make_tensor_value_info(*value) for value in side] for side in (inputs, outputs)]
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "toy", *values, stored)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    return bytes(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
 class Terminal(io.StringIO):

@@ -10,20 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from toy_networks import toy_graph
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    ElectraConfig,
-    ElectraForSequenceClassification,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
-    MPNetConfig,
-    MPNetForSequenceClassification,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from toy_networks import toy_cross_encoder, toy_graph
 
 from embedkit.errors import ModelError, ProviderError
 from embedkit.export.pipeline import export
@@ -34,22 +21,23 @@ from embedkit.runtime.bert_weights import Norm
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.native_network import NATIVE, NativeNetwork, native_instructions
 from embedkit.runtime.session import CPU, Session
-from embedkit.runtime.tokenization import PairTokenizer, Tokens
+from embedkit.runtime.tokenization import Tokenizer, Tokens
 
 MAX_LENGTH = 300
 # Largest difference of a score. int8-static rounds the same values in the same steps, but occasionally one in
 # the other direction; int8 rounds each token with its own step.
 DIFFERENCE = {"fp32": 2e-6, "int8-static": 2e-2, "int8": 5e-2}
-FAMILIES: dict[str, Any] = {
-    "bert": (BertConfig, BertForSequenceClassification, {}),
-    "roberta": (RobertaConfig, RobertaForSequenceClassification, {"type_vocab_size": 1}),
-    "mpnet": (MPNetConfig, MPNetForSequenceClassification, {}),
-    "electra": (ElectraConfig, ElectraForSequenceClassification, {"embedding_size": 64}),
-    "modernbert": (
-        ModernBertConfig,
-        ModernBertForSequenceClassification,
-        {"local_attention": 16, "global_attn_every_n_layers": 2, "classifier_bias": True, "norm_bias": True},
-    ),
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {"type_vocab_size": 1},
+    "mpnet": {},
+    "electra": {"embedding_size": 64},
+    "modernbert": {
+        "local_attention": 16,
+        "global_attn_every_n_layers": 2,
+        "classifier_bias": True,
+        "norm_bias": True,
+    },
 }
 PAIRS = [
     ("the cat is asleep", "a good dog"),
@@ -65,29 +53,18 @@ needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
 def make_model(toy_tokenizer_json: str) -> Any:
     """``make_model(family="bert", **config)``, with random weights and biases; its scores spread."""
 
+    tokenizer = Tokenizer(toy_tokenizer_json, MAX_LENGTH)
+
     def make(family: str = "bert", **changes: Any) -> PairEncoder:
-        tokenizer = PairTokenizer(toy_tokenizer_json, MAX_LENGTH)
         settings = {
-            "vocab_size": tokenizer.vocabulary_size,
             "hidden_size": 64,
-            "num_hidden_layers": 2,
             "num_attention_heads": 2,
             "intermediate_size": 192,
             "max_position_embeddings": MAX_LENGTH + 2,
             "initializer_range": 0.15,
-            "num_labels": 1,
             "pad_token_id": 0,
         }
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(5)
-            config, classifier, needed = FAMILIES[family]
-            network = classifier(config(**settings | needed | changes))
-            for name, parameter in network.named_parameters():
-                if parameter.ndim == 1 or "token_type" in name:
-                    parameter.add_(0.2 * torch.randn_like(parameter))
-                if name in ("classifier.weight", "classifier.out_proj.weight"):
-                    parameter.copy_(0.4 * torch.randn_like(parameter))
-        return PairEncoder(network, tokenizer, name="toy").eval()
+        return toy_cross_encoder(tokenizer, seed=5, family=family, **settings | FAMILIES[family] | changes)
 
     return make
 

@@ -6,14 +6,10 @@ import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, processors
-from torch import nn
-from toy_networks import toy_encoder
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from toy_networks import toy_cross_encoder, toy_encoder
 
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pooling import WordMemory
-from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
+from embedkit.runtime.tokenization import Tokenizer
 
 HIDDEN, LAYERS, MAX_LENGTH = 32, 2, 20
 
@@ -123,30 +119,12 @@ def make_tokenizer(toy_tokenizer_json):
 def make_any(make_tokenizer):
     """``make_any(architecture, kind="encoder", ...)``: a model outside the BERT family, in evaluation mode."""
 
-    def make(
-        architecture, kind="encoder", *, pooling="mean", head=None, activation="tanh", memory=None, **changes
-    ):
+    def make(architecture, kind="encoder", **changes):
         pads_second = ARCHITECTURES[architecture].get("pad_token_id") == 1
         tokenizer = make_tokenizer("unigram" if pads_second else "wordpiece")
-        settings = _SIZES | {"vocab_size": tokenizer.vocabulary_size + 3} | ARCHITECTURES[architecture] | changes
-        config = AutoConfig.for_model(architecture, **settings, num_labels=1)
-        with torch.random.fork_rng():
-            torch.manual_seed(11)
-            auto = AutoModel if kind == "encoder" else AutoModelForSequenceClassification
-            network = auto.from_config(config)
-            with torch.no_grad():
-                for parameter in network.parameters():
-                    parameter.add_((0.05 if parameter.ndim > 1 else 0.2) * torch.randn_like(parameter))
-            if kind != "encoder":
-                with torch.no_grad():  # makes scores differ between pairs
-                    [*network.parameters()][-2].mul_(4)
-                pairs = PairTokenizer(tokenizer.json, MAX_LENGTH)
-                return PairEncoder(network, pairs, name=architecture).eval()
-            model = SentenceEncoder(network, tokenizer, pooling=pooling, name=architecture)
-            if memory is not None:
-                model.memory = WordMemory(config.vocab_size, memory)
-                nn.init.normal_(model.memory.rows.weight, std=0.5)
-            model.set_head(head, activation)
-        return model.eval()
+        build, parts = (toy_encoder, {}) if kind == "encoder" else (toy_cross_encoder, {"spread": 0.2})
+        settings = _SIZES | {"vocab_size": tokenizer.vocabulary_size + 3} | ARCHITECTURES[architecture]
+        about = {"seed": 11, "family": architecture, "name": architecture, "noise": 0.05}
+        return build(tokenizer, **about | parts | settings | changes)
 
     return make

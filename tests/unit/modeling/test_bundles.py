@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from toy_networks import toy_encoder
-from transformers import BertConfig, BertForSequenceClassification
+from toy_networks import toy_cross_encoder, toy_encoder
 
 from embedkit.errors import ModelError
 from embedkit.export.pipeline import export
@@ -16,7 +14,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.tokenization import PairTokenizer
 
 
 @pytest.fixture
@@ -100,24 +97,12 @@ def test_a_cross_encoder_is_refused(toy_cross_bundle):
 
 @pytest.fixture
 def make_cross(tokenizer):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40, "max_position_embeddings": 16}
+
     def make(*, activation=None, types=2):
-        config = BertConfig(
-            vocab_size=tokenizer.vocabulary_size,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=40,
-            max_position_embeddings=16,
-            type_vocab_size=types,
-            initializer_range=0.3,
-            num_labels=1,
-        )
-        if activation is not None:
-            config.sentence_transformers = {"activation_fn": activation}
-        with torch.random.fork_rng():
-            torch.manual_seed(3)
-            network = BertForSequenceClassification(config)
-        return PairEncoder(network, PairTokenizer(tokenizer.json, 16), name="cross").eval()
+        stored = {} if activation is None else {"sentence_transformers": {"activation_fn": activation}}
+        settings = sizes | stored | {"type_vocab_size": types, "initializer_range": 0.3}
+        return toy_cross_encoder(tokenizer, seed=4, spread=0.3, name="cross", **settings)
 
     return make
 

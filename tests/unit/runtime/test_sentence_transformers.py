@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
-from toys import edit_json
+from onnx import helper
+from toys import edit_json, graph_bytes
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError
@@ -31,15 +31,9 @@ def transformer(weights, output="last_hidden_state", *, types=True):
         ]
     else:
         nodes += [helper.make_node("Identity", ["embedded"], [output])]
-    graph = helper.make_graph(
-        nodes,
-        "transformer",
-        [helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["b", "l"]) for name in inputs],
-        [helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, ["b", "l", weights.shape[1]])],
-        [numpy_helper.from_array(weights, "weights"), numpy_helper.from_array(np.array([2]), "last")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
+    values = [(name, onnx.TensorProto.INT64, ["b", "l"]) for name in inputs]
+    states = [(output, onnx.TensorProto.FLOAT, ["b", "l", weights.shape[1]])]
+    return graph_bytes(nodes, values, states, {"weights": weights, "last": np.array([2])})
 
 
 def write_json(path, value):

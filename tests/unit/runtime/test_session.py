@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from toys import graph_bytes
 
 from embedkit.errors import InputError, ModelError, ProviderError
 from embedkit.runtime import session as session_module
@@ -30,14 +31,8 @@ def identity(inputs, output=onnx.TensorProto.FLOAT):
         helper.make_node("Sum", [f"{name}_float" for name in inputs], ["sum"]),
         helper.make_node("Cast", ["sum"], ["sentence_embedding"], to=output),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(name, kind, ["b", "l"]) for name, kind in inputs.items()],
-        [helper.make_tensor_value_info("sentence_embedding", output, ["b", "l"])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
+    taken = [(name, kind, ["b", "l"]) for name, kind in inputs.items()]
+    return graph_bytes(nodes, taken, [("sentence_embedding", output, ["b", "l"])], {})
 
 
 def test_it_describes_its_provider_and_threads(toy_model_bytes):
