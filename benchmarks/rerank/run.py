@@ -34,7 +34,7 @@ from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.evaluation.comparison import Difference, Samples
 from embedkit.evaluation.reranking import Query, RerankingSet, average_precisions, load_lists, merged
 from embedkit.evaluation.results import Evidence
-from embedkit.evaluation.retrieval import Judged, RetrievalSet, load_retrieval, ndcg
+from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, ndcg
 from embedkit.evaluation.retrieval import Ranking as Judgement
 from embedkit.evaluation.tasks import EmbeddingPool, PairPool, Pool
 from embedkit.progress import Progress
@@ -168,7 +168,7 @@ def rounded(figures: Iterable[float]) -> list[float]:
     return [round(float(figure), 4) for figure in figures]
 
 
-def measure(query: Judged, ids: Iterable[str]) -> float:
+def measure(query: JudgedQuery, ids: Iterable[str]) -> float:
     """Return nDCG@10 of ranked documents."""
     ranked = [query.relevance.get(each, 0.0) for each in ids if each != query.hidden]
     wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)

@@ -11,7 +11,7 @@ import numpy as np
 from trial import DEV
 
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.retrieval import Judged, RetrievalSet
+from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet
 from embedkit.evaluation.tasks import Task, evaluate
 from embedkit.protocols import TextEncoder
 
@@ -33,15 +33,15 @@ def abstracts(folder: Path) -> Task:
     titles, generator = {*read("arxiv-titles")}, np.random.default_rng(0)
     drawn = read("arxiv-abstracts")[READ:]
     documents: dict[str, str] = {}
-    asked: dict[str, list[Judged]] = {"titles": [], "sentences": []}
+    asked: dict[str, list[JudgedQuery]] = {"titles": [], "sentences": []}
     for row in generator.permutation(len(drawn))[:DOCUMENTS]:
         parts, name = re.split(r"(?<=[.?!]) ", drawn[row]), f"d{row}"
         places = [place for place in range(1, len(parts)) if 8 <= len(parts[place].split()) <= 30]
         if (title := parts[0].removesuffix(".")) in titles and len(asked["titles"]) < ASKED:
-            asked["titles"].append(Judged(title, {name: 1.0}))
+            asked["titles"].append(JudgedQuery(title, {name: 1.0}))
             del parts[0]
         elif len(parts) > 4 and places and len(asked["sentences"]) < ASKED:
-            asked["sentences"].append(Judged(parts.pop(int(generator.choice(places))), {name: 1.0}))
+            asked["sentences"].append(JudgedQuery(parts.pop(int(generator.choice(places))), {name: 1.0}))
         documents[name] = " ".join(parts)
     return Task("arXiv", [RetrievalSet(name, documents, queries) for name, queries in asked.items()])
 

@@ -14,7 +14,7 @@ from embedkit.evaluation.pairs import PAIR_TASKS, TRIPLET_COLUMNS, collect_label
 from embedkit.evaluation.reranking import RERANKING_TASKS, mteb_task
 from embedkit.evaluation.retrieval import JUDGED_COLUMNS, RETRIEVAL_TASKS, collect_judgements, load_retrieval
 from embedkit.evaluation.sources import (
-    Shelf,
+    DataLocation,
     Source,
     has_tables,
     has_top_ranked,
@@ -88,14 +88,14 @@ def _load_known(name: str, revision: str, folder: Path | None, conventions: tupl
             f"{name}@{revision}: a revision applies to a single data set on the hub, not to a folder or several "
             "sets"
         )
-    return entry.load(Shelf(folder, revision or None), conventions)
+    return entry.load(DataLocation(folder, revision or None), conventions)
 
 
 def _find_own(name: str, folder: Path | None) -> Source | None:
     """Locate a path, a file in the data folder (with or without ``.jsonl``) or a hub id; None if neither."""
     if folder is not None and not Path(name).expanduser().exists():
         try:
-            return Shelf(folder).find(name, f"{name}.jsonl")
+            return DataLocation(folder).find(name, f"{name}.jsonl")
         except DataError:
             pass  # it may be a hub id
     if "/" not in name and not Path(name).exists() and not plain_suffix(Path(name)):

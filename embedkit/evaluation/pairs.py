@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import Shelf, first_file, read_rows
+from embedkit.evaluation.sources import DataLocation, first_file, read_rows
 from embedkit.evaluation.tasks import Entry, Pool, load_one
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
@@ -309,9 +309,9 @@ _SETS = {
 }  # fmt: skip
 
 
-def _load(name: str, shelf: Shelf) -> LabelledPairs:
+def _load(name: str, location: DataLocation) -> LabelledPairs:
     wanted = _SETS[name]
-    source = shelf.find(*wanted.folders, hub=wanted.hub)
+    source = location.find(*wanted.folders, hub=wanted.hub)
     if isinstance(source, HubDataset):
         rows = source.rows(configuration=wanted.configuration, split=wanted.split)
     else:

@@ -30,7 +30,7 @@ from embedkit.errors import DataError
 from embedkit.evaluation.pairs import BoolArray, Thresholds
 from embedkit.evaluation.results import Evidence, Result, build_result
 from embedkit.evaluation.sources import (
-    Shelf,
+    DataLocation,
     Source,
     Tables,
     by_query,
@@ -432,8 +432,8 @@ _SCIDOCS_MTEB = ("scidocs-reranking", "SciDocsRR", "scidocs.jsonl")
 _SCIDOCS_HUB = HubDataset("mteb/scidocs-reranking", "d3c5e1fc0b855ab6097bf1cda04dd73947d7caab")
 
 
-def _askubuntu(shelf: Shelf, conventions: Conventions) -> Task:
-    source = shelf.find(*_ASKUBUNTU, *_ASKUBUNTU_MTEB, hub=_ASKUBUNTU_HUB)
+def _askubuntu(location: DataLocation, conventions: Conventions) -> Task:
+    source = location.find(*_ASKUBUNTU, *_ASKUBUNTU_MTEB, hub=_ASKUBUNTU_HUB)
     if isinstance(source, Path) and has_askubuntu(source):
         return _task(
             "askubuntu",
@@ -444,8 +444,8 @@ def _askubuntu(shelf: Shelf, conventions: Conventions) -> Task:
     return _task("askubuntu", source, {"mteb": partial(_mteb_test, "askubuntu", source, 361)}, conventions)
 
 
-def _askubuntu_dev(shelf: Shelf, conventions: Conventions) -> Task:
-    folder = Path(str(shelf.find(*_ASKUBUNTU)))
+def _askubuntu_dev(location: DataLocation, conventions: Conventions) -> Task:
+    folder = Path(str(location.find(*_ASKUBUNTU)))
     return _task("askubuntu-dev", folder, {"useb": partial(_useb_askubuntu, folder, "dev", 189)}, conventions)
 
 
@@ -458,8 +458,8 @@ def _pooled_askubuntu(folder: Path) -> RankingTest:
     return RankingTest("askubuntu", "mteb", [load_askubuntu_pooled(folder)], _LIST_RULES, str(folder), 361)
 
 
-def _scidocs(shelf: Shelf, conventions: Conventions) -> Task:
-    source = shelf.find(*_SCIDOCS, *_SCIDOCS_MTEB, hub=_SCIDOCS_HUB)
+def _scidocs(location: DataLocation, conventions: Conventions) -> Task:
+    source = location.find(*_SCIDOCS, *_SCIDOCS_MTEB, hub=_SCIDOCS_HUB)
     if isinstance(source, Path) and has_scidocs(source):
         return _task("scidocs", source, {"useb": partial(_useb_scidocs, source)}, conventions)
     return _task("scidocs", source, {"mteb": partial(_mteb_test, "scidocs", source, 3978)}, conventions)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from embedkit.errors import DataError
 from embedkit.evaluation.reranking import mean_precision
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import Shelf, Source, Tables, by_query, plain_stem, unique
+from embedkit.evaluation.sources import DataLocation, Source, Tables, by_query, plain_stem, unique
 from embedkit.evaluation.tasks import Entry, Pool, cosines, load_one
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
@@ -38,7 +38,7 @@ Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedQuery:
     """A query and the relevance judgements of documents.
 
     Attributes:
@@ -69,7 +69,7 @@ class RetrievalSet:
 
     name: str
     documents: dict[str, str]
-    queries: list[Judged]
+    queries: list[JudgedQuery]
     skipped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     source: str = ""
@@ -192,7 +192,7 @@ def _near_the_best(scores: FloatArray, depth: int) -> npt.NDArray[np.intp]:
     return np.flatnonzero((scores >= least) & np.isfinite(scores))
 
 
-def _ranking(query: Judged, ranked: list[str]) -> Ranking:
+def _ranking(query: JudgedQuery, ranked: list[str]) -> Ranking:
     gains = np.array([max(query.relevance.get(document, 0.0), 0.0) for document in ranked], dtype=np.float64)
     wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)
     return Ranking(gains, np.array(wanted, dtype=np.float64))
@@ -261,7 +261,7 @@ def _collect(
             skipped[_NO_RELEVANT] += 1
         else:
             hidden = _is_source(query, texts[query], relevance, documents)
-            queries.append(Judged(texts[query], relevance, query if hidden else None))
+            queries.append(JudgedQuery(texts[query], relevance, query if hidden else None))
     return RetrievalSet(name, documents, queries, dict(skipped), notes, source)
 
 
@@ -303,9 +303,9 @@ _CORPORA = {
 }  # fmt: skip
 
 
-def _load(name: str, shelf: Shelf) -> RetrievalSet:
+def _load(name: str, location: DataLocation) -> RetrievalSet:
     corpus = _CORPORA[name]
-    retrieval = load_retrieval(shelf.find(*corpus.folders, hub=corpus.hub), name=name)
+    retrieval = load_retrieval(location.find(*corpus.folders, hub=corpus.hub), name=name)
     return replace(retrieval, expected={"queries": corpus.queries, "documents": corpus.documents})
 
 

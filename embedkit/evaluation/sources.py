@@ -51,7 +51,7 @@ def locate(source: str | Source, *, revision: str | None = None) -> Source:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class DataLocation:
     """A data folder or, without one, the hub.
 
     Attributes:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import Shelf, Source, locate, plain_stem, read_rows
+from embedkit.evaluation.sources import DataLocation, Source, locate, plain_stem, read_rows
 from embedkit.evaluation.tasks import EmbeddingPool, Entry, Pool, Task, load_one, load_several
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
@@ -312,11 +312,11 @@ class StsSet:
         return notes
 
 
-def _load(name: str, shelf: Shelf) -> StsSet:
+def _load(name: str, location: DataLocation) -> StsSet:
     if name in STS_YEARS:
-        return _load_year(name, shelf.find(f"{name.upper()}-en-test", hub=_YEAR_HUBS[name]))
+        return _load_year(name, location.find(f"{name.upper()}-en-test", hub=_YEAR_HUBS[name]))
     table = _TABLES[name]
-    source = shelf.find(*table.folders, hub=table.hub)
+    source = location.find(*table.folders, hub=table.hub)
     if isinstance(source, HubDataset):
         pairs = collect_pairs(name, source.rows(configuration=table.configuration, split=table.split))
     else:

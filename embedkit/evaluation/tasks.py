@@ -12,7 +12,7 @@ import numpy as np
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.results import Evaluation, Result, average
-from embedkit.evaluation.sources import Shelf
+from embedkit.evaluation.sources import DataLocation
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset
@@ -160,23 +160,28 @@ class Entry:
 
     Attributes:
         size: its published size, as text.
-        load: loads it from a shelf.
+        load: loads it from a location.
         hub: the pinned data set, None if it needs local files.
     """
 
     what: str
     size: str
-    load: Callable[[Shelf, Conventions], Task]
+    load: Callable[[DataLocation, Conventions], Task]
     hub: HubDataset | None = None
 
 
-def load_one(name: str, load: Callable[[Shelf], EvaluationSet], shelf: Shelf, _: Conventions) -> Task:
+def load_one(
+    name: str, load: Callable[[DataLocation], EvaluationSet], location: DataLocation, _: Conventions
+) -> Task:
     """Return a task of one set."""
-    return Task(name, [load(shelf)])
+    return Task(name, [load(location)])
 
 
 def load_several(
-    name: str, loaders: Mapping[str, Callable[[Shelf], EvaluationSet]], shelf: Shelf, _: Conventions
+    name: str,
+    loaders: Mapping[str, Callable[[DataLocation], EvaluationSet]],
+    location: DataLocation,
+    _: Conventions,
 ) -> Task:
     """Return a task of several sets and their average, with the reasons why some could not be loaded.
 
@@ -186,7 +191,7 @@ def load_several(
     sets, missing = list[EvaluationSet](), dict[str, str]()
     for set_name, load in loaders.items():
         try:
-            sets.append(load(shelf))
+            sets.append(load(location))
         except DataError as error:
             missing[set_name] = str(error)
     if not sets:

@@ -27,7 +27,7 @@ from embedkit.evaluation.classifiers import (
 )
 from embedkit.evaluation.pairs import FIRST, LABEL, SECOND
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import Shelf, first_file, read_rows
+from embedkit.evaluation.sources import DataLocation, first_file, read_rows
 from embedkit.evaluation.tasks import Entry, Pool, load_one, load_several
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
@@ -320,14 +320,14 @@ _BANKING_HUB = HubDataset("mteb/banking77", "0fd18e25b25c072e09e0d92ab615fda904d
 _BANKING_SIZES = (10003, 3080)
 
 
-def _probe(name: str, shelf: Shelf) -> Probe:
+def _probe(name: str, location: DataLocation) -> Probe:
     wanted = _SETS[name]
-    folder = Path(str(shelf.find(*wanted.folders)))
+    folder = Path(str(location.find(*wanted.folders)))
     return Probe(name, wanted.read(folder), wanted.protocol, wanted.features, str(folder), wanted.sizes)
 
 
-def _banking(shelf: Shelf) -> Probe:
-    source = shelf.find("banking77", hub=_BANKING_HUB)
+def _banking(location: DataLocation) -> Probe:
+    source = location.find("banking77", hub=_BANKING_HUB)
     parts = {
         part: source.rows(split=part) if isinstance(source, HubDataset) else read_rows(source / f"{part}.csv")
         for part in ("train", "test")

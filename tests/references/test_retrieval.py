@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embedkit.evaluation import retrieval
 from embedkit.evaluation.retrieval import (
-    Judged,
+    JudgedQuery,
     RetrievalSet,
     average_precision,
     ndcg,
@@ -73,7 +73,7 @@ def searches(draw):
 
 
 def rankings_of(ids, documents, queries, judged, **options):
-    found = RetrievalSet("set", dict.fromkeys(ids, ""), [Judged("", dict(relevance)) for relevance in judged])
+    found = RetrievalSet("set", dict.fromkeys(ids, ""), [JudgedQuery("", dict(relevance)) for relevance in judged])
     return list(rank_documents(queries, documents, found, **options))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.retrieval import Judged, RetrievalSet, load_retrieval, rank_documents
+from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, rank_documents
 from embedkit.evaluation.tasks import evaluate
 from embedkit.records import HubDataset, Row
 
@@ -125,6 +125,6 @@ def test_a_cross_encoder_cannot_search(beir, toy_cross_bundle):
 def test_broken_embeddings_rank_last(words):
     documents = np.array([[np.nan, 1], [1, 0], [-1, 0]], dtype=np.float32)
     query = np.array([[1, 0]], dtype=np.float32)
-    judged = RetrievalSet("set", dict.fromkeys("abc", ""), [Judged("", {"a": 1})])
+    judged = RetrievalSet("set", dict.fromkeys("abc", ""), [JudgedQuery("", {"a": 1})])
     (ranking,) = rank_documents(query, documents, judged)
     assert ranking.gains.tolist() == [0, 1, 0]
