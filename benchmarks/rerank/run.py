@@ -2,19 +2,19 @@
 
     python benchmarks/rerank/run.py --data DIR --reranker reranker-tiny
     python benchmarks/rerank/run.py --data DIR --reranker reranker-tiny --teacher teacher-int8.onnx \
-        --queries 60 --candidates 50 --search encoder --results sample
+        --candidates 50 --search encoder --results teacher
 
 Ranks the retrieval sets under DIR/retrieval (nDCG@10) by an encoder, by BM25 and by both, each alone and with its
 best hundred re-ranked by every cross-encoder, and the re-ranking sets under DIR/rerank (MAP) by each model alone.
 "Half" gives the re-ranker half of the weight (``rerank_weight=0.5``), and the search, or the encoder, the other.
 Gains over the search, or the encoder, alone have 95 % intervals over 1,000 samples of the queries. ``--teacher``
-is one more cross-encoder, to whose gain those of the others are compared. Times 100 candidates of 100 words,
-alternately by all models. Writes NAME.json and NAME.md next to this file.
+is one more cross-encoder, to whose gain those of the others are compared. Times 100 candidates of 100 words on one
+thread and on two, alternately by all models. Writes NAME.json and NAME.md next to this file.
 
 A large cross-encoder takes hours for all pairs. ``--queries 60`` ranks every set by 60 queries, spread evenly over
 the set and the same for all ways; ``--candidates 50`` re-ranks fewer, ``--search encoder`` what one search found.
-The first two are stated in the results. A later run with the same numbers and ``--results NAME`` adds its models:
-it measures the times, and otherwise only what NAME.json lacks.
+The first two are stated in the results. A later run with the same numbers and ``--results NAME`` continues one
+that was stopped, and adds its models: it measures the times, and otherwise only what NAME.json lacks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ from embedkit.serving.retrieval.exact_index import Ranking
 from embedkit.serving.retrieval.search import Fusion
 
 HERE = Path(__file__).parent
-TIMED, ROUNDS = 100, 8
+TIMED, ROUNDS, THREADS = 100, 8, (1, 2)
+SAVED = 10  # results are written after so many queries
 WEIGHTS = {"": 1.0, "half ": 0.5}
 WORDS = "the model reads a query and one of the passages that an index found for it"
 PLUS = " + "
@@ -87,8 +88,8 @@ def main() -> None:
         task = dataclasses.replace(task, queries=spread(task.queries, arguments.queries))
         found["queries"][folder.name] = len(task.queries)
         figures = found["retrieval"].setdefault(folder.name, {})
-        figures |= retrieve(task, encoder, rerankers, searches, arguments.candidates, figures)
-        write(path, found)
+        for _ in retrieve(task, encoder, rerankers, searches, arguments.candidates, figures):
+            write(path, found)
     for file in sorted((arguments.data / "rerank").glob("*.jsonl")):
         lists = load_lists(file, name=file.stem)
         lists = dataclasses.replace(lists, queries=spread(lists.queries, arguments.queries))
@@ -96,7 +97,7 @@ def main() -> None:
         figures = found["reranking"].setdefault(file.stem, {})
         figures |= rank(lists, encoder, [each for each in rerankers if way_of(encoder, each) not in figures])
         write(path, found)
-    found["threads"], found["ms"] = arguments.threads, time_candidates(rerankers)
+    found["ms"] = time_candidates(sources)
     write(path, found)
 
 
@@ -107,7 +108,7 @@ def earlier(path: Path, queries: int | None, candidates: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if asked.items() <= found.items():
             return found
-    return {**asked, "queries": {}, "retrieval": {}, "reranking": {}, "ms": {}, "threads": None, "teacher": None}
+    return {**asked, "queries": {}, "retrieval": {}, "reranking": {}, "ms": {}, "teacher": None}
 
 
 def spread(queries: Sequence[Any], count: int | None) -> list[Any]:
@@ -135,37 +136,39 @@ def retrieve(
     rerankers: Sequence[CrossEncoder],
     searches: Sequence[str],
     candidates: int,
-    known: Container[str],
-) -> dict[str, list[float]]:
-    """Return each query's nDCG@10 by each way to search that is not known yet, alone and re-ranked."""
-    documents = [{"id": key, "text": text} for key, text in task.documents.items()]
+    figures: dict[str, list[float]],
+) -> Iterator[None]:
+    """Add each query's nDCG@10 by each way to search, alone and re-ranked, to ``figures``.
+
+    Yields every few queries; figures that a stopped run has left are continued.
+    """
+    ways: dict[str, dict[str, Any]] = {}
     scorers = [Remembering(model, f"{task.name}, {model.name}") for model in rerankers]
-    figures = {}
+    for name in searches:
+        ways[name] = {"hybrid": FUSIONS[name]}
+        for model in scorers:
+            for label, weight in WEIGHTS.items():
+                ways[f"{name}{PLUS}{label}{model.name}"] = {
+                    "hybrid": FUSIONS[name],
+                    "rerank": model,
+                    "rerank_weight": weight,
+                }
+    if all(len(figures.get(way, ())) == len(task.queries) for way in ways):
+        return
+    documents = [{"id": key, "text": text} for key, text in task.documents.items()]
     with tempfile.TemporaryDirectory() as folder:
         collection = Collection.build(
             documents, encoder=encoder, path=Path(folder) / "index", lexical=True, skip_empty=True
         )
-        for name in searches:
-            ways: dict[str, dict[str, Any]] = {name: {}}
-            for model in scorers:
-                for label, weight in WEIGHTS.items():
-                    ways[f"{name}{PLUS}{label}{model.name}"] = {"rerank": model, "rerank_weight": weight}
+        for done, query in enumerate(task.queries):
             for way, options in ways.items():
-                if way in known:
-                    continue
-                gains = []
-                for query in task.queries:
-                    hits = collection.search(
-                        query.text, k=candidates, hybrid=FUSIONS[name], candidates=candidates, **options
-                    )
-                    gains.append(measure(query, [hit.id for hit in hits]))
-                figures[way] = rounded(gains)
-    return figures
-
-
-def rounded(figures: Iterable[float]) -> list[float]:
-    """Return a query's figures as they are stored."""
-    return [round(float(figure), 4) for figure in figures]
+                measured = figures.setdefault(way, [])
+                if len(measured) == done:
+                    hits = collection.search(query.text, k=candidates, candidates=candidates, **options)
+                    measured.append(round(measure(query, [hit.id for hit in hits]), 4))
+            if done % SAVED == 0:
+                yield
+    yield
 
 
 def measure(query: JudgedQuery, ids: Iterable[str]) -> float:
@@ -173,6 +176,11 @@ def measure(query: JudgedQuery, ids: Iterable[str]) -> float:
     ranked = [query.relevance.get(each, 0.0) for each in ids if each != query.hidden]
     wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)
     return ndcg(Judgement(np.array(ranked, dtype=np.float64), np.array(wanted, dtype=np.float64)))
+
+
+def rounded(figures: Iterable[float]) -> list[float]:
+    """Return a query's figures as they are stored."""
+    return [round(float(figure), 4) for figure in figures]
 
 
 def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, list[float]]:
@@ -209,23 +217,26 @@ def blend(weight: float, *scores: FloatArray) -> FloatArray:
     return found.scores[np.argsort(found.rows)]
 
 
-def time_candidates(models: Sequence[CrossEncoder]) -> dict[str, dict[str, float]]:
-    """Return each model's median milliseconds for 100 candidates of 100 words, of processors and by the clock."""
+def time_candidates(sources: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return median milliseconds for 100 candidates of 100 words: model -> threads -> of processors, by the clock.
+
+    All models on all numbers of threads take turns, so that other load on the machine affects all of them.
+    """
     generator = np.random.default_rng(0)
     texts = [" ".join(generator.choice(WORDS.split(), 100)) for _ in range(TIMED)]
     clocks = {"processor": time.process_time, "clock": time.perf_counter}
-    seconds: dict[str, list[list[float]]] = {model.name: [] for model in models}
+    models = [(threads, CrossEncoder.load(source, threads=threads)) for source in sources for threads in THREADS]
+    seconds: list[list[list[float]]] = [[] for _ in models]
     for _ in range(ROUNDS):
-        for model in models:
+        for (_, model), rounds in zip(models, seconds, strict=True):
             began = [clock() for clock in clocks.values()]
             model.rank("what does a cross-encoder read", texts, show_progress_bar=False)
-            seconds[model.name].append(
-                [clock() - start for clock, start in zip(clocks.values(), began, strict=True)]
-            )
-    medians = {name: np.median(rounds[1:], axis=0) for name, rounds in seconds.items()}
-    return {
-        name: dict(zip(clocks, (1000 * each).round(1).tolist(), strict=True)) for name, each in medians.items()
-    }
+            rounds.append([clock() - start for clock, start in zip(clocks.values(), began, strict=True)])
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (threads, model), rounds in zip(models, seconds, strict=True):
+        medians = (1000 * np.median(rounds[1:], axis=0)).round(1).tolist()
+        found.setdefault(model.name, {})[str(threads)] = dict(zip(clocks, medians, strict=True))
+    return found
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
@@ -241,17 +252,25 @@ def write(path: Path, found: dict[str, Any]) -> None:
         "",
     ]
     for kind, measured in (("retrieval", "nDCG@10"), ("reranking", "MAP")):
-        if found[kind]:
-            lines += [*table(measured, found[kind]), ""]
+        sets = {
+            name: {way: rows for way, rows in figures.items() if len(rows) == found["queries"][name]}
+            for name, figures in found[kind].items()
+        }
+        if sets:
+            lines += [*table(measured, sets), ""]
             if found["teacher"]:
-                lines += [*compare(measured, found[kind], found["teacher"]), ""]
+                lines += [*compare(measured, sets, found["teacher"]), ""]
     if found["ms"]:
         lines += [
-            f"Milliseconds for {TIMED} passages of 100 words (medians; threads: {found['threads']}):",
+            f"Milliseconds for {TIMED} passages of 100 words (medians of {ROUNDS - 1} rounds, all in turns):",
             "",
-            "| | processor time | clock |",
-            "|---|---:|---:|",
-            *(f"| {name} | {ms['processor']:.1f} | {ms['clock']:.1f} |" for name, ms in found["ms"].items()),
+            "| | threads | processor time | clock |",
+            "|---|---:|---:|---:|",
+            *(
+                f"| {name} | {threads} | {ms['processor']:.1f} | {ms['clock']:.1f} |"
+                for name, both in found["ms"].items()
+                for threads, ms in both.items()
+            ),
         ]
     path.with_suffix(".md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
