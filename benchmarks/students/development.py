@@ -1,10 +1,10 @@
-"""Development sets of the English family, with retrieval among them."""
+"""Development sets of the English family, with retrieval among them, and encoders in int8 to score on them."""
 
 from __future__ import annotations
 
 import lzma
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,12 @@ from trial import DEV
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet
 from embedkit.evaluation.tasks import Task, evaluate
-from embedkit.protocols import TextEncoder
+from embedkit.export.gates import NativeCandidate
+from embedkit.export.graph import build_graph
+from embedkit.export.quantize import Int8Arithmetic, MixedArithmetic, choose_word_table, largest_weight
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.native_network import NativeNetwork
 
 READ, DOCUMENTS, ASKED = 5000, 3000, 600  # READ: arXiv abstracts of recipes/english.toml
 
@@ -44,6 +49,23 @@ def abstracts(folder: Path) -> Task:
             asked["sentences"].append(JudgedQuery(parts.pop(int(generator.choice(places))), {name: 1.0}))
         documents[name] = " ".join(parts)
     return Task("arXiv", [RetrievalSet(name, documents, queries) for name, queries in asked.items()])
+
+
+class InInt8:
+    """An encoder as exported, but for its words, which stay as they are; on embedkit's kernel."""
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        self.name, self.fingerprint = encoder.name, encoder.fingerprint()
+        self.dimension, self.max_length = encoder.dimension, encoder.max_length
+        products = Int8Arithmetic(largest_weight("cpu-avx2"))
+        graph = build_graph(encoder, MixedArithmetic(products, choose_word_table("float32")))
+        network = NativeNetwork.find(graph.SerializeToString())
+        assert network is not None
+        self._candidate = NativeCandidate(network, encoder.tokenizer)
+
+    def encode(self, texts: Sequence[str], /) -> FloatArray:
+        """Encode texts: ``(N, D) float32``, unit rows."""
+        return self._candidate.run(texts)
 
 
 def score(model: TextEncoder, sets: Mapping[str, Task]) -> dict[str, float]:

@@ -16,7 +16,7 @@ import argparse
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,13 +31,16 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
 from embedkit.training.corpus import Corpus
+from embedkit.training.mining import Pairs
 from embedkit.training.recipes.run import resolve
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers, prepare_pairs
 from embedkit.training.recipes.stage import Control, prepare
+from embedkit.training.teacher_spaces import Rows
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
 TEXTS, STEPS, QUERIES, ROWS_OF_TEXT = 20_000, 600, 64, 512  # the last two are of a batch
+HELD_OUT = 10  # one query of so many
 SEEDS = (0, 1, 2)
 
 
@@ -103,8 +106,9 @@ def main() -> None:
     encoder = Turned(Encoder.load(arguments.model, threads=1))
     sets = load_sets(arguments.data)
     texts, vectors = load_vectors(arguments, encoder)
-    lists = load_lists(arguments, encoder)
-    held_out = torch.arange(len(lists.queries)) % 10 == 0
+    pairs = load_pairs(arguments.data, arguments.cache, arguments.reranker)
+    lists = embed(pairs, np.arange(len(pairs.queries)), encoder.plain)
+    held_out = torch.arange(len(lists.queries)) % HELD_OUT == 0
     learned, kept = lists.rows(~held_out), lists.rows(held_out)
     report = {"the bundle": [score(encoder, sets) | agreement(kept, torch.eye(encoder.dimension))]}
     for name, row in ROWS.items():
@@ -150,18 +154,24 @@ def load_vectors(arguments: argparse.Namespace, encoder: Turned) -> tuple[Tensor
     return tensor(encoder.plain(materials.corpus.texts(rows))), tensor(joined.read(rows, 0))
 
 
-def load_lists(arguments: argparse.Namespace, encoder: Turned) -> Lists:
-    """Mine, score and embed the candidates of recipes/reranker-more.toml, or read them from the cache."""
+def load_pairs(data: Path, cache: str, reranker: str) -> Pairs:
+    """Mine and score the candidates of recipes/reranker-more.toml, or read them from the cache."""
     mapping = merge(load_toml(RECIPES / "reranker-tiny.toml"), load_toml(RECIPES / "reranker-more.toml"))
-    mapping |= {"data": str(arguments.data), "cache": arguments.cache}
-    config = resolve(lay_over(mapping, "teacher.source", arguments.reranker))
+    mapping |= {"data": str(data), "cache": cache}
+    config = resolve(lay_over(mapping, "teacher.source", reranker))
     settings = from_mapping(ScoreDistillationConfig, config.settings)
     passages = Corpus.prepare(config.sources, Path(config.cache))
     pairs = prepare_pairs(config, settings, passages, load_pair_teachers(config, settings), Control())
     assert pairs is not None
-    asked = encoder.plain(pairs.queries.texts(np.arange(len(pairs.queries))))
-    found = encoder.plain(pairs.passages.texts(pairs.candidates.ravel()))
-    return Lists(tensor(asked), tensor(found.reshape(*pairs.candidates.shape, -1)), tensor(pairs.scores))
+    return pairs
+
+
+def embed(pairs: Pairs, rows: Rows, encode: Callable[[list[str]], FloatArray]) -> Lists:
+    """Embed some queries and their candidates."""
+    candidates = pairs.candidates[rows]
+    found = encode(pairs.passages.texts(candidates.ravel()))
+    asked = tensor(encode(pairs.queries.texts(rows)))
+    return Lists(asked, tensor(found.reshape(*candidates.shape, -1)), tensor(pairs.scores[rows]))
 
 
 def tensor(array: FloatArray) -> Tensor:
@@ -198,7 +208,12 @@ def cosines(lists: Lists, matrix: Tensor) -> Tensor:
 
 def rank(lists: Lists, matrix: Tensor, row: Row) -> Tensor:
     """Return the loss of some lists."""
-    found, scores = cosines(lists, matrix), lists.scores / row.unit
+    return divergence(cosines(lists, matrix), lists.scores, row)
+
+
+def divergence(found: Tensor, scores: Tensor, row: Row) -> Tensor:
+    """Return the loss of cosines of queries with candidates and of their scores, each ``(Q, C)``."""
+    scores = scores / row.unit
     if row.loss == "margins":
         return functional.mse_loss(margins(found) / row.temperature, margins(scores)) * row.temperature**2
     student = functional.log_softmax(found / row.temperature, dim=1)
