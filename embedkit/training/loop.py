@@ -195,7 +195,18 @@ class _Run:
             raise TrainingError(
                 f"the loss is {loss} at step {self.state.step}; lower optim.lr or raise the temperatures"
             )
+        if self.penalty and self.state.step == 1:
+            self._compare_penalty(float(outputs[0].metrics["activations"]), loss)
         return loss
+
+    def _compare_penalty(self, penalty: float, loss: float) -> None:
+        """Warn if the activations of the start would be learned first, at the cost of all else that it knows."""
+        if penalty > loss:
+            logger.warning(
+                "the first step's activations beyond optim.activation_limit cost %.3g, and its loss is %.3g: the "
+                "student will lose some of what it starts with; train it without the limit, or with a higher one",
+                *(penalty, loss),
+            )
 
     def _backward(self, batch: Batch) -> StepOutput:
         own = batch.share(processes.rank(), processes.count()).to(self.device)

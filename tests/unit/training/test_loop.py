@@ -261,6 +261,12 @@ class TestActivationLimit:
         assert records(place)[0]["activations"] > 0
         assert not torch.equal(weights(limited.encoder), weights(method.encoder))
 
+    @pytest.mark.parametrize(("limit", "warns"), [(0.01, True), (3.0, False)])
+    def test_a_penalty_that_outweighs_the_loss_is_told_once(self, setup, caplog, limit, warns):
+        _, go, _ = setup(activation_limit=limit)
+        go()
+        assert sum("beyond optim.activation_limit cost" in text for text in caplog.messages) == warns
+
 
 class TestResume:
     def test_a_finished_run_is_not_changed(self, setup):
