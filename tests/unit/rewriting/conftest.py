@@ -29,8 +29,14 @@ def tokenizer(toy_tokenizer_json: str) -> Tokenizer:
 def masked_lm(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a BERT that predicts masked words."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = BertConfig(tokenizer.vocabulary_size, **sizes, max_position_embeddings=16, initializer_range=0.5)
+    sizes = {
+        "vocab_size": tokenizer.vocabulary_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    config = BertConfig(**sizes, max_position_embeddings=16, initializer_range=0.5)
     return save(BertForMaskedLM(config), tmp_path_factory.mktemp("models") / "masked", tokenizer)
 
 
