@@ -19,7 +19,7 @@ import numpy as np
 
 from embedkit.config import load_toml, merge
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pruning import Weights, choose_pieces, count_pieces, piece_probabilities, prune_tokenizer
+from embedkit.modeling.pruning import Counts, Weights, choose_pieces, count_pieces, prune_tokenizer, smooth_counts
 from embedkit.progress import Progress
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.corpus import Corpus
@@ -46,10 +46,10 @@ def main() -> None:
         for path in sorted((arguments.data / "multilingual" / "eval" / "ntrex").glob("*.txt"))
     }
     whole = _tokens(tokenizer, news)
-    shares = _shares(arguments, tokenizer)
+    counts = _counts(arguments, tokenizer)
     table = {}
     for smoothing in arguments.smoothing:
-        weights = (1 - smoothing) * shares + smoothing * piece_probabilities(tokenizer)
+        weights = smooth_counts(tokenizer, counts, smoothing)
         small = prune_tokenizer(tokenizer, choose_pieces(tokenizer, weights, arguments.size))
         table[smoothing] = _tokens(small, news) / whole
     text = describe(table, list(news), arguments.size)
@@ -57,14 +57,13 @@ def main() -> None:
     print(text)
 
 
-def _shares(arguments: argparse.Namespace, tokenizer: Tokenizer) -> Weights:
-    """Return each piece's share of the tokens of the training text."""
+def _counts(arguments: argparse.Namespace, tokenizer: Tokenizer) -> Counts:
+    """Count the pieces of the training text."""
     recipe = functools.reduce(merge, map(load_toml, arguments.recipe), {})
     config = resolve({**recipe, "data": str(arguments.data)})
     corpus = Corpus.prepare(config.sources, arguments.cache)
     with Progress("count", len(corpus), unit="texts") as progress:
-        counts = count_pieces(tokenizer, _chunks(corpus, progress))
-    return counts / counts.sum()
+        return count_pieces(tokenizer, _chunks(corpus, progress))
 
 
 def _chunks(corpus: Corpus, progress: Progress) -> Iterator[list[str]]:

@@ -17,15 +17,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_teacher, random, remember_words
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.matching import matching_encoder
-from embedkit.modeling.pruning import (
-    Counts,
-    Weights,
-    choose_pieces,
-    count_pieces,
-    piece_probabilities,
-    prune_model,
-    prune_tokenizer,
-)
+from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_model, prune_tokenizer, smooth_counts
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
@@ -187,8 +179,9 @@ def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[i
     chunks = np.array_split(np.flatnonzero(trained), -(-np.count_nonzero(trained) // _CHUNK) or 1)
     texts = (corpus.texts(rows, view) for view in range(corpus.views) for rows in chunks)
     counts = count_pieces(tokenizer.with_max_length(config.student.max_length), texts)
+    share = config.student.vocabulary_smoothing
     try:
-        weights = _smooth(counts, tokenizer, config.student.vocabulary_smoothing)
+        weights = smooth_counts(tokenizer, counts, share) if share else counts
     except ModelError as error:
         raise ConfigError(f"student.vocabulary_smoothing: {error}") from error
     try:
@@ -200,11 +193,6 @@ def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[i
         *(f"{len(kept):,}", f"{tokenizer.vocabulary_size:,}", 100 * counts[kept].sum() / max(1, counts.sum())),
     )
     return kept
-
-
-def _smooth(counts: Counts, tokenizer: Tokenizer, share: float) -> Counts | Weights:
-    """Mix the corpus' shares of pieces with the tokenizer's own."""
-    return counts if share == 0 else (1 - share) * counts / counts.sum() + share * piece_probabilities(tokenizer)
 
 
 def _corpus(config: RunConfig) -> Corpus:
