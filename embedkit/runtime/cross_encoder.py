@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
+from typing import Any, Literal, NotRequired, TypedDict, cast, get_args, overload
 
 import numpy as np
 
@@ -63,20 +63,42 @@ class CrossEncoder(Model[PairTokenizer]):
         """The model's activation, the default of :meth:`predict` and :meth:`rank`."""
         return cast(Activation, self._manifest.activation or "sigmoid")
 
+    @overload
+    def predict(
+        self,
+        pairs: tuple[str, str],
+        *,
+        batch_size: int | None = ...,
+        show_progress_bar: bool | None = ...,
+        activation_fn: Activation | None = ...,
+        on_overflow: OnLong = ...,
+    ) -> np.float32: ...
+
+    @overload
     def predict(
         self,
         pairs: Iterable[tuple[str, str]],
+        *,
+        batch_size: int | None = ...,
+        show_progress_bar: bool | None = ...,
+        activation_fn: Activation | None = ...,
+        on_overflow: OnLong = ...,
+    ) -> FloatArray: ...
+
+    def predict(
+        self,
+        pairs: tuple[str, str] | Iterable[tuple[str, str]],
         *,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         activation_fn: Activation | None = None,
         on_overflow: OnLong = "truncate",
-    ) -> FloatArray:
+    ) -> FloatArray | np.float32:
         """Score pairs of texts.
 
         Args:
-            pairs: any iterable of pairs, each a tuple or list of two texts; their order matters. An empty
-                text is allowed.
+            pairs: one pair, or any iterable of pairs, each a tuple or list of two texts; their order matters. An
+                empty text is allowed.
             batch_size: maximum number of pairs in a batch; if None, only the number of tokens is limited.
             show_progress_bar: None shows a progress bar on a terminal for calls of more than two seconds.
             activation_fn: ``"sigmoid"`` for scores in (0, 1), or ``"identity"`` for the logits; None uses the
@@ -85,7 +107,7 @@ class CrossEncoder(Model[PairTokenizer]):
                 ``"windows"``, which scores overlapping windows of the second text and takes the best.
 
         Returns:
-            ``(N,) float32`` in the order of the pairs.
+            ``(N,) float32`` in the order of the pairs, or a scalar for one pair.
 
         Raises:
             InputError: an item is not a pair of texts (names its position), or an argument is invalid.
@@ -99,9 +121,10 @@ class CrossEncoder(Model[PairTokenizer]):
                 return self._best_of_windows(engine, part, plan), 0
             return engine.part(part, first, self._tokenize, plan, progress)
 
-        listed: list[Any] = list(check_iterable(pairs, "pairs"))
+        listed: list[Any] = [pairs] if _is_pair(pairs) else list(check_iterable(pairs, "pairs"))
         chunks = list(engine.stream(listed, run_part, plan, len(listed)))
-        return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
+        scores: FloatArray = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
+        return cast(np.float32, scores[0]) if _is_pair(pairs) else scores
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokens:
         """Tokenize pairs, the first half of :meth:`predict`, for example to estimate the cost of scoring.
@@ -203,6 +226,10 @@ class CrossEncoder(Model[PairTokenizer]):
 
     def _tokenize(self, pairs: list[Any], first: int) -> Tokens:
         return self._tokenizer.tokenize(pairs, first=first)
+
+
+def _is_pair(pairs: object) -> bool:
+    return isinstance(pairs, (tuple, list)) and len(pairs) == 2 and all(isinstance(text, str) for text in pairs)
 
 
 def _logits_of(rows: FloatArray) -> FloatArray:

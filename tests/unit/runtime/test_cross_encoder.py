@@ -12,7 +12,7 @@ import pytest
 from toys import edit_json
 
 from embedkit import CrossEncoder, Encoder
-from embedkit.errors import BundleError, ModelError, TextOverflowError
+from embedkit.errors import BundleError, InputError, ModelError, TextOverflowError
 from embedkit.runtime import engine as engine_module
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.tokenization import PairTokenizer
@@ -51,6 +51,24 @@ def test_any_iterable_of_pairs_is_accepted(model):
     expected = model.predict(PAIRS)
     for given in (tuple(PAIRS), iter(PAIRS), [list(pair) for pair in PAIRS], dict(PAIRS).items()):
         np.testing.assert_array_equal(model.predict(given), expected)
+
+
+@pytest.mark.parametrize("on_overflow", ["truncate", "windows"])
+def test_one_pair_has_one_score(model, on_overflow):
+    for pair in PAIRS:
+        (expected,) = model.predict([pair], on_overflow=on_overflow)
+        for given in (pair, list(pair)):
+            score = model.predict(given, on_overflow=on_overflow)
+            assert type(score) is np.float32
+            assert score == expected
+
+
+@pytest.mark.parametrize(
+    "given", [("a dog", None), ("a dog",), ("a dog", "the cat", "the sea"), ["a dog", b"the cat"]]
+)
+def test_what_is_neither_a_pair_nor_pairs_is_refused(model, given):
+    with pytest.raises(InputError, match=r"pairs\[0\] is str, expected two texts"):
+        model.predict(given)
 
 
 def test_a_copy_is_itself_and_a_pickle_its_source(toy_cross_bundle):
