@@ -23,7 +23,9 @@ embedkit export runs/tiny -o tiny-st --format sentence-transformers
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="RUN_OR_MODEL", help="a run folder, a model folder or a hub id")
+    parser.add_argument(
+        "source", metavar="RUN_OR_MODEL", help="a run folder, a model folder, a hub id or a bundle"
+    )
     add_output(parser, "the bundle to write; a folder with --all or --format sentence-transformers")
     parser.add_argument(
         "--all",

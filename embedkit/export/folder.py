@@ -26,23 +26,21 @@ from safetensors.numpy import save_file
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, GateError
-from embedkit.export.card import find_model_folder, read_card
+from embedkit.export.card import read_card
 from embedkit.export.graph_parts import Head, expose_states, has_memory, read_head
 from embedkit.export.hub import model_card
-from embedkit.export.pipeline import ExportOptions, export, load_source
+from embedkit.export.pipeline import ExportOptions, export, find_origin, load_source
 from embedkit.export.probes import PROBE_TEXTS
-from embedkit.export.reading import Origin
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.layout import write_layout
-from embedkit.modeling.location import find_folder
 from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.modeling.static import STATIC
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.gate_figures import describe_figures
-from embedkit.runtime.location import bundled_names, find_model
+from embedkit.runtime.location import find_bundle
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.sentence_transformers import pool
@@ -90,8 +88,9 @@ def export_folder(
         GateError: a graph failed a gate; nothing was written.
         StorageError: the folder cannot be written.
     """
-    if Path(source).expanduser().is_file() or source in bundled_names():
-        return _write(output, None, {"model.onnx": read_bundle(find_model(source))})
+    bundle = find_bundle(source)
+    if bundle is not None:
+        return _write(output, None, {"model.onnx": read_bundle(bundle)})
     if options.get("vocabulary") is not None:
         raise ExportError("a folder contains torch weights with the whole vocabulary; export a bundle instead")
     card = read_card(source, licence=licence)
@@ -102,7 +101,7 @@ def export_folder(
         )
     if isinstance(model, SentenceEncoder) and model.memory is not None:
         raise _memory_error(source)
-    origin = Origin(find_folder(find_model_folder(source)), max_length, trust_remote_code)
+    origin = find_origin(source, max_length=max_length, trust_remote_code=trust_remote_code)
     bundles = {}
     with tempfile.TemporaryDirectory() as folder:
         for precision in dict.fromkeys(["fp32", options["precision"]]):

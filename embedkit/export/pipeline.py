@@ -35,6 +35,7 @@ from embedkit.export.quantize import (
 from embedkit.export.reading import Origin, check_reading
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
 from embedkit.export.writer import Arithmetic, FloatArithmetic, Products, find_twins, merge_twins
+from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
@@ -43,6 +44,7 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.folders import read_layout
 from embedkit.runtime.gate_figures import describe_figures
+from embedkit.runtime.location import find_bundle
 from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
@@ -98,29 +100,33 @@ def export_source(
     trust_remote_code: bool = False,
     **options: Unpack[ExportOptions],
 ) -> ExportReport:
-    """Export a run folder, a model folder or a hub id; see :func:`export` for the options.
+    """Export a run folder, a model folder, a hub id or a bundle; see :func:`export` for the options.
 
-    A folder whose ``config.json`` names a ``...ForSequenceClassification`` contains a cross-encoder. The maximum
-    length of a text or pair in tokens is by default the model's.
+    A bundle, by its file or the name of one of embedkit's own, is written anew from its rounded weights, for
+    instance with a smaller vocabulary. A folder whose ``config.json`` names a ``...ForSequenceClassification``
+    contains a cross-encoder. The maximum length of a text or pair in tokens is by default the model's.
 
     Raises:
-        ModelNotFoundError, ModelError, ConfigError: the source cannot be loaded.
+        ModelNotFoundError, ModelError, ConfigError, BundleError: the source cannot be loaded.
         ExportError, GateError, StorageError: see :func:`export`.
     """
     card = read_card(source, licence=licence)
     model = load_source(source, max_length=max_length, trust_remote_code=trust_remote_code)
-    origin = Origin(find_folder(find_model_folder(source)), max_length, trust_remote_code)
+    origin = find_origin(source, max_length=max_length, trust_remote_code=trust_remote_code)
     return export(model, output, card=card, origin=origin, **options)
 
 
 def load_source(
     source: str, *, max_length: int | None = None, trust_remote_code: bool = False
 ) -> SentenceEncoder | PairEncoder:
-    """Load the model of a run folder, a model folder or a hub id.
+    """Load the model of a run folder, a model folder, a hub id or a bundle.
 
     Raises:
-        ModelNotFoundError, ModelError: it cannot be loaded.
+        ModelNotFoundError, ModelError, BundleError: it cannot be loaded.
     """
+    bundle = find_bundle(source)
+    if bundle is not None:
+        return load_bundle(bundle, max_length=max_length)
     folder = find_model_folder(source)
     layout = read_layout(find_folder(folder, with_code=trust_remote_code))
     unit = ("cosine", "dot", "euclidean") if layout.normalize else ("cosine",)
@@ -131,6 +137,13 @@ def load_source(
         )
     kind = PairEncoder if layout.kind == "cross-encoder" else SentenceEncoder
     return kind.load(folder, max_length=max_length, trust_remote_code=trust_remote_code)
+
+
+def find_origin(source: str, *, max_length: int | None, trust_remote_code: bool) -> Origin | None:
+    """Return the folder that a source was loaded from; a bundle has none."""
+    if find_bundle(source) is not None:
+        return None
+    return Origin(find_folder(find_model_folder(source)), max_length, trust_remote_code)
 
 
 def export(

@@ -33,10 +33,10 @@ def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
     bundle = read_bundle(path)
     manifest = bundle.manifest
     if manifest.kind != "encoder":
-        raise ModelError(f"{path} contains a {manifest.kind}, but training starts from an encoder")
+        raise ModelError(f"{path} contains a {manifest.kind}, expected an encoder")
     bert = _read(bundle, path)
     if not bert.hidden:
-        raise ModelError(f"training cannot start from {path}: it is a static model without states")
+        raise ModelError(f"the network of {path} cannot be rebuilt: it is a static model without states")
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
     encoder = SentenceEncoder(
         _backbone(bert, tokenizer),
@@ -51,8 +51,10 @@ def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
     return encoder.eval()
 
 
-def cross_from_bundle(path: str | os.PathLike[str], *, max_length: int) -> PairEncoder:
+def cross_from_bundle(path: str | os.PathLike[str], *, max_length: int | None = None) -> PairEncoder:
     """Load the cross-encoder of a bundle for pairs of up to ``max_length`` tokens, as :func:`from_bundle` does.
+
+    Without a length, it keeps the bundle's.
 
     Raises:
         ModelNotFoundError, BundleError: the bundle cannot be found or is damaged.
@@ -64,7 +66,7 @@ def cross_from_bundle(path: str | os.PathLike[str], *, max_length: int) -> PairE
     if manifest.kind != "cross-encoder":
         raise ModelError(f"{path} contains an {manifest.kind}, expected a cross-encoder")
     bert = _read(bundle, path)
-    tokenizer = PairTokenizer(bundle.tokenizer_json, max_length)
+    tokenizer = PairTokenizer(bundle.tokenizer_json, max_length or manifest.max_length)
     config = _config(bert, tokenizer)
     config.num_labels = 1
     if manifest.activation:
@@ -77,17 +79,32 @@ def cross_from_bundle(path: str | os.PathLike[str], *, max_length: int) -> PairE
     return PairEncoder(network, tokenizer, name=manifest.name).eval()
 
 
+def load_bundle(path: str | os.PathLike[str], *, max_length: int | None = None) -> SentenceEncoder | PairEncoder:
+    """Load the encoder or cross-encoder of a bundle, with the bundle's maximum length or another in tokens.
+
+    Raises:
+        ModelNotFoundError, BundleError, ModelError: as :func:`from_bundle` and :func:`cross_from_bundle`.
+        InputError: the length is too small.
+    """
+    if read_bundle(path).manifest.kind == "cross-encoder":
+        return cross_from_bundle(path, max_length=max_length)
+    encoder = from_bundle(path)
+    if max_length is not None:
+        encoder.tokenizer = encoder.tokenizer.with_max_length(max_length)
+    return encoder
+
+
 def _read(bundle: Bundle, path: str | os.PathLike[str]) -> BertWeights:
     bert = read_bert(bundle.model, pairs=bundle.manifest.kind == "cross-encoder")
     if bert is None:
         raise ModelError(
-            f"training cannot start from {path}: its graph is not embedkit's own BERT in float32 or int8; use "
-            "the model folder that it was exported from"
+            f"the network of {path} cannot be rebuilt: its graph is not embedkit's own BERT in float32 or int8; "
+            "use the model folder that it was exported from"
         )
     if not bert.is_bert:
         raise ModelError(
-            f"training cannot start from {path}: it is an MPNet or a ModernBERT; use the model folder that it was "
-            "exported from"
+            f"the network of {path} cannot be rebuilt: it is an MPNet or a ModernBERT; use the model folder "
+            "that it was exported from"
         )
     return bert
 

@@ -110,6 +110,21 @@ def is_at_hand(source: str) -> bool:
     return _exists(Path(source).expanduser()) or _at_hand(source) is not None
 
 
+def find_bundle(source: str) -> Path | None:
+    """Return the bundle that an existing file or the name of one of embedkit's own models leads to, or None.
+
+    Raises:
+        ModelNotFoundError, StorageError: one of embedkit's own has to be fetched and cannot be.
+    """
+    path = Path(source).expanduser()
+    if _exists(path):
+        return path if path.is_file() else None
+    own = _at_hand(source)
+    if own is None and source in published_models():
+        return published_models()[source].find()
+    return own
+
+
 def _at_hand(source: str) -> Path | None:
     """Return the file of one of embedkit's models if it is on this machine."""
     name = source.removesuffix(".onnx")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embedkit import __version__
-from embedkit.errors import ExportError, GateError, ModelNotFoundError
+from embedkit.errors import ExportError, GateError, ModelError, ModelNotFoundError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export import pipeline
 from embedkit.export.card import Card
@@ -201,6 +201,50 @@ def test_a_run_folder_is_exported_with_its_card(encoder, tmp_path):
     assert (manifest.name, manifest.method, manifest.licence) == ("toy-sct", "sct", "MIT")
     assert (manifest.config, manifest.metrics) == ({"method": "sct"}, {"steps": 5})
     assert manifest.base == "toy"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_bundle_is_exported_again_with_a_smaller_vocabulary(encoder, tmp_path, precision):
+    card = Card(method="sct", teacher={"name": "large"}, config={"seed": 1}, licence="MIT")
+    export(encoder, tmp_path / "toy.onnx", precision=precision, name="toy-sct", card=card)
+
+    report = export_source(
+        str(tmp_path / "toy.onnx"), tmp_path / "small.onnx", precision=precision, vocabulary=["a good dog"]
+    )
+
+    first, again = (read_bundle(tmp_path / name).manifest for name in ("toy.onnx", "small.onnx"))
+    for field in ("name", "base", "method", "teacher", "config", "licence", "dimension", "max_length"):
+        assert getattr(again, field) == getattr(first, field)
+    figures = report.manifest.gates["vocabulary"]
+    assert figures["pieces"] < figures["pieces_before"]
+    whole, small = (Encoder.load(tmp_path / name) for name in ("toy.onnx", "small.onnx"))
+    text = ["a good dog"]
+    np.testing.assert_allclose(small.encode(text), whole.encode(text), atol=1e-5 if precision == "fp32" else 1e-2)
+
+
+def test_a_bundle_s_length_and_licence_can_be_changed(encoder, tmp_path):
+    export(encoder, tmp_path / "toy.onnx", precision="fp32")
+
+    report = export_source(
+        str(tmp_path / "toy.onnx"), tmp_path / "b.onnx", precision="fp32", max_length=8, licence="MIT"
+    )
+
+    assert (report.manifest.max_length, report.manifest.licence) == (8, "MIT")
+
+
+def test_a_cross_encoder_s_bundle_is_exported_again(make_pair_encoder, tmp_path):
+    export(make_pair_encoder(initializer_range=0.1), tmp_path / "a.onnx", precision="fp32")
+
+    report = export_source(str(tmp_path / "a.onnx"), tmp_path / "b.onnx", precision="fp32")
+
+    assert (report.manifest.kind, report.manifest.max_length) == ("cross-encoder", 20)
+    first, again = (CrossEncoder.load(tmp_path / name) for name in ("a.onnx", "b.onnx"))
+    np.testing.assert_allclose(again.predict(PROBE_PAIRS), first.predict(PROBE_PAIRS), atol=1e-5)
+
+
+def test_a_bundle_of_another_network_is_not_exported_again(toy_bundle, tmp_path):
+    with pytest.raises(ModelError, match=r"cannot be rebuilt.*use the model folder"):
+        export_source(str(toy_bundle), tmp_path / "toy.onnx", precision="fp32")
 
 
 def test_a_missing_source_is_one_sentence(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 from embedkit.errors import ModelNotFoundError
 from embedkit.runtime import location
-from embedkit.runtime.location import find_model
+from embedkit.runtime.location import find_bundle, find_model
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +59,17 @@ def test_a_bundled_name_may_carry_its_suffix_where_no_such_file_exists(tmp_path,
     assert find_model(source) == tmp_path / "bundled/mini-sct.onnx"
     Path("mini-sct.onnx").touch()
     assert find_model(source) == Path("mini-sct.onnx")
+
+
+def test_a_bundle_is_a_file_or_a_name_of_embedkit_s_own(tmp_path):
+    own = tmp_path / "own.onnx"
+    own.touch()
+    Path("mini-sct").mkdir()
+
+    assert find_bundle(str(own)) == own
+    assert find_bundle("small-sct") == find_bundle("small-sct.onnx") == tmp_path / "bundled" / "small-sct.onnx"
+    assert find_bundle("mini-sct") is None  # a folder of that name is here
+    assert find_bundle("org/small-sct") is None
 
 
 def test_the_name_of_a_replaced_model_leads_to_its_successor(tmp_path):
