@@ -31,7 +31,7 @@ ABOUT = {
     "small-minilm": "an earlier small, in the space of all-MiniLM-L6-v2",
     "static-minilm": "an earlier static, in the space of all-MiniLM-L6-v2",
     "reranker-tiny": "three layers of 192, a cross-encoder: re-ranks what another model found",
-    "reranker-small": "four layers of 384, a cross-encoder: re-ranks more like its teacher",
+    "reranker-small": "four layers of 384, a cross-encoder: for answers to questions",
 }
 QUALITY = {"STS": "STS mean", "re-ranking": "re-ranking mean", "SciFact": "SciFact nDCG@10"}
 
