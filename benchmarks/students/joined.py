@@ -2,11 +2,11 @@
 
     python benchmarks/students/joined.py --data DIR --teachers BGE MINILM --reranker RERANKER --seeds 1000 1001
 
-A row is a run of recipes/tiny.toml or recipes/static.toml with few steps and one change; its group's first row has
-none. Rows of the last stage go on from the bundled `tiny` at a quarter of the rate; lists are those of ranking.py,
-with a tenth of the queries held out, but all of `tiny` learns from them. Models are scored in int8 with float32
-words, on held-out text and on development sets; no test set is read. Results are saved after every run, and a
-later call continues with the missing ones. Writes joined.json and joined.md next to this file.
+A row is a run of one of the family's recipes with few steps and one change; its group's first row has none. Rows
+of the last stage go on from the bundled `tiny` at a quarter of the rate; lists are those of ranking.py, with a
+tenth of the queries held out, but all of `tiny` learns from them. Models are scored in int8 with float32 words, on
+held-out text and on development sets; no test set is read. Results are saved after every run, and a later call
+continues with the missing ones. Writes joined.json and joined.md next to this file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from development import InInt8, load_sets, score
 from ranking import HELD_OUT, RECIPES, Row, agreement, divergence, embed, load_pairs
-from torch import Tensor
+from torch import Tensor, nn
 from trial import Trial
 
 from embedkit.atomic import atomic_file
 from embedkit.config import from_mapping, load_toml, setting
+from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.tokenization import Tokens
 from embedkit.training.batches import chunk_view
@@ -58,57 +59,75 @@ class Change:
         settings: setting, such as ``optim.lr``, to its value.
         layers: layers that the student starts from, instead of the recipe's model, and where they are: a bundle
             in models/, or the number of a teacher.
+        refitted: whether the layers are fitted by ridge regression to make up for those omitted, as `start =
+            "layers"` does, or are taken unchanged.
         third: a model that is joined as a third teacher.
         averaged: whether the mean of the last checkpoints' weights is scored too.
     """
 
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     layers: tuple[str | int, list[int]] | None = None
+    refitted: bool = True
     third: str | None = None
     averaged: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Rows that are compared: changes to a recipe, by name, and the optimizer steps of each run."""
+
+    recipe: str
+    rows: Mapping[str, Change]
+    steps: int = 80
+
+
 LAST = {"student.source": str(REPOSITORY / "embedkit" / "bundled" / "tiny.onnx"), "optim.lr": 5e-4}
-GROUPS: dict[str, tuple[str, dict[str, Change]]] = {
-    "a last stage of `tiny`": (
+EVERY_FOURTH = 0, [4, 8, 12]
+GROUPS: dict[str, Group] = {
+    "a last stage of `tiny`": Group(
         "tiny",
         {
             "vectors alone": Change(LAST),
             "lists, a third of the weight": Change({**LAST, "settings.lists": 0.3}),
         },
     ),
-    "`tiny` from `tiny-minilm`": (
+    "`tiny` from `tiny-minilm`": Group(
         "tiny",
         {
             "the recipe": Change(averaged=True),
             "spread, weight 10": Change({"settings.spread": 10.0}),
         },
     ),
-    "`tiny` from layers": (
+    "`tiny` from layers": Group(
         "tiny",
         {
             "layers 1 and 2 of `mini-minilm`": Change(layers=("mini-minilm", [1, 2])),
             "layers 1 and 12 of bge-small-en-v1.5": Change(layers=(0, [1, 12])),
         },
     ),
-    "`static` from `static-minilm`": (
+    "`static` from `static-minilm`": Group(
         "static",
         {
             "the recipe": Change(),
             "`static` as a third teacher": Change(third="models/static.onnx"),
         },
     ),
+    "`small` from layers": Group(
+        "small",
+        {
+            "the recipe": Change(),
+            "layers 4, 8, 12 of bge-small-en-v1.5": Change(layers=EVERY_FOURTH, refitted=False),
+            "the same, half the rate": Change({"optim.lr": 5e-4}, EVERY_FOURTH, refitted=False),
+            "layers 1, 3, 6 of all-MiniLM-L6-v2": Change(layers=(1, [1, 3, 6]), refitted=False),
+        },
+        steps=160,
+    ),
 }
-LAYERED = {
-    "start": "layers",
-    "layers": 2,
-    "hidden": 192,
-    "inner": 384,
-    "memory": 128,
-    "word_table": "int4",
-    "max_length": 256,
-    "dropout": 0.0,
+SHAPES = {
+    "tiny": {"layers": 2, "hidden": 192, "inner": 384, "memory": 128},
+    "small": {"layers": 3, "hidden": 384, "inner": 1408},
 }
+LAYERED = {"start": "layers", "word_table": "int4", "max_length": 256, "dropout": 0.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,6 +211,17 @@ def spread(rows: Tensor) -> Tensor:
     return (squares.sum() - squares.diagonal().sum()) / (len(rows) * (len(rows) - 1))
 
 
+def take_layers(source: str, layers: Sequence[int], folder: Path) -> str:
+    """Write an encoder of some of a BERT encoder's layers, counted from 1, to a folder, and return that."""
+    encoder = from_bundle(source) if source.endswith(".onnx") else SentenceEncoder.load(source)
+    network: Any = encoder.backbone
+    network.encoder.layer = nn.ModuleList([network.encoder.layer[number - 1] for number in layers])
+    network.config.num_hidden_layers = len(layers)
+    encoder.pooling = "mean"
+    encoder.save(folder)
+    return str(folder)
+
+
 def main() -> None:
     """Train the runs missing in joined.json, then write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -201,7 +231,6 @@ def main() -> None:
     parser.add_argument("--reranker", required=True, help="ms-marco-MiniLM-L12-v2, also as a bundle")
     parser.add_argument("--cache", default=".embedkit-cache", help="text, vectors, candidates and scores")
     parser.add_argument("--runs", type=Path, default=Path("runs/joined"), help="run folders")
-    parser.add_argument("--steps", type=int, default=80, help="optimizer steps of a run")
     parser.add_argument("--groups", nargs="+", type=int, default=[*range(1, len(GROUPS) + 1)], help="numbers")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="rows of these groups; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1000])
@@ -209,15 +238,16 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     torch.set_num_threads(1)
     saved = HERE / "joined.json"
-    empty: dict[str, Any] = {"steps": arguments.steps, "rows": {}}
-    report = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else empty
-    if report["steps"] != arguments.steps:
-        parser.error(f"{saved} has {report['steps']} steps: move it away")
+    report: dict[str, Any] = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
     bench = Bench(arguments)
     names = list(GROUPS)
     for group in (names[number - 1] for number in arguments.groups):
-        rows = report["rows"].setdefault(group, {})
-        for name in GROUPS[group][1]:
+        steps = GROUPS[group].steps
+        found = report.setdefault(group, {"steps": steps, "rows": {}})
+        if found["steps"] != steps:
+            parser.error(f"{group} has {found['steps']} steps in {saved}: move it away")
+        rows = found["rows"]
+        for name in GROUPS[group].rows:
             for seed in arguments.seeds if arguments.rows is None or name in arguments.rows else ():
                 if str(seed) in rows.get(name, {}):
                     continue
@@ -244,12 +274,11 @@ class Bench:
 
     def run(self, group: str, name: str, seed: int) -> dict[str, dict[str, float]]:
         """Return the figures of a row, and those of its mean weights if they are asked for."""
-        recipe, rows = GROUPS[group]
-        change = rows[name]
+        change = GROUPS[group].rows[name]
         folder = self.arguments.runs / "".join(letter if letter.isalnum() else "-" for letter in f"{group} {name}")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        config = self.configure(recipe, change, seed, folder)
+        config = self.configure(GROUPS[group], change, seed, folder)
         settings = from_mapping(ExtendedConfig, config.settings)
         Extended.pairs = self.pairs if settings.lists else None
         stage = Stage(config, self.materials(change.third), RunFolder(folder), Control(show_progress=False))
@@ -261,10 +290,10 @@ class Bench:
         ranked = change.settings.get("student.source") == LAST["student.source"]
         return {shown: self.score(model, change.third, ranked=ranked) for shown, model in models.items()}
 
-    def configure(self, recipe: str, change: Change, seed: int, folder: Path) -> RunConfig:
-        """Return a recipe of the family with a change."""
-        paths = [RECIPES / "english-quarter.toml", RECIPES / f"{recipe}.toml"]
-        steps, sources, written = self.arguments.steps, self.arguments.teachers, load_toml(paths[1])
+    def configure(self, group: Group, change: Change, seed: int, folder: Path) -> RunConfig:
+        """Return the recipe of a group with a change."""
+        paths = [RECIPES / "english-quarter.toml", RECIPES / f"{group.recipe}.toml"]
+        sources, written = self.arguments.teachers, load_toml(paths[1])
         teachers = [{**each, "source": source} for each, source in zip(written["teachers"], sources, strict=True)]
         if change.third:
             named = {"source": str(REPOSITORY / change.third), "name": Path(change.third).stem, "dtype": "float16"}
@@ -273,7 +302,10 @@ class Bench:
         if change.layers:
             model, layers = change.layers
             source = sources[model] if isinstance(model, int) else str(REPOSITORY / "models" / f"{model}.onnx")
-            student = {**LAYERED, "tokenizer": source, "teacher_layers": layers}
+            if change.refitted:
+                student = {**LAYERED, **SHAPES[group.recipe], "tokenizer": source, "teacher_layers": layers}
+            else:
+                student = {**student, "source": take_layers(source, layers, folder / "start")}
         changes: dict[str, Any] = {
             "method": "extended",
             "seed": seed,
@@ -281,12 +313,12 @@ class Bench:
             "student": student,
             "teachers": teachers,
             "join.weights": [1.0] * len(teachers),
-            "optim.steps": steps,
-            "dev.every": steps,
+            "optim.steps": group.steps,
+            "dev.every": group.steps,
         }
         if change.averaged:
             changes["settings.mean"] = str(folder / "mean")
-            changes["settings.checkpoints"] = [round(share * steps) for share in CHECKPOINTS]
+            changes["settings.checkpoints"] = [round(share * group.steps) for share in CHECKPOINTS]
         data = Path(self.arguments.text or self.arguments.data)
         return resolve(Trial(paths, {**changes, **change.settings}, data, folder).mapping)
 
@@ -306,21 +338,22 @@ class Bench:
         return figures
 
     def _materials(self, third: str | None) -> Materials:
-        return prepare(self.configure("tiny", Change(third=third), 0, Path()), Control(), teacher=True)
+        return prepare(self.configure(Group("tiny", {}), Change(third=third), 0, Path()), Control(), teacher=True)
 
 
 def tables(report: dict[str, Any]) -> str:
     """Return a table for each group: the mean and deviation of its first row, and differences from it."""
     lines = [
-        f"{report['steps']} steps, scores x 100. The first row of a table has the mean over seeds and, for",
-        "several, the standard deviation; other rows are mean differences from it over the same seeds.",
-        "`same order` is the share of pairs of a held-out query's candidates that embeddings order as the",
-        "cross-encoder does.",
+        "Scores x 100. The first row of a table has the mean over seeds and, for several, the standard deviation;",
+        "other rows are mean differences from it over the same seeds. `same order` is the share of pairs of a",
+        "held-out query's candidates that embeddings order as the cross-encoder does.",
     ]
-    for group, rows in report["rows"].items():
+    for group, found in report.items():
+        rows = found["rows"]
         base = next(iter(rows.values()))
         columns = list(next(iter(base.values())))
-        lines += ["", f"| {group} | seeds | {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) + 1)]
+        heading = f"| {group}, {found['steps']} steps | seeds | {' | '.join(columns)} |"
+        lines += ["", heading, "|---|" + "---:|" * (len(columns) + 1)]
         for name, runs in rows.items():
             seeds = [seed for seed in runs if seed in base]
             cells = [_cell(runs, base, seeds, column) for column in columns]
