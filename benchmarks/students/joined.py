@@ -118,6 +118,7 @@ GROUPS: dict[str, Group] = {
             "the recipe": Change(),
             "layers 4, 8, 12 of bge-small-en-v1.5": Change(layers=EVERY_FOURTH, refitted=False),
             "the same, half the rate": Change({"optim.lr": 5e-4}, EVERY_FOURTH, refitted=False),
+            "the same, refitted": Change(layers=EVERY_FOURTH),
             "layers 1, 3, 6 of all-MiniLM-L6-v2": Change(layers=(1, [1, 3, 6]), refitted=False),
         },
         steps=160,
