@@ -102,8 +102,9 @@ def _config(tokenizer: Tokenizer, family: str, settings: Mapping[str, Any]) -> A
 def toy_graph(
     model: Any, products: str = "fp32", words: str = "float32", *, levels: int = 64, texts: Sequence[str] = TEXTS
 ) -> onnx.ModelProto:
-    """Write the graph of an encoder or cross-encoder; ``texts`` are those that int8-static measures."""
+    """Write the graph of an encoder or cross-encoder; ``texts`` are those that are measured."""
     made: dict[str, Any] = {"fp32": FloatArithmetic(), "int8": Int8Arithmetic(levels)}
-    if products == "int8-static":
-        made[products] = StaticInt8Products(levels, measure_inputs(model, list(texts)))
+    if products in {"int8-static", "int8-smoothed"}:
+        kind = StaticInt8Products if products == "int8-static" else Int8Arithmetic
+        made[products] = kind(levels, measure_inputs(model, list(texts)))
     return build_graph(model, MixedArithmetic(made[products], WORD_TABLES[words]))

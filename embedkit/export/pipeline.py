@@ -199,10 +199,12 @@ def export(
     _check_forms(model, precision, target, words, calibration)
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
     inputs = _measure_inputs(model, precision, calibration or vocabulary)
-    arithmetic = MixedArithmetic(_choose_products(precision, target, inputs), choose_word_table(words))
-    logger.info("writing the graph of %s, %s", model.name, precision)
     is_rounded = precision.startswith("int8") or (precision == "fp32" and words != "float32")
     unrounded = build_graph(model, FloatArithmetic()) if is_rounded else None
+    # Each application of a repeated layer has inputs of its own: weights equalised for them could not be shared.
+    smoothed = {} if precision == "int8" and unrounded is not None and find_twins(unrounded) else inputs
+    arithmetic = MixedArithmetic(_choose_products(precision, target, smoothed), choose_word_table(words))
+    logger.info("writing the graph of %s, %s", model.name, precision)
     content = _write(model, arithmetic, precision, unrounded, inputs)
 
     logger.info("measuring the gates")
@@ -345,7 +347,7 @@ def _measure_inputs(
 def _choose_products(precision: str, target: str, inputs: Mapping[str, InputStatistics]) -> Products:
     if precision == "int8-static":
         return StaticInt8Products(largest_weight(target), inputs)
-    return Int8Arithmetic(largest_weight(target)) if precision == "int8" else FloatArithmetic()
+    return Int8Arithmetic(largest_weight(target), inputs) if precision == "int8" else FloatArithmetic()
 
 
 def _require(gates: Sequence[Gate]) -> None:

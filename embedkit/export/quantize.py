@@ -10,11 +10,12 @@ products in 16 bits and saturates: ``2 * 255 * 127`` overflows, ``2 * 255 * 64``
 
 With fixed scales, results do not depend on other texts in the batch: the inputs of each product are measured on
 texts, and their range is divided into 255 steps once and for all. Values outside the range, in texts unlike those
-measured, are clipped. After a LayerNorm, a few inputs are many times larger than the others, which suffer from a
-common step. The inputs of such a product are first equalised, half by their own range and half by that of their
-weights (Xiao et al. 2023, SmoothQuant, equation 4 with alpha = 0.5). This costs a multiplication per value, and is
-harmful where large values are rare, as after a Gelu; it is applied only where it reduces the expected error by a
-third.
+measured, are clipped.
+
+Where a few inputs of a product are many times larger than the others, these suffer from a common step. Inputs that
+were measured are first equalised, by a power alpha of their own range and 1 - alpha of that of their weights (Xiao
+et al. 2023, SmoothQuant, equation 4), with the alpha of least expected error. This costs a multiplication for each
+value, so it is done only where it reduces that error by a third.
 
 The word table, which is most of a small model, is configured separately:
 
@@ -29,7 +30,7 @@ GatherBlockQuantized would do the same for int4 in one operator, but no other ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -60,12 +61,16 @@ def largest_weight(target: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Int8Arithmetic:
-    """Stores weights as int8, in products of at most the magnitude ``largest``."""
+    """Stores weights as int8, in products of at most the magnitude ``largest``; smooths measured ``inputs``."""
 
     largest: int
+    inputs: Mapping[str, InputStatistics] = field(default_factory=dict)
 
     def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
-        """Quantize the activations, multiply integers, and scale back to float32."""
+        """Smooth inputs if that helps, quantize them, multiply integers, and scale back to float32."""
+        if name in self.inputs:
+            factors = choose_factors(self.inputs[name], weight, self.largest)
+            value, weight = smooth(graph, name, value, weight, factors)
         integers, scales = quantize(weight, self.largest, axis=0)
         outputs = [f"{name}.{part}" for part in ("activations", "activation_scale", "activation_zero")]
         quantized, scale, zero = graph.add_many("DynamicQuantizeLinear", outputs[0], outputs, value)
@@ -117,6 +122,7 @@ def quantize(weight: FloatArray, largest: int, *, axis: int) -> tuple[npt.NDArra
 
 _LEVELS = 255
 _SMALLEST = 1e-5
+_ALPHAS = (0.5, 0.65, 0.8)
 # Smoothing is applied if it reduces the expected squared error to less than this share.
 _WORTH = 2 / 3
 
@@ -135,9 +141,7 @@ class StaticInt8Products:
         # fuse into one kernel. An input is not a constant, even with a default value.
         step = graph.default_input(f"{name}.activation_scale", rounding.step)
         zero = graph.constant(f"{name}.activation_zero", np.array(rounding.zero, dtype=np.uint8))
-        if rounding.factors is not None:
-            value = graph.add("Mul", f"{name}.nearer", value, graph.constant(f"{name}.factors", rounding.factors))
-            weight = weight / rounding.factors[:, None]
+        value, weight = smooth(graph, name, value, weight, rounding.factors)
         rounded = graph.add("QuantizeLinear", f"{name}.rounded", value, step, zero)
         return multiply(graph, name, rounded, zero, step, *quantize(weight, self.largest, axis=0))
 
@@ -152,13 +156,33 @@ class _Rounding:
 
 
 def _choose_rounding(seen: InputStatistics, weight: FloatArray, largest: int) -> _Rounding:
+    factors = choose_factors(seen, weight, largest)
+    least, step = _fit(np.ones_like(seen.least) if factors is None else factors, seen)
+    return _Rounding(factors, step, round(-least / step))
+
+
+def choose_factors(seen: InputStatistics, weight: FloatArray, largest: int) -> FloatArray | None:
+    """Return the factors ``(I,) float32`` that equalise the inputs of a weight ``(I, O)``; None if none help."""
     met = np.maximum(np.abs(weight).max(axis=1), _SMALLEST)
     magnitudes = np.maximum(np.maximum(-seen.least, seen.largest), _SMALLEST)
-    factors = np.sqrt(met / magnitudes)
-    none = np.ones_like(factors)
-    helps = _expect_error(factors, seen, weight, largest) < _WORTH * _expect_error(none, seen, weight, largest)
-    least, step = _fit(factors if helps else none, seen)
-    return _Rounding(factors if helps else None, step, round(-least / step))
+    errors = {
+        alpha: _expect_error(met ** (1 - alpha) / magnitudes**alpha, seen, weight, largest) for alpha in _ALPHAS
+    }
+    alpha = min(errors, key=errors.__getitem__)
+    if errors[alpha] >= _WORTH * _expect_error(np.ones_like(met), seen, weight, largest):
+        return None
+    factors: FloatArray = (met ** (1 - alpha) / magnitudes**alpha).astype(np.float32)
+    return factors
+
+
+def smooth(
+    graph: GraphWriter, name: str, value: str, weight: FloatArray, factors: FloatArray | None
+) -> tuple[str, FloatArray]:
+    """Multiply inputs by factors, if there are any, and return them with the weight that undoes it."""
+    if factors is None:
+        return value, weight
+    value = graph.add("Mul", f"{name}.nearer", value, graph.constant(f"{name}.factors", factors))
+    return value, weight / factors[:, None]
 
 
 def _fit(factors: FloatArray, seen: InputStatistics) -> tuple[float, float]:

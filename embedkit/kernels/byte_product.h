@@ -13,19 +13,25 @@ typedef struct {
 
 /* ---- rounding ---- */
 
+/* Inputs from `i`, times their factors, if there are any. */
+INLINE Floats load_inputs_of(const float *row, const float *factors, int i) {
+    const Floats x = load(row + i);
+    return factors ? mul(x, load(factors + i)) : x;
+}
+
 /* The minimum of a row, and 1 / 255 of its range. False if a value is not finite. Processes four parts of a row
    at a time, so that none waits for the previous one. */
-INLINE bool find_step(const float *row, int width, float *step, float *least) {
+INLINE bool find_step(const float *row, const float *factors, int width, float *step, float *least) {
     Floats low[4], high[4], check[4];
     UNROLL(4)
     for (int v = 0; v < 4; v++) {
-        low[v] = high[v] = load(row + v * LANES);
+        low[v] = high[v] = load_inputs_of(row, factors, v * LANES);
         check[v] = mul(low[v], splat(0.0f));
     }
     for (int i = DEPTH; i < width; i += DEPTH) {
         UNROLL(4)
         for (int v = 0; v < 4; v++) {
-            const Floats x = load(row + i + v * LANES);
+            const Floats x = load_inputs_of(row, factors, i + v * LANES);
             low[v] = min_of(low[v], x);
             high[v] = max_of(high[v], x);
             check[v] = fma_of(x, splat(0.0f), check[v]);
@@ -37,16 +43,12 @@ INLINE bool find_step(const float *row, int width, float *step, float *least) {
     return sum_of(sum_of_four(check)) == 0.0f && *step <= FLT_MAX;
 }
 
-/* Converts 64 floats, times `by` plus `shift`, to bytes, clipped to 0 and 255. */
-INLINE void round_64(const float *row, const float *factors, Floats by, Floats shift, uint8_t *to) {
+/* Converts 64 inputs from `i`, times `by` plus `shift`, to bytes, clipped to 0 and 255. */
+INLINE void round_64(const float *row, const float *factors, int i, Floats by, Floats shift, uint8_t *to) {
     Floats x[4];
     UNROLL(4)
-    for (int v = 0; v < 4; v++) {
-        x[v] = load(row + v * LANES);
-        if (factors) x[v] = mul(x[v], load(factors + v * LANES));
-        x[v] = fma_of(x[v], by, shift);
-    }
-    store_bytes(x, to);
+    for (int v = 0; v < 4; v++) x[v] = fma_of(load_inputs_of(row, factors, i + v * LANES), by, shift);
+    store_bytes(x, to + i);
 }
 
 /* Rounds rows from `first` to `end`. Returns false if a value is not finite. */
@@ -56,12 +58,12 @@ static bool round_rows(const Product *p, const float *a, int first, int end, Rou
     for (int r = first; r < end; r++) {
         const float *row = a + (size_t)r * width;
         float step = p->step, least = p->least;
-        finite &= step == 0.0f ? find_step(row, width, &step, &least) : is_finite(row, width);
+        finite &= step == 0.0f ? find_step(row, p->factors, width, &step, &least) : is_finite(row, width);
         to->step[r] = step;
         to->least[r] = least;
         const Floats by = splat(1.0f / step), shift = splat(-least / step);
         for (int i = 0; i < width; i += 64)
-            round_64(row + i, p->factors ? p->factors + i : NULL, by, shift, to->bytes + (size_t)r * width + i);
+            round_64(row, p->factors, i, by, shift, to->bytes + (size_t)r * width);
     }
     return finite;
 }

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from embedkit.protocols import FloatArray
 from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product, WordTable
 from embedkit.runtime.onnx_graph import GraphCursor, OnnxGraph, OtherGraphError, Value, read_graph, require
 
@@ -304,10 +305,20 @@ class _Reader:
         return value, Norm(weight, bias)
 
     def _affine(self, value: str, inputs: int, outputs: int | None = None) -> tuple[str, Product]:
+        value, factors = self._equalise(value, inputs)
         multiply = {"MatMul": self._multiply_floats, "DynamicQuantizeLinear": self._multiply_dynamic}
         product, stored = multiply.get(self.cursor.operator, self._multiply_static)(value, inputs, outputs)
         bias = self.cursor.constant(1, "float32", stored.keywords["weight"].shape[1])
-        return self.cursor.take("Add", product, bias), stored(bias=bias)
+        return self.cursor.take("Add", product, bias), stored(bias=bias, factors=factors)
+
+    def _equalise(self, value: str, inputs: int) -> tuple[str, FloatArray | None]:
+        """Read the factors of a product's inputs, if it has any."""
+        if self.cursor.operator != "Mul":
+            return value, None
+        factors = self.cursor.constant(1, "float32", inputs)
+        value = self.cursor.take("Mul", value, factors)
+        require(self.cursor.operator != "MatMul", "factors before a product of floats")
+        return value, factors
 
     def _multiply_floats(self, value: str, inputs: int, outputs: int | None) -> tuple[str, _Stored]:
         weight = self.cursor.constant(1, "float32", inputs, outputs)
@@ -319,16 +330,12 @@ class _Reader:
 
     def _multiply_static(self, value: str, inputs: int, outputs: int | None) -> tuple[str, _Stored]:
         cursor = self.cursor
-        factors = None
-        if cursor.operator == "Mul":
-            factors = cursor.constant(1, "float32", inputs)
-            value = cursor.take("Mul", value, factors)
         name, step, zero = cursor.name(1), cursor.constant(1, "float32"), cursor.constant(2, "uint8")
         require(0 < float(step) < np.inf, "another step")
         self.defaults.append(Value(name, _FLOAT32, ()))
         rounded = cursor.take("QuantizeLinear", value, name, zero)
         product, stored = self._multiply_integers(rounded, zero, name, inputs, outputs)
-        return product, partial(stored, step=float(step), zero=int(zero), factors=factors)
+        return product, partial(stored, step=float(step), zero=int(zero))
 
     def _multiply_integers(
         self, rounded: str, zero: str | Array, step: str, inputs: int, outputs: int | None

@@ -21,7 +21,7 @@ class Product:
         scales: ``(O,) float32``, the value of 1 in each column of an int8 weight.
         step: of int8-static, the value of 1 in the rounded inputs.
         zero: of int8-static, the rounded input that represents 0, in 0 to 255.
-        factors: ``(I,) float32``, of int8-static, the factors of inputs before rounding, if any.
+        factors: ``(I,) float32``, the factors of inputs before they are rounded, if any.
     """
 
     weight: npt.NDArray[Any]

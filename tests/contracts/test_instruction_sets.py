@@ -33,6 +33,7 @@ DIGESTS = [
     "b7ef47cd00175a8b",
     "2d96c38de12f76ee",
     "b38cf520af4907b8",
+    "ec52d3c99423b043",
 ]
 X86 = {
     "avx2": "-mavx2 -mfma",

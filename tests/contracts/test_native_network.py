@@ -139,13 +139,14 @@ def test_agrees_with_onnx_runtime(
 
 
 @needs_kernel
-def test_smoothed_inputs(make_encoder: Any, tokens: Tokens) -> None:
-    content = write(make_encoder(outlier=30.0), "int8-static")
+@pytest.mark.parametrize(("products", "apart"), [("int8-static", "int8-static"), ("int8-smoothed", "int8")])
+def test_smoothed_inputs(make_encoder: Any, tokens: Tokens, products: str, apart: str) -> None:
+    content = write(make_encoder(outlier=30.0), products)
     graph = read_bert(content)
     assert graph is not None
     assert any(product.factors is not None for product in graph.products)
     difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
-    assert difference.max() <= DIFFERENCE["int8-static"]
+    assert difference.max() <= DIFFERENCE[apart]
 
 
 @needs_kernel

@@ -73,6 +73,7 @@ typedef struct {
     bool pre_norm, gated;
     int rotations, window; /* 0: none; the window is that of the second layer */
     bool head_normed;
+    bool is_smoothed; /* with factors of inputs, which static products always have */
 } Shape;
 
 static void draw_product(Product *p, const Shape *s, int inputs, int outputs, const Target *target) {
@@ -94,8 +95,8 @@ static void draw_product(Product *p, const Shape *s, int inputs, int outputs, co
     if (s->is_static) {
         p->step = 0.03f;
         p->least = -128 * p->step;
-        p->factors = draw_floats((size_t)inputs, 0.3f, 1.0f);
     }
+    if (s->is_static || s->is_smoothed) p->factors = draw_floats((size_t)inputs, 0.3f, 1.0f);
 }
 
 static void draw_norm(Norm *n, int width) {
@@ -263,6 +264,7 @@ int main(void) {
         {128, 4, 192, 0, 128, 40, false, WORDS_INT8, GELU_ERF, AS_IS, false, false}, /* with excess */
         {64, 2, 192, 0, 128, 0, false, WORDS_FLOAT, GELU_ERF, GELU_ERF, true, true, false, true, true, 2, 5, true},
         {128, 2, 64, 0, 64, 127, false, WORDS_INT8, GELU_TANH, GELU_TANH, false, true, false, true, true, 1, 12, true},
+        {128, 4, 192, 0, 64, 63, false, WORDS_INT4, GELU_ERF, AS_IS, false, false, .is_smoothed = true},
     };
     int differing = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

@@ -129,7 +129,7 @@ def test_weights_are_those_of_the_model(make_encoder):
     state = {name: value.numpy() for name, value in encoder.state_dict().items()}
     layer = "backbone.encoder.layer.1"
 
-    for products in KINDS:
+    for products in (*KINDS, "int8-smoothed"):
         graph = read(toy_graph(encoder, products, "int8"))
 
         assert graph is not None
@@ -154,11 +154,30 @@ def test_weights_are_those_of_the_model(make_encoder):
         np.testing.assert_array_equal(read_layer.norm.bias, state[f"{layer}.output.LayerNorm.bias"])
 
 
-def test_static_products_are_smoothed_where_the_exporter_smooths(make_encoder):
-    graph = read(toy_graph(make_encoder(), "int8-static"))
+@pytest.mark.parametrize("products", ["int8-static", "int8-smoothed"])
+def test_products_are_smoothed_where_the_exporter_smooths(make_encoder, products):
+    graph = read(toy_graph(make_encoder(), products))
 
     assert graph is not None
     assert {product.factors is None for product in graph.products} == {True, False}
+
+
+def test_factors_before_a_product_of_floats_are_another_graph(make_encoder):
+    graph = toy_graph(make_encoder())
+    product = next(node for node in graph.graph.node if node.op_type == "MatMul")
+    factors = np.ones(32, dtype=np.float32)
+    graph.graph.initializer.append(numpy_helper.from_array(factors, "factors"))
+    scaled = helper.make_node("Mul", [product.input[0], "factors"], ["scaled"])
+    graph.graph.node.insert(list(graph.graph.node).index(product), scaled)
+    product.input[0] = "scaled"
+
+    assert read(graph) is None
+
+
+def test_static_products_have_a_step_and_a_zero(make_encoder):
+    graph = read(toy_graph(make_encoder(), "int8-static"))
+
+    assert graph is not None
     assert all(product.step and product.step > 0 and product.zero is not None for product in graph.products)
 
 
