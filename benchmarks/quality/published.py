@@ -26,6 +26,7 @@ ABOUT = {
     "static": "no layers: where nothing else is fast enough",
     "mini": "two layers of 384: as good as all-MiniLM-L6-v2, at a third of its time",
     "small": "three layers of 384: the best in retrieval, at half the time of all-MiniLM-L6-v2",
+    "multilingual": "six layers of 384, for other languages",
     "tiny-minilm": "an earlier tiny, in the space of all-MiniLM-L6-v2",
     "mini-minilm": "an earlier mini, in the space of all-MiniLM-L6-v2",
     "small-minilm": "an earlier small, in the space of all-MiniLM-L6-v2",
@@ -33,6 +34,7 @@ ABOUT = {
     "reranker-tiny": "three layers of 192, a cross-encoder: re-ranks what another model found",
     "reranker-small": "four layers of 384, a cross-encoder: for answers to questions",
 }
+LANGUAGES = {"multilingual": "36 languages"}
 QUALITY = {"STS": "STS mean", "re-ranking": "re-ranking mean", "SciFact": "SciFact nDCG@10"}
 
 
@@ -62,7 +64,7 @@ def models(quality: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[dic
             "name": name,
             "kind": manifest.kind,
             "about": about,
-            "languages": "English",
+            "languages": LANGUAGES.get(name, "English"),
             "licence": LICENCE,
             "dimension": manifest.dimension if manifest.kind == "encoder" else None,
             "max_length": manifest.max_length,

@@ -37,6 +37,7 @@ COPIES = {
     "cards/static.md": "models/static.md",
     "cards/tiny-minilm.md": "models/tiny-minilm.md",
     "cards/reranker-tiny.md": "embedkit/bundled/reranker-tiny.md",
+    "cards/multilingual.md": "models/multilingual.md",
     "cards/reranker-small.md": "models/reranker-small.md",
     "cards/mini-minilm.md": "models/mini-minilm.md",
     "cards/small-minilm.md": "models/small-minilm.md",
