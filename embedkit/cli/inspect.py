@@ -134,6 +134,8 @@ def _field(name: str, value: Any) -> Iterator[str]:
             yield _row(f"{label} {key}", repr(inner) if name == "prompts" else inner)
     elif isinstance(value, list):
         yield from (_row(label, _entry(entry)) for entry in value)
+    elif name == "ranges" and value:
+        yield _row(label, "measured, for embeddings of a byte per dimension")
     elif value:
         yield _row(label, value)
 

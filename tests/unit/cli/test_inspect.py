@@ -6,10 +6,12 @@ import dataclasses
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from embedkit.cli.main import main
 from embedkit.runtime.bundle import read_bundle, write_bundle
+from embedkit.runtime.packing import Ranges
 
 
 @pytest.fixture
@@ -93,6 +95,17 @@ def test_empty_facts_are_omitted(toy_bundle, capsys):
     out = capsys.readouterr().out
     for word in ("teacher", "corpus", "licence", "metrics", "card", "golden texts"):
         assert word not in out
+
+
+@pytest.mark.parametrize("flags", [[], ["--verbose"]])
+def test_ranges_are_named_and_not_written_out(write_toy_bundle, tmp_path, capsys, flags):
+    ranges = Ranges(np.zeros(16, dtype=np.float32), np.ones(16, dtype=np.float32)).to_text()
+    bundle = write_toy_bundle(tmp_path / "ranges.onnx", ranges=ranges)
+
+    assert main(["inspect", str(bundle), *flags]) == 0
+    out = capsys.readouterr().out
+    assert "measured, for embeddings of a byte per dimension" in out
+    assert ranges not in out
 
 
 def test_json_holds_everything(full_bundle, capsys):
