@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -165,14 +166,10 @@ def choose_factors(seen: InputStatistics, weight: FloatArray, largest: int) -> F
     """Return the factors ``(I,) float32`` that equalise the inputs of a weight ``(I, O)``; None if none help."""
     met = np.maximum(np.abs(weight).max(axis=1), _SMALLEST)
     magnitudes = np.maximum(np.maximum(-seen.least, seen.largest), _SMALLEST)
-    errors = {
-        alpha: _expect_error(met ** (1 - alpha) / magnitudes**alpha, seen, weight, largest) for alpha in _ALPHAS
-    }
-    alpha = min(errors, key=errors.__getitem__)
-    if errors[alpha] >= _WORTH * _expect_error(np.ones_like(met), seen, weight, largest):
-        return None
-    factors: FloatArray = (met ** (1 - alpha) / magnitudes**alpha).astype(np.float32)
-    return factors
+    expect_error = partial(_expect_error, seen=seen, weight=weight, largest=largest)
+    candidates: list[FloatArray] = [met ** (1 - alpha) / magnitudes**alpha for alpha in _ALPHAS]
+    best = min(candidates, key=expect_error)
+    return best if expect_error(best) < _WORTH * expect_error(np.ones_like(best)) else None
 
 
 def smooth(
@@ -192,11 +189,13 @@ def _fit(factors: FloatArray, seen: InputStatistics) -> tuple[float, float]:
 
 
 def _expect_error(factors: FloatArray, seen: InputStatistics, weight: FloatArray, largest: int) -> float:
-    """Return twelve times the expected squared error of a row's outputs, for independent rounding errors."""
+    """Return the expected squared error of a row's outputs, for independent rounding errors of inputs."""
     steps = _fit(factors, seen)[1] / factors
-    weight_steps = np.abs(weight / factors[:, None]).max(axis=0) / largest
-    of_inputs = (np.square(weight) * np.square(steps)[:, None]).sum()
-    of_weights = (seen.power * np.square(factors)).sum() * np.square(weight_steps).sum()
+    of_inputs = (np.square(weight) * np.square(steps)[:, None]).sum() / 12
+    smoothed = weight / factors[:, None]
+    integers, scales = quantize(smoothed, largest, axis=0)
+    missed = np.square(integers * scales - smoothed).sum(axis=1)  # nothing, if the weight was rounded before
+    of_weights = (seen.power * np.square(factors) * missed).sum()
     return float(of_inputs + of_weights)
 
 
