@@ -366,7 +366,11 @@ ROWS = {
     "embedkit.CrossEncoder.load": row(
         lambda _: CrossEncoder.load, *LOAD, source=made(lambda kit: kit.cross_bundle)
     ),
-    "embedkit.CrossEncoder.predict": row(lambda kit: kit.scorer.predict, "pairs", *PREDICT),
+    "embedkit.CrossEncoder.predict": row(
+        lambda kit: kit.scorer.predict,
+        *PREDICT,
+        pairs=kind(PAIRS, "empty list", "list of pairs", "duplicates", "hostile texts", "lone tuple"),
+    ),
     "embedkit.CrossEncoder.tokenize": row(lambda kit: kit.scorer.tokenize, "pairs"),
     "embedkit.CrossEncoder.predict_tokens": row(
         lambda kit: kit.scorer.predict_tokens, "activation_fn", tokens=made(lambda kit: kit.scorer.tokenize(PAIRS))
