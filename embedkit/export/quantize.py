@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -168,8 +169,8 @@ def choose_factors(seen: InputStatistics, weight: FloatArray, largest: int) -> F
     magnitudes = np.maximum(np.maximum(-seen.least, seen.largest), _SMALLEST)
     expect_error = partial(_expect_error, seen=seen, weight=weight, largest=largest)
     candidates: list[FloatArray] = [met ** (1 - alpha) / magnitudes**alpha for alpha in _ALPHAS]
-    best = min(candidates, key=expect_error)
-    return best if expect_error(best) < _WORTH * expect_error(np.ones_like(best)) else None
+    error, best = min(zip(map(expect_error, candidates), candidates, strict=True), key=itemgetter(0))
+    return best if error < _WORTH * expect_error(np.ones_like(best)) else None
 
 
 def smooth(
@@ -189,13 +190,11 @@ def _fit(factors: FloatArray, seen: InputStatistics) -> tuple[float, float]:
 
 
 def _expect_error(factors: FloatArray, seen: InputStatistics, weight: FloatArray, largest: int) -> float:
-    """Return the expected squared error of a row's outputs, for independent rounding errors of inputs."""
+    """Return twelve times the expected squared error of a row's outputs, for independent rounding errors."""
     steps = _fit(factors, seen)[1] / factors
-    of_inputs = (np.square(weight) * np.square(steps)[:, None]).sum() / 12
-    smoothed = weight / factors[:, None]
-    integers, scales = quantize(smoothed, largest, axis=0)
-    missed = np.square(integers * scales - smoothed).sum(axis=1)  # nothing, if the weight was rounded before
-    of_weights = (seen.power * np.square(factors) * missed).sum()
+    weight_steps = np.abs(weight / factors[:, None]).max(axis=0) / largest
+    of_inputs = (np.square(weight) * np.square(steps)[:, None]).sum()
+    of_weights = (seen.power * np.square(factors)).sum() * np.square(weight_steps).sum()
     return float(of_inputs + of_weights)
 
 
