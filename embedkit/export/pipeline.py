@@ -102,7 +102,7 @@ def export_source(
 ) -> ExportReport:
     """Export a run folder, a model folder, a hub id or a bundle; see :func:`export` for the options.
 
-    A bundle, by its file or the name of one of embedkit's own, is written anew from its rounded weights, for
+    A bundle, by its file or the name of one of embedkit's own, is exported again from its rounded weights, for
     instance with a smaller vocabulary. A folder whose ``config.json`` names a ``...ForSequenceClassification``
     contains a cross-encoder. The maximum length of a text or pair in tokens is by default the model's.
 
@@ -202,10 +202,11 @@ def export(
     is_rounded = precision.startswith("int8") or (precision == "fp32" and words != "float32")
     unrounded = build_graph(model, FloatArithmetic()) if is_rounded else None
     # Each application of a repeated layer has inputs of its own: weights equalised for them could not be shared.
-    smoothed = {} if precision == "int8" and unrounded is not None and find_twins(unrounded) else inputs
+    twins = {} if unrounded is None else find_twins(unrounded)
+    smoothed = {} if precision == "int8" and twins else inputs
     arithmetic = MixedArithmetic(_choose_products(precision, target, smoothed), choose_word_table(words))
     logger.info("writing the graph of %s, %s", model.name, precision)
-    content = _write(model, arithmetic, precision, unrounded, inputs)
+    content = _write(model, arithmetic, precision, unrounded, twins, inputs)
 
     logger.info("measuring the gates")
     limits = thresholds or _allowed(model, precision, words)
@@ -241,9 +242,12 @@ def _write(
     arithmetic: Arithmetic,
     precision: str,
     unrounded: onnx.ModelProto | None,
+    twins: Mapping[str, str],
     inputs: Mapping[str, InputStatistics],
 ) -> bytes:
     """Return the serialized graph, with shared weights stored once; ``unrounded`` is changed likewise.
+
+    ``twins`` are those of ``unrounded``.
 
     An encoder's biases compensate for its rounding.
     """
@@ -252,7 +256,8 @@ def _write(
         shifts = measure_shifts(unrounded, graph, inputs)
         for written in (graph, unrounded):
             add_to_biases(written, shifts)
-    twins = find_twins(unrounded or graph)
+    if unrounded is None:
+        twins = find_twins(graph)
     for written in filter(None, (graph, unrounded)):
         merge_twins(written, twins)
     if precision == "fp16":

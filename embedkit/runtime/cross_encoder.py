@@ -121,10 +121,11 @@ class CrossEncoder(Model[PairTokenizer]):
                 return self._best_of_windows(engine, part, plan), 0
             return engine.part(part, first, self._tokenize, plan, progress)
 
-        listed: list[Any] = [pairs] if _is_pair(pairs) else list(check_iterable(pairs, "pairs"))
+        is_alone = _is_pair(pairs)
+        listed: list[Any] = [pairs] if is_alone else list(check_iterable(pairs, "pairs"))
         chunks = list(engine.stream(listed, run_part, plan, len(listed)))
         scores: FloatArray = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
-        return cast(np.float32, scores[0]) if _is_pair(pairs) else scores
+        return cast(np.float32, scores[0]) if is_alone else scores
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokens:
         """Tokenize pairs, the first half of :meth:`predict`, for example to estimate the cost of scoring.
