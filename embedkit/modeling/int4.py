@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from embedkit.protocols import FloatArray
 
@@ -42,6 +44,24 @@ def restore_blocks(integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float1
     rows, blocks, _ = scales.shape
     values: FloatArray = integers.reshape(rows, blocks, -1).astype(np.float32) * scales.astype(np.float32)
     return values.reshape(integers.shape)
+
+
+def round_blocks(table: Tensor) -> Tensor:
+    """Return rows ``(V, H) float32`` as :func:`quantize_blocks` rounds them, computed where they are.
+
+    It serves a GPU, to which NumPy has no access. Among clipping thresholds of equal error, up to the order of
+    summation, it may choose another one.
+    """
+    rows, width = table.shape
+    blocks = table.reshape(rows, -1, _BLOCK if width % _BLOCK == 0 else width)
+    largest = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
+    shares = torch.tensor([1.0, *_CLIPPED], dtype=torch.float32, device=table.device)
+    scales = (largest * shares / -INT4_ZERO).half()
+    scales = torch.where(scales == 0, 1.0, scales.float())[..., None, :]
+    restored = (blocks[..., None] / scales).round().clamp(-INT4_ZERO, INT4_ZERO - 1) * scales
+    errors = (restored - blocks[..., None]).square().sum(dim=-2)
+    best = errors.argmin(dim=-1)[..., None, None].expand(*blocks.shape, 1)
+    return restored.gather(-1, best).reshape(rows, width)
 
 
 def _round_blocks(blocks: FloatArray, largest: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:

@@ -24,6 +24,7 @@ from embedkit.runtime.tokenization import TokenBatch, Tokens
 PRECISIONS = ("fp32", "bf16")
 
 _TOKENS_PER_BATCH = 8192
+_GPU_TOKENS_PER_BATCH = 65_536
 
 Model = TypeVar("Model", SentenceEncoder, PairEncoder)
 
@@ -52,8 +53,9 @@ class _Wrapper(Generic[Model]):
     def _fill(self, rows: FloatArray, tokens: Tokens, *, bf16: bool = False) -> FloatArray:
         """Write the model's outputs for all tokens into ``rows``."""
         device = self.model.device
+        budget = _TOKENS_PER_BATCH if device.type == "cpu" else _GPU_TOKENS_PER_BATCH
         with evaluating(self.model), torch.inference_mode():
-            for chosen in token_batches(tokens.lengths, most_tokens=_TOKENS_PER_BATCH):
+            for chosen in token_batches(tokens.lengths, most_tokens=budget):
                 batch = tokens.batch(chosen, self.model.tokenizer.pad_id)
                 inputs = (torch.from_numpy(values).to(device) for values in self._inputs(batch))
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):

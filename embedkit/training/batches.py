@@ -28,6 +28,7 @@ from embedkit.training.teachers import TeacherVectors
 
 _PREFETCH = 4
 _CHUNK_TOKENS = 128  # minimum tokens of a chunk, except the last
+_GPU_CHUNK_TOKENS = 4096  # a GPU waits for Python in smaller ones
 _MOST_PADDING = 1.1  # maximum ratio of padded to unpadded tokens in a chunk
 
 
@@ -125,6 +126,7 @@ class Batches(ABC):
 
     Attributes:
         steps_per_epoch: number of batches in an epoch.
+        chunk_tokens: minimum tokens of a chunk of a view, except the last; see :meth:`suit`.
 
     Raises:
         ConfigError: there are fewer rows than ``batch_size``.
@@ -133,6 +135,7 @@ class Batches(ABC):
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
         _check_count(count, batch_size)
         self.steps_per_epoch = count // batch_size
+        self.chunk_tokens = _CHUNK_TOKENS
         self._count, self._batch_size, self._seed = count, batch_size, seed
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
@@ -140,6 +143,10 @@ class Batches(ABC):
     @abstractmethod
     def batch(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0."""
+
+    def suit(self, device: torch.device) -> None:
+        """Split views into chunks that suit the device of the networks: larger ones on a GPU."""
+        self.chunk_tokens = _CHUNK_TOKENS if device.type == "cpu" else _GPU_CHUNK_TOKENS
 
     def stream(self, start: int, stop: int) -> Generator[Batch]:
         """Yield the batches of steps ``start`` to ``stop``, prefetched by a background thread.
@@ -246,7 +253,7 @@ class BatchSource(Batches):
     def _view(self, ids: Sequence[list[int]], name: str, generator: np.random.Generator) -> View:
         length = self._tokenizer.max_length
         changed = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
-        return chunk_view(Tokens(changed, []), self._tokenizer.pad_id)
+        return chunk_view(Tokens(changed, []), self._tokenizer.pad_id, self.chunk_tokens)
 
 
 def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsConfig) -> None:
@@ -275,12 +282,12 @@ def _check_count(count: int, batch_size: int) -> None:
         )
 
 
-def chunk_view(tokens: Tokens, pad_id: int) -> View:
-    """Split the rows of a batch into chunks of similar length."""
+def chunk_view(tokens: Tokens, pad_id: int, chunk_tokens: int = _CHUNK_TOKENS) -> View:
+    """Split the rows of a batch into chunks of similar length and at least ``chunk_tokens`` tokens."""
     lengths = np.array([len(row) for row in tokens.ids])
     by_length = np.argsort(lengths, kind="stable")
     chunks, types = [], []
-    for rows in np.split(by_length, _cuts(lengths[by_length])):
+    for rows in np.split(by_length, _cuts(lengths[by_length], chunk_tokens)):
         batch = tokens.batch(rows, pad_id)
         chunks.append((torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)))
         if batch.token_type_ids is not None:
@@ -288,12 +295,12 @@ def chunk_view(tokens: Tokens, pad_id: int) -> View:
     return View(tuple(chunks), torch.from_numpy(np.argsort(by_length, kind="stable")), tuple(types))
 
 
-def _cuts(lengths: npt.NDArray[np.int64]) -> list[int]:
+def _cuts(lengths: npt.NDArray[np.int64], least: int) -> list[int]:
     """Return where to split ascending lengths so that padding stays low and chunks are not needlessly small."""
     cuts, start, tokens = [], 0, 0
     for row, length in enumerate(lengths.tolist()):
         padded = length * (row - start + 1)
-        if tokens >= _CHUNK_TOKENS and padded > _MOST_PADDING * (tokens + length):
+        if tokens >= least and padded > _MOST_PADDING * (tokens + length):
             cuts.append(row)
             start, tokens = row, 0
         tokens += length
@@ -346,10 +353,12 @@ class PairBatchSource(Batches):
             (after, before) if turn else (before, after)
             for before, after, turn in zip(first, second, turned.tolist(), strict=True)
         ]
-        return pair_batch(self._tokenizer, pairs, self._scores[rows])
+        return pair_batch(self._tokenizer, pairs, self._scores[rows], self.chunk_tokens)
 
 
-def pair_batch(tokenizer: PairTokenizer, pairs: Sequence[tuple[str, str]], scores: FloatArray) -> Batch:
-    """Return a batch of pairs with their scores, ``(B,) float32``."""
-    view = chunk_view(tokenizer.tokenize(pairs), tokenizer.pad_id)
+def pair_batch(
+    tokenizer: PairTokenizer, pairs: Sequence[tuple[str, str]], scores: FloatArray, chunk_tokens: int
+) -> Batch:
+    """Return a batch of pairs with their scores, ``(B,) float32``, in chunks of at least ``chunk_tokens``."""
+    view = chunk_view(tokenizer.tokenize(pairs), tokenizer.pad_id, chunk_tokens)
     return Batch((view,), scores=torch.from_numpy(np.ascontiguousarray(scores)))

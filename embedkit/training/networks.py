@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from embedkit.errors import ConfigError, first_line
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.int4 import quantize_blocks, restore_blocks
+from embedkit.modeling.int4 import quantize_blocks, restore_blocks, round_blocks
 
 
 @contextlib.contextmanager
@@ -94,7 +94,9 @@ def _round(table: nn.Embedding, inputs: tuple[Any, ...], output: Tensor) -> Tens
 
 
 def _rounded(rows: Tensor) -> Tensor:
-    return torch.from_numpy(restore_blocks(*quantize_blocks(rows.cpu().numpy()))).to(rows.device)
+    if rows.device.type != "cpu":
+        return round_blocks(rows)
+    return torch.from_numpy(restore_blocks(*quantize_blocks(rows.numpy())))
 
 
 _WEIGHT = 0.01

@@ -133,7 +133,8 @@ class PairGroups(Batches):
         passages = pairs.passages.texts(np.take_along_axis(pairs.candidates[rows], places, axis=1).ravel())
         queries = np.repeat(np.array(pairs.queries.texts(rows), dtype=object), self._group).tolist()
         scores = np.take_along_axis(pairs.scores[rows], places, axis=1).ravel()
-        return pair_batch(self._tokenizer, list(zip(queries, passages, strict=True)), scores)
+        pairs = list(zip(queries, passages, strict=True))
+        return pair_batch(self._tokenizer, pairs, scores, self.chunk_tokens)
 
 
 def score_distillation(

@@ -1,8 +1,9 @@
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.modeling.int4 import INT4_ERROR, quantize_blocks, restore_blocks
+from embedkit.modeling.int4 import INT4_ERROR, quantize_blocks, restore_blocks, round_blocks
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([10, 32, 96]), st.floats(1e-3, 1e3))
@@ -37,3 +38,13 @@ def test_the_value_of_largest_magnitude_is_kept_whatever_its_sign():
 
     assert integers.tolist() == [[-8, -2], [-8, 2], [0, 0]]
     assert scales[:, 0, 0].tolist() == [-0.5, 0.5, 1.0]
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([10, 32, 96]), st.floats(1e-3, 1e3))
+def test_torch_rounds_as_numpy_does(seed, width, spread):
+    table = (np.random.default_rng(seed).standard_normal((7, width)) * spread).astype(np.float32)
+    table[3] = 0
+
+    rounded = round_blocks(torch.from_numpy(table)).numpy()
+
+    np.testing.assert_array_equal(rounded, restore_blocks(*quantize_blocks(table)))

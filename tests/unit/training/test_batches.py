@@ -120,6 +120,19 @@ def test_embeddings_come_back_in_batch_order(make, make_encoder, tokenizer, monk
     assert sum(ids.numel() for ids, _ in view.chunks) < plain.input_ids.size
 
 
+def test_a_gpu_gets_larger_chunks(make, make_encoder, monkeypatch):
+    monkeypatch.setattr(batches, "_CHUNK_TOKENS", 8)
+    encoder, source = make_encoder().eval(), make(batch_size=11)
+    small = source.batch(0).views[0]
+
+    source.suit(torch.device("cuda"))
+
+    large = source.batch(0).views[0]
+    assert len(large.chunks) == 1 < len(small.chunks)
+    with torch.no_grad():
+        assert torch.allclose(pooled(encoder, large), pooled(encoder, small), atol=1e-6)
+
+
 def test_chunks_have_little_padding_or_few_tokens(tokenizer):
     lengths = np.random.default_rng(0).integers(3, 17, size=200)
     view = chunk_view(Tokens([[5] * length for length in lengths], []), tokenizer.pad_id)
