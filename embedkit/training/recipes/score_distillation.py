@@ -133,8 +133,8 @@ class PairGroups(Batches):
         passages = pairs.passages.texts(np.take_along_axis(pairs.candidates[rows], places, axis=1).ravel())
         queries = np.repeat(np.array(pairs.queries.texts(rows), dtype=object), self._group).tolist()
         scores = np.take_along_axis(pairs.scores[rows], places, axis=1).ravel()
-        pairs = list(zip(queries, passages, strict=True))
-        return pair_batch(self._tokenizer, pairs, scores, self.chunk_tokens)
+        texts = list(zip(queries, passages, strict=True))
+        return pair_batch(self._tokenizer, texts, scores, self.chunk_tokens)
 
 
 def score_distillation(
