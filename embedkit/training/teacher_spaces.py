@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +124,13 @@ class JoinConfig:
         "run's space; default: all",
         minimum=1,
     )
+    space: str | None = setting(
+        None, "space.npz of an earlier run, whose space is used as it is; excludes the other settings"
+    )
+
+    def __post_init__(self) -> None:
+        if self.space is not None and dataclasses.replace(self, space=None) != JoinConfig():
+            raise ConfigError("join.space is a space that already exists: remove the other settings of [join]")
 
     def check(self, teachers: int) -> None:
         """Check that there is a positive weight for each teacher.
@@ -139,36 +147,51 @@ class JoinConfig:
 class JoinedVectors:
     """:class:`TeacherVectors` of several teachers: unit rows of their joined principal components.
 
-    Means and components are computed from a sample of the first view of the rows that ``config.rows`` leaves.
+    Means and components are computed from a sample of the first view of the rows that ``config.rows`` leaves, or
+    read from the file ``config.space``.
 
     Attributes:
         parts: the teachers.
         space: how their vectors are joined, which a run writes to ``RUN/space.npz``.
 
     Raises:
-        ConfigError: the weights do not fit the teachers, fewer components exist than are to be kept, or there are
-            fewer rows than ``config.rows``.
+        ConfigError: the weights, or the space, do not fit the teachers, fewer components exist than are to be
+            kept, or there are fewer rows than ``config.rows``.
+        ModelNotFoundError, ModelError: the file of the space cannot be read.
     """
 
     def __init__(self, parts: Sequence[TeacherVectors], config: JoinConfig, rows: int) -> None:
         config.check(len(parts))
         self.parts = tuple(parts)
-        self.name = " + ".join(part.name for part in parts)
-        self.dimension = config.dimension or parts[0].dimension
-        joined = sum(part.dimension for part in parts)
-        if self.dimension > joined:
-            raise ConfigError(f"join.dimension = {self.dimension} exceeds the {joined} dimensions of the teachers")
-        weights = np.asarray(config.weights or (1.0,) * len(parts), dtype=np.float32)
+        self.space = self._compute(config, rows) if config.space is None else self._load(config.space)
+        self.name, self.dimension = self.space.name, self.space.dimension
+        self.fingerprint = self.space.fingerprint([part.fingerprint for part in self.parts])
+
+    def _load(self, path: str) -> JoinedSpace:
+        space = JoinedSpace.load(Path(path))
+        widths, expected = [part.dimension for part in self.parts], [*map(len, space.means)]
+        if widths != expected:
+            raise ConfigError(
+                f"join.space = {path} is that of {space.name}, of {expected} dimensions, not {widths}"
+            )
+        return space
+
+    def _compute(self, config: JoinConfig, rows: int) -> JoinedSpace:
+        dimension = config.dimension or self.parts[0].dimension
+        joined = sum(part.dimension for part in self.parts)
+        if dimension > joined:
+            raise ConfigError(f"join.dimension = {dimension} exceeds the {joined} dimensions of the teachers")
+        weights = np.asarray(config.weights or (1.0,) * len(self.parts), dtype=np.float32)
         if config.rows is not None and config.rows > rows:
             raise ConfigError(f"join.rows = {config.rows} exceeds the {rows} rows of the corpus")
         chunks = sample_chunks(config.rows or rows)
-        means = tuple(_mean(part, chunks) for part in parts)
+        means = tuple(_mean(part, chunks) for part in self.parts)
         moment = second_moment(lambda chunk: side_by_side(self._read(chunk, 0), means, weights), chunks)
-        axes = principal_axes(moment)[:, : self.dimension]
+        axes = principal_axes(moment)[:, :dimension]
         deviations = np.sqrt(np.einsum("ij,ij->j", axes, moment @ axes).clip(min=1e-24))  # rounding can give < 0
         scaled: FloatArray = (axes / deviations**config.spread).astype(np.float32)
-        self.space = JoinedSpace(name=self.name, means=means, weights=weights, axes=scaled)
-        self.fingerprint = self.space.fingerprint([part.fingerprint for part in self.parts])
+        name = " + ".join(part.name for part in self.parts)
+        return JoinedSpace(name=name, means=means, weights=weights, axes=scaled)
 
     def read(self, rows: Rows, view: int) -> FloatArray:
         """See :class:`TeacherVectors`."""

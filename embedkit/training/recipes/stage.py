@@ -152,7 +152,8 @@ def prepare(
             resolved = dataclasses.replace(named, source=config.resolve_model(named.source))
             vectors.append(load_vectors(resolved, corpus, Path(config.cache), show_progress=control.show_progress))
     if config.join is not None and vectors:
-        vectors = [JoinedVectors(vectors, config.join, len(corpus))]
+        space = config.join.space and config.resolve(config.join.space)
+        vectors = [JoinedVectors(vectors, dataclasses.replace(config.join, space=space), len(corpus))]
     if config.matryoshka is not None:
         config.matryoshka.check(vectors[0].dimension)
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]

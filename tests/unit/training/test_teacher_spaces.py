@@ -15,6 +15,7 @@ from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.joined import JoinedSpace
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, prepare
 from embedkit.training.teacher_spaces import (
@@ -257,6 +258,31 @@ def test_a_run_writes_its_space(mapping, tmp_path):
     card = json.loads((tmp_path / "run" / "run.json").read_text())
     assert card["teacher"]["fingerprint"] == encoder.fingerprint
     assert encoder.dimension == 8
+
+
+def test_a_run_joins_its_teachers_in_the_space_of_an_earlier_one(mapping, tmp_path):
+    """Its corpus does not change the space, so that both runs' students embed alike."""
+    del mapping["matryoshka"]
+    join = {"dimension": 8, "spread": 0.2}
+    run(resolve({**mapping, "join": join}), tmp_path / "earlier", QUIET)
+    corpus = [{**source, "limit": 12} for source in mapping["corpus"]]
+    later = {**mapping, "corpus": corpus, "data": str(tmp_path), "join": {"space": "earlier/space.npz"}}
+    run(resolve(later), tmp_path / "later", QUIET)
+    card, again = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("earlier", "later"))
+    assert again["teacher"] == card["teacher"]
+    assert JoinedSpace.load(tmp_path / "later" / "space.npz").dimension == 8
+
+
+def test_the_space_of_an_earlier_run_fits_the_teachers(teachers, tmp_path):
+    JoinedVectors(teachers, JoinConfig(), ROWS).space.save(tmp_path / "space.npz")
+    config = JoinConfig(space=str(tmp_path / "space.npz"))
+    with pytest.raises(ConfigError, match=r"is that of one \+ two, of \[6, 5\] dimensions, not \[5, 6\]"):
+        JoinedVectors(teachers[::-1], config, ROWS)
+
+
+def test_the_space_of_an_earlier_run_has_no_other_settings():
+    with pytest.raises(ConfigError, match=r"join\.space is a space that already exists"):
+        JoinConfig(space="space.npz", spread=0.2)
 
 
 RUN = {"method": "mse", "corpus": [{"path": "texts.txt"}], "teachers": [{"source": "a"}, {"source": "b"}]}
