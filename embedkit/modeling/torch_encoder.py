@@ -32,8 +32,13 @@ Model = TypeVar("Model", SentenceEncoder, PairEncoder)
 class _Wrapper(Generic[Model]):
     """Runs a model in batches of similar length, in evaluation mode, so it may be in training."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, precision: str = "fp32", device: str | None = None) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
         self.model: Model = model
+        self.precision = precision
+        if device is not None:
+            to_device(model, device)
 
     @property
     def name(self) -> str:
@@ -42,15 +47,20 @@ class _Wrapper(Generic[Model]):
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the model in its current state."""
-        return self.model.fingerprint()
+        """Hex SHA-256 of the model in its current state, and of the precision if it changes it."""
+        return self._with(["bf16"] if self.precision == "bf16" else [])
+
+    def _with(self, parts: Sequence[str]) -> str:
+        """Return the model's fingerprint, or one that covers ``parts`` as well."""
+        fingerprint = self.model.fingerprint()
+        return hashlib.sha256(" ".join([fingerprint, *parts]).encode()).hexdigest() if parts else fingerprint
 
     @property
     def max_length(self) -> int:
         """Maximum length of a text or pair in tokens; longer ones are truncated."""
         return self.model.max_length
 
-    def _fill(self, rows: FloatArray, tokens: Tokens, *, bf16: bool = False) -> FloatArray:
+    def _fill(self, rows: FloatArray, tokens: Tokens) -> FloatArray:
         """Write the model's outputs for all tokens into ``rows``."""
         device = self.model.device
         budget = _TOKENS_PER_BATCH if device.type == "cpu" else _GPU_TOKENS_PER_BATCH
@@ -58,7 +68,7 @@ class _Wrapper(Generic[Model]):
             for chosen in token_batches(tokens.lengths, most_tokens=budget):
                 batch = tokens.batch(chosen, self.model.tokenizer.pad_id)
                 inputs = (torch.from_numpy(values).to(device) for values in self._inputs(batch))
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):
                     outputs = self.model(*inputs)
                 rows[chosen] = self._finish(outputs).cpu().numpy()
         return rows
@@ -73,29 +83,18 @@ class _Wrapper(Generic[Model]):
 class TorchEncoder(_Wrapper[SentenceEncoder]):
     """A :class:`~embedkit.protocols.TextEncoder` that wraps a :class:`SentenceEncoder` without copying it.
 
-    The model is switched to evaluation mode during each call, so it may be in training. The precision ``"bf16"``
-    runs matrix products in bfloat16: faster on CPUs with AMX, but embeddings differ in the third digit. The model
-    is moved to ``device`` unless that is None.
+    The model is switched to evaluation mode during each call, so it may be in training. ``precision`` and
+    ``device`` are those of :class:`TorchCrossEncoder`.
 
     Raises:
         ConfigError: unknown precision, or a device that is not available.
     """
 
-    def __init__(self, model: SentenceEncoder, *, precision: str = "fp32", device: str | None = None) -> None:
-        if precision not in PRECISIONS:
-            raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
-        super().__init__(model)
-        self.precision = precision
-        if device is not None:
-            to_device(model, device)
-
     @property
     def fingerprint(self) -> str:
         """Hex SHA-256 of the model in its current state, and of precision and prompt if they change it."""
-        parts = [self.precision] if self.precision != "fp32" else []
-        parts += [json.dumps(self._prompt)] if self._prompt else []
-        fingerprint = self.model.fingerprint()
-        return hashlib.sha256(" ".join([fingerprint, *parts]).encode()).hexdigest() if parts else fingerprint
+        parts = ["bf16"] if self.precision == "bf16" else []
+        return self._with([*parts, json.dumps(self._prompt)] if self._prompt else parts)
 
     @property
     def _prompt(self) -> str:
@@ -117,7 +116,7 @@ class TorchEncoder(_Wrapper[SentenceEncoder]):
     def encode_ids(self, ids: Sequence[list[int]], /) -> FloatArray:
         """Encode texts given as token ids, including special tokens: ``(N, D) float32, unit rows``."""
         rows = np.empty((len(ids), self.dimension), dtype=np.float32)
-        return self._fill(rows, Tokens(ids, []), bf16=self.precision == "bf16")
+        return self._fill(rows, Tokens(ids, []))
 
     def _finish(self, outputs: Tensor) -> Tensor:
         return functional.normalize(outputs.float(), dim=1)
@@ -126,7 +125,12 @@ class TorchEncoder(_Wrapper[SentenceEncoder]):
 class TorchCrossEncoder(_Wrapper[PairEncoder]):
     """A :class:`~embedkit.protocols.PairScorer` that wraps a :class:`PairEncoder` without copying it.
 
-    The model is switched to evaluation mode during each call, so it may be in training.
+    The model is switched to evaluation mode during each call, so it may be in training. The precision ``"bf16"``
+    runs matrix products in bfloat16: faster on GPUs and on CPUs with AMX, but scores differ in the third digit.
+    The model is moved to ``device`` unless that is None.
+
+    Raises:
+        ConfigError: unknown precision, or a device that is not available.
     """
 
     def predict(self, pairs: Sequence[tuple[str, str]], /) -> FloatArray:

@@ -52,6 +52,7 @@ from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, min
 from embedkit.training.recipes.stage import Control, Stage, corpus_inputs
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import adjust, load_cross_encoder
+from embedkit.training.teachers import TeacherConfig
 
 logger = logging.getLogger(__name__)
 
@@ -198,13 +199,12 @@ def load_pair_teachers(config: RunConfig, settings: ScoreDistillationConfig) -> 
         raise ConfigError("score-distillation needs a teacher: name a cross-encoder with --teacher or [teacher]")
     if not settings.queries:
         raise ConfigError("score-distillation needs queries: name their files in [[settings.queries]]")
-    return tuple(
-        _teacher(config.resolve_model(teacher.source), settings, config) for teacher in config.every_teacher
-    )
+    return tuple(_teacher(teacher, settings, config) for teacher in config.every_teacher)
 
 
-def _teacher(source: str, settings: ScoreDistillationConfig, config: RunConfig) -> PairTeacher:
+def _teacher(teacher: TeacherConfig, settings: ScoreDistillationConfig, config: RunConfig) -> PairTeacher:
     """Return a bundle on embedkit's runtime, or a folder on torch, for pairs of ``settings.length`` tokens."""
+    source = config.resolve_model(teacher.source)
     if source.endswith(".onnx"):
         bundle = read_bundle(find_model(source))
         length = min(bundle.manifest.max_length, settings.length)
@@ -215,8 +215,9 @@ def _teacher(source: str, settings: ScoreDistillationConfig, config: RunConfig) 
             hashlib.sha256(f"{bundle.fingerprint} {length}".encode()).hexdigest(),
             lambda pairs: scored.predict(pairs, activation_fn="identity", show_progress_bar=False),
         )
-    model = PairEncoder.load(source)
-    scorer = TorchCrossEncoder(PairEncoder.load(source, max_length=min(model.max_length, settings.length)))
+    longest = PairEncoder.load(source).max_length
+    model = PairEncoder.load(source, max_length=min(longest, settings.length))
+    scorer = TorchCrossEncoder(model, precision=teacher.precision, device=teacher.device)
     return PairTeacher(
         scorer.name, scorer.fingerprint, lambda pairs: scorer.logits(scorer.model.tokenizer.tokenize(pairs))
     )

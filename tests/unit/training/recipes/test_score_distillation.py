@@ -238,6 +238,23 @@ def test_teachers_and_batches_read_fewer_tokens_than_the_student(recipe, toy_cro
     assert PairEncoder.load(tmp_path / "run" / "model").max_length == 20
 
 
+def test_a_folder_scores_on_its_device_and_in_its_precision(recipe):
+    pairs = [("a good dog", "the cat is asleep in the garden by the sea")]
+    teachers = {}
+    for precision in ("fp32", "bf16"):
+        config = resolve({**recipe, "teacher": {**recipe["teacher"], "precision": precision, "device": "cpu"}})
+        settings = from_mapping(ScoreDistillationConfig, config.settings)
+        (teachers[precision],) = load_pair_teachers(config, settings)
+    full, half = (teacher.logits(pairs) for teacher in teachers.values())
+    np.testing.assert_allclose(full, half, rtol=0.05)
+    assert full != half
+    assert teachers["fp32"].fingerprint != teachers["bf16"].fingerprint
+
+    config = resolve({**recipe, "teacher": {**recipe["teacher"], "device": "abacus"}})
+    with pytest.raises(ConfigError, match="'abacus' cannot be used here"):
+        load_pair_teachers(config, settings)
+
+
 def test_the_scores_of_several_teachers_are_their_mean(recipe, corpora, toy_cross_bundle):
     both = [{"source": recipe.pop("teacher")["source"]}, {"source": str(toy_cross_bundle)}]
     config = resolve({**recipe, "teachers": both})
