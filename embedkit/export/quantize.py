@@ -164,11 +164,16 @@ def _choose_rounding(seen: InputStatistics, weight: FloatArray, largest: int) ->
 
 
 def choose_factors(seen: InputStatistics, weight: FloatArray, largest: int) -> FloatArray | None:
-    """Return the factors ``(I,) float32`` that equalise the inputs of a weight ``(I, O)``; None if none help."""
+    """Return the factors ``(I,) float32`` that equalise the inputs of a weight ``(I, O)``; None if none help.
+
+    Inputs of large factors keep their values: enlarged, they would cost other texts than were measured more than
+    they save.
+    """
     met = np.maximum(np.abs(weight).max(axis=1), _SMALLEST)
     magnitudes = np.maximum(np.maximum(-seen.least, seen.largest), _SMALLEST)
     expect_error = partial(_expect_error, seen=seen, weight=weight, largest=largest)
-    candidates: list[FloatArray] = [met ** (1 - alpha) / magnitudes**alpha for alpha in _ALPHAS]
+    factors = (met ** (1 - alpha) / magnitudes**alpha for alpha in _ALPHAS)
+    candidates = [np.minimum(some / np.median(some), 1).astype(np.float32) for some in factors]
     error, best = min(zip(map(expect_error, candidates), candidates, strict=True), key=itemgetter(0))
     return best if error < _WORTH * expect_error(np.ones_like(best)) else None
 

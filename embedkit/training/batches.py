@@ -21,15 +21,16 @@ from torch import Tensor
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
+from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer, Tokens
 from embedkit.training.corpus import Corpus
 from embedkit.training.method import Batch, BatchSpec, View
 from embedkit.training.teachers import TeacherVectors
 
 _PREFETCH = 4
 _CHUNK_TOKENS = 128  # minimum tokens of a chunk, except the last
-_GPU_CHUNK_TOKENS = 4096  # a GPU waits for Python in smaller ones
 _MOST_PADDING = 1.1  # maximum ratio of padded to unpadded tokens in a chunk
+_GPU_CHUNKS = 4
+_GPU_LENGTHS = 16  # of which a chunk's length is a multiple
 
 
 Augmentation = Callable[[list[int], float, int, np.random.Generator], list[int]]
@@ -126,7 +127,7 @@ class Batches(ABC):
 
     Attributes:
         steps_per_epoch: number of batches in an epoch.
-        chunk_tokens: minimum tokens of a chunk of a view, except the last; see :meth:`suit`.
+        on_gpu: whether views are split as suits a GPU; see :func:`chunk_view`.
 
     Raises:
         ConfigError: there are fewer rows than ``batch_size``.
@@ -135,7 +136,7 @@ class Batches(ABC):
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
         _check_count(count, batch_size)
         self.steps_per_epoch = count // batch_size
-        self.chunk_tokens = _CHUNK_TOKENS
+        self.on_gpu = False
         self._count, self._batch_size, self._seed = count, batch_size, seed
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
@@ -143,10 +144,6 @@ class Batches(ABC):
     @abstractmethod
     def batch(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0."""
-
-    def suit(self, device: torch.device) -> None:
-        """Split views into chunks that suit the device of the networks: larger ones on a GPU."""
-        self.chunk_tokens = _CHUNK_TOKENS if device.type == "cpu" else _GPU_CHUNK_TOKENS
 
     def stream(self, start: int, stop: int) -> Generator[Batch]:
         """Yield the batches of steps ``start`` to ``stop``, prefetched by a background thread.
@@ -253,7 +250,7 @@ class BatchSource(Batches):
     def _view(self, ids: Sequence[list[int]], name: str, generator: np.random.Generator) -> View:
         length = self._tokenizer.max_length
         changed = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
-        return chunk_view(Tokens(changed, []), self._tokenizer.pad_id, self.chunk_tokens)
+        return chunk_view(Tokens(changed, []), self._tokenizer.pad_id, gpu_limit=length if self.on_gpu else None)
 
 
 def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsConfig) -> None:
@@ -282,29 +279,54 @@ def _check_count(count: int, batch_size: int) -> None:
         )
 
 
-def chunk_view(tokens: Tokens, pad_id: int, chunk_tokens: int = _CHUNK_TOKENS) -> View:
-    """Split the rows of a batch into chunks of similar length and at least ``chunk_tokens`` tokens."""
+def chunk_view(tokens: Tokens, pad_id: int, *, gpu_limit: int | None = None) -> View:
+    """Split the rows of a batch into chunks of similar length.
+
+    On a GPU, a new shape costs more than padding: with ``gpu_limit``, the maximum length of a row, there are few
+    chunks of equally many rows, and few different lengths.
+    """
     lengths = np.array([len(row) for row in tokens.ids])
     by_length = np.argsort(lengths, kind="stable")
     chunks, types = [], []
-    for rows in np.split(by_length, _cuts(lengths[by_length], chunk_tokens)):
+    cuts = _cuts(lengths[by_length]) if gpu_limit is None else _even_cuts(len(lengths))
+    for rows in np.split(by_length, cuts):
         batch = tokens.batch(rows, pad_id)
+        if gpu_limit is not None:
+            batch = _lengthen(batch, pad_id, gpu_limit)
         chunks.append((torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)))
         if batch.token_type_ids is not None:
             types.append(torch.from_numpy(batch.token_type_ids))
     return View(tuple(chunks), torch.from_numpy(np.argsort(by_length, kind="stable")), tuple(types))
 
 
-def _cuts(lengths: npt.NDArray[np.int64], least: int) -> list[int]:
+def _cuts(lengths: npt.NDArray[np.int64]) -> list[int]:
     """Return where to split ascending lengths so that padding stays low and chunks are not needlessly small."""
     cuts, start, tokens = [], 0, 0
     for row, length in enumerate(lengths.tolist()):
         padded = length * (row - start + 1)
-        if tokens >= least and padded > _MOST_PADDING * (tokens + length):
+        if tokens >= _CHUNK_TOKENS and padded > _MOST_PADDING * (tokens + length):
             cuts.append(row)
             start, tokens = row, 0
         tokens += length
     return cuts
+
+
+def _even_cuts(count: int) -> list[int]:
+    size = -(-count // _GPU_CHUNKS)
+    return list(range(size, count, size))
+
+
+def _lengthen(batch: TokenBatch, pad_id: int, limit: int) -> TokenBatch:
+    """Pad a batch to a multiple of a length, or to the limit."""
+    length = batch.input_ids.shape[1]
+    wanted = max(length, min(-(-length // _GPU_LENGTHS) * _GPU_LENGTHS, limit))
+    more = ((0, 0), (0, wanted - length))
+    types = batch.token_type_ids
+    return TokenBatch(
+        np.pad(batch.input_ids, more, constant_values=pad_id),
+        np.pad(batch.attention_mask, more),
+        None if types is None else np.pad(types, more),
+    )
 
 
 def _augmentations(spec: BatchSpec, views: ViewsConfig) -> tuple[str, ...]:
@@ -353,12 +375,13 @@ class PairBatchSource(Batches):
             (after, before) if turn else (before, after)
             for before, after, turn in zip(first, second, turned.tolist(), strict=True)
         ]
-        return pair_batch(self._tokenizer, pairs, self._scores[rows], self.chunk_tokens)
+        return pair_batch(self._tokenizer, pairs, self._scores[rows], on_gpu=self.on_gpu)
 
 
 def pair_batch(
-    tokenizer: PairTokenizer, pairs: Sequence[tuple[str, str]], scores: FloatArray, chunk_tokens: int
+    tokenizer: PairTokenizer, pairs: Sequence[tuple[str, str]], scores: FloatArray, *, on_gpu: bool
 ) -> Batch:
-    """Return a batch of pairs with their scores, ``(B,) float32``, in chunks of at least ``chunk_tokens``."""
-    view = chunk_view(tokenizer.tokenize(pairs), tokenizer.pad_id, chunk_tokens)
+    """Return a batch of pairs with their scores, ``(B,) float32``."""
+    limit = tokenizer.max_length if on_gpu else None
+    view = chunk_view(tokenizer.tokenize(pairs), tokenizer.pad_id, gpu_limit=limit)
     return Batch((view,), scores=torch.from_numpy(np.ascontiguousarray(scores)))

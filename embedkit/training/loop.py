@@ -117,7 +117,7 @@ class _Run:
         self.evaluate, self.should_stop = evaluate, should_stop
         self.optim = config.optim
         self.device = method.encoder.device
-        batches.suit(self.device)
+        batches.on_gpu = self.device.type != "cpu"
         if config.optim.compile:
             compile_encoders(method, self.device)
         self.optimizer = build_optimizer(method, config.optim)

@@ -130,24 +130,42 @@ class Muon(AdamW):
             super()._update(parameters, gradients, group)
             return
         dtype = torch.bfloat16 if self.config.amp == "bf16" else torch.float32
+        if parameters[0].device.type != "cpu":
+            self._update_stacked(parameters, gradients, group, dtype)
+            return
         for parameter, gradient in zip(parameters, gradients, strict=True):
             momentum = self._moment(parameter, "first").lerp_(gradient, 1 - _MOMENTUM)
             direction = _orthogonal(gradient.lerp(momentum, _MOMENTUM).to(dtype))
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction, alpha=-group["lr"] * _ADAMW_RMS * math.sqrt(max(parameter.shape)))
 
+    def _update_stacked(
+        self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], dtype: torch.dtype
+    ) -> None:
+        """Update all matrices of a shape at once, for a GPU, which waits for Python otherwise."""
+        shapes: dict[torch.Size, list[int]] = {}
+        for place, parameter in enumerate(parameters):
+            shapes.setdefault(parameter.shape, []).append(place)
+        for shape, places in shapes.items():
+            weights, slopes = ([tensors[place] for place in places] for tensors in (parameters, gradients))
+            momenta = [self._moment(parameter, "first") for parameter in weights]
+            torch._foreach_lerp_(momenta, slopes, 1 - _MOMENTUM)
+            ahead = torch.stack(slopes).lerp(torch.stack(momenta), _MOMENTUM).to(dtype)
+            directions = [*_orthogonal(ahead).float()]
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(weights, directions, alpha=-group["lr"] * _ADAMW_RMS * math.sqrt(max(shape)))
 
-def _orthogonal(matrix: Tensor) -> Tensor:
-    """Bring all singular values of a matrix close to 1 by Newton-Schulz iteration."""
+
+def _orthogonal(matrices: Tensor) -> Tensor:
+    """Bring all singular values of ``(..., rows, columns)`` close to 1 by Newton-Schulz iteration."""
     first, second, third = _NEWTON_SCHULZ
-    tall = matrix.shape[0] > matrix.shape[1]
-    turned: Tensor = matrix.T if tall else matrix
-    turned = turned / turned.norm().clamp(min=1e-7)
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    turned: Tensor = matrices.mT if tall else matrices
+    turned = turned / turned.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(_NEWTON_SCHULZ_STEPS):
-        gram = turned @ turned.T
-        polynomial = torch.addmm(gram, gram, gram, beta=second, alpha=third)
-        turned = torch.addmm(turned, polynomial, turned, beta=first)
-    return turned.T if tall else turned
+        gram = turned @ turned.mT
+        turned = first * turned + (second * gram + third * (gram @ gram)) @ turned
+    return turned.mT if tall else turned
 
 
 def build_optimizer(module: nn.Module, config: OptimConfig) -> AdamW:

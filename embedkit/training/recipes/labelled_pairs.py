@@ -111,7 +111,7 @@ class QueryGroups(Batches):
         generator = np.random.default_rng([self._choice, 1, step])
         rows = np.concatenate([self._draw(self._groups[number], generator) for number in self.rows(step)])
         pairs = zip(self._corpus.texts(rows, 0), self._corpus.texts(rows, 1), strict=True)
-        return pair_batch(self._tokenizer, list(pairs), self._labels[rows], self.chunk_tokens)
+        return pair_batch(self._tokenizer, list(pairs), self._labels[rows], on_gpu=self.on_gpu)
 
     def _draw(self, rows: _Rows, generator: np.random.Generator) -> _Rows:
         labels = self._labels[rows]

@@ -135,7 +135,7 @@ class PairGroups(Batches):
         queries = np.repeat(np.array(pairs.queries.texts(rows), dtype=object), self._group).tolist()
         scores = np.take_along_axis(pairs.scores[rows], places, axis=1).ravel()
         texts = list(zip(queries, passages, strict=True))
-        return pair_batch(self._tokenizer, texts, scores, self.chunk_tokens)
+        return pair_batch(self._tokenizer, texts, scores, on_gpu=self.on_gpu)
 
 
 def score_distillation(

@@ -100,10 +100,22 @@ def test_outliers_are_smoothed_and_uniform_inputs_unchanged():
     rounding = quantizing._choose_rounding(seen_in(outlying), weight, 64)
 
     met, reach = np.abs(weight).max(axis=1), np.abs(outlying).max(axis=0)
-    smoothed = [met ** (1 - alpha) / reach**alpha for alpha in (0.5, 0.65, 0.8)]
+    equal = [met ** (1 - alpha) / reach**alpha for alpha in (0.5, 0.65, 0.8)]
+    smoothed = [np.minimum(factors / np.median(factors), 1) for factors in equal]
     errors = [quantizing._expect_error(factors, seen_in(outlying), weight, 64) for factors in smoothed]
     np.testing.assert_allclose(rounding.factors, smoothed[int(np.argmin(errors))], rtol=1e-5)
     assert rounding.factors.argmin() == 3
+
+
+def test_smoothing_enlarges_no_input():
+    """An input that was small in every measured text would outweigh others in a text in which it is not."""
+    rows, weight = random_rows()
+    reach = np.where(np.arange(32) == 3, 40.0, 1.0) * np.where(np.arange(32) == 5, 0.01, 1.0)
+
+    factors = quantizing.choose_factors(seen_in(rows * reach), weight, 64)
+
+    assert factors.max() == 1
+    assert factors[3] < 0.2
 
 
 def test_smoothing_reduces_the_error_of_a_product():

@@ -19,7 +19,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.training import loop, networks
+from embedkit.training import batches, loop, networks
 from embedkit.training.batches import chunk_view
 from embedkit.training.config import StudentConfig
 from embedkit.training.loop import train
@@ -53,9 +53,11 @@ def encoder(make_encoder):
 def backward(encoder, monkeypatch):
     """Leave the gradients of several chunks, in which words repeat."""
 
+    monkeypatch.setattr(batches, "_CHUNK_TOKENS", 8)
+
     def backward():
         encoder.zero_grad()
-        view = chunk_view(encoder.tokenizer.tokenize(TEXTS), encoder.tokenizer.pad_id, 8)
+        view = chunk_view(encoder.tokenizer.tokenize(TEXTS), encoder.tokenizer.pad_id)
         assert len(view.chunks) > 1
         pooled(encoder, view).square().sum().backward()
 

@@ -117,6 +117,20 @@ class TestMuon:
         assert singular.max() < 1.3
         assert weight.detach().square().mean().sqrt().item() == pytest.approx(0.1 * 0.2, rel=0.3)
 
+    def test_a_gpu_moves_matrices_of_a_shape_together_and_alike(self):
+        torch.manual_seed(0)
+        config = OptimConfig(lr=0.1, weight_decay=0.1)
+        start = [torch.randn(shape) for shape in [(8, 5), (5, 8), (8, 5)]]
+        alone, stacked = ([tensor.clone() for tensor in start] for _ in range(2))
+        optimizers = [Muon([{"params": tensors, "orthogonal": True}], config) for tensors in (alone, stacked)]
+        for _ in range(3):
+            slopes = [torch.randn_like(tensor) for tensor in start]
+            optimizers[0]._update(alone, slopes, optimizers[0].param_groups[0])
+            optimizers[1]._update_stacked(stacked, slopes, optimizers[1].param_groups[0], torch.float32)
+        for one, other, before in zip(alone, stacked, start, strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+            assert not torch.allclose(one, before, atol=1e-2)
+
     def test_weights_decay(self):
         weight = nn.Parameter(torch.ones(2, 2))
         weight.grad = torch.zeros(2, 2)
