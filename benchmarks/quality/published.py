@@ -31,7 +31,7 @@ ABOUT = {
     "mini-minilm": "an earlier mini, in the space of all-MiniLM-L6-v2",
     "small-minilm": "an earlier small, in the space of all-MiniLM-L6-v2",
     "static-minilm": "an earlier static, in the space of all-MiniLM-L6-v2",
-    "reranker-tiny": "three layers of 192, a cross-encoder: re-ranks what another model found",
+    "reranker-tiny": "five layers of 192, a cross-encoder: re-ranks what another model found",
     "reranker-small": "four layers of 384, a cross-encoder: for answers to questions",
 }
 LANGUAGES = {"multilingual": "36 languages"}

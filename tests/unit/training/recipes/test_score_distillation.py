@@ -295,6 +295,8 @@ def test_the_recipes_of_rerankers_share_their_pairs():
     assert (one.student.source, other.student.source, other.student.start) == ("tiny.onnx", None, "layers")
     assert (one.name, other.name) == ("reranker-tiny", "reranker-small")
     assert (one.settings, one.corpus, one.teacher) == (other.settings, other.corpus, other.teacher)
+    last = resolve(merge(load_toml(RECIPES / "reranker-pairs.toml"), {"student": {"source": "runs/deeper"}}))
+    assert (last.optim.batch_size % last.settings["group"], last.student.positions) == (0, last.settings["length"])
 
 
 def test_impossible_runs_are_refused(recipe, tmp_path):
