@@ -61,14 +61,21 @@ def main() -> None:
 
 
 def _tables(rows: Mapping[str, Sequence[Mapping[str, float]]], teacher: Mapping[str, float]) -> str:
-    """Return a table of means and standard deviations, and one of shares of the teacher with intervals."""
-    columns = list(next(iter(rows.values()))[0])
+    """Return a table of means and standard deviations, and one of shares of the teacher with intervals.
+
+    A cell is empty if seeds were measured before its set was added.
+    """
+    columns = list(max((runs[0] for runs in rows.values()), key=len))
     spreads, shares = {}, {}
     for name, runs in rows.items():
         label = f"{name}, {len(runs)} seeds"
-        values = {column: [run[column] for run in runs] for column in columns}
-        spreads[label] = [f"{statistics.mean(values[c]):.2f} ± {statistics.stdev(values[c]):.2f}" for c in columns]
-        shares[label] = [_interval([100 * value / teacher[c] for value in values[c]]) for c in SHARED]
+        values = {
+            column: [run[column] for run in runs] for column in columns if all(column in run for run in runs)
+        }
+        spreads[label] = [_spread(values[c]) if c in values else "" for c in columns]
+        shares[label] = [
+            _interval([100 * value / teacher[c] for value in values[c]]) if c in values else "" for c in SHARED
+        ]
     parts = [
         "Mean and standard deviation over seeds:",
         "",
@@ -80,6 +87,10 @@ def _tables(rows: Mapping[str, Sequence[Mapping[str, float]]], teacher: Mapping[
         *markdown(shares, SHARED),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
 def _interval(values: Sequence[float]) -> str:
