@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from embedkit.records import read_lines
 
 PASSAGES = {
     "openstax-passages": 25_000,
@@ -93,8 +94,7 @@ class Files:
 
     def all(self, name: str) -> list[str]:
         """Return every text of a file."""
-        with lzma.open(self._folder / f"{name}.txt.xz", "rt", encoding="utf-8") as file:
-            return file.read().splitlines()
+        return [line for _, line in read_lines(self._folder / f"{name}.txt.xz")]
 
     def end(self, name: str) -> list[str]:
         """Return the texts that are held out."""

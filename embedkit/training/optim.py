@@ -157,14 +157,16 @@ class Muon(AdamW):
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
-    """Bring all singular values of ``(..., rows, columns)`` close to 1 by Newton-Schulz iteration."""
+    """Bring all singular values of a matrix, or of ``(N, rows, columns)``, close to 1 by Newton-Schulz iteration."""
     first, second, third = _NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
     turned: Tensor = matrices.mT if tall else matrices
     turned = turned / turned.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    add_product = torch.addmm if matrices.ndim == 2 else torch.baddbmm
     for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = turned @ turned.mT
-        turned = first * turned + (second * gram + third * (gram @ gram)) @ turned
+        polynomial = add_product(gram, gram, gram, beta=second, alpha=third)
+        turned = add_product(turned, polynomial, turned, beta=first)
     return turned.mT if tall else turned
 
 

@@ -215,8 +215,8 @@ def _teacher(teacher: TeacherConfig, settings: ScoreDistillationConfig, config: 
             hashlib.sha256(f"{bundle.fingerprint} {length}".encode()).hexdigest(),
             lambda pairs: scored.predict(pairs, activation_fn="identity", show_progress_bar=False),
         )
-    longest = PairEncoder.load(source).max_length
-    model = PairEncoder.load(source, max_length=min(longest, settings.length))
+    model = PairEncoder.load(source)
+    model.tokenizer = model.tokenizer.with_max_length(min(model.max_length, settings.length))
     scorer = TorchCrossEncoder(model, precision=teacher.precision, device=teacher.device)
     return PairTeacher(
         scorer.name, scorer.fingerprint, lambda pairs: scorer.logits(scorer.model.tokenizer.tokenize(pairs))
