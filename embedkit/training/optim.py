@@ -157,7 +157,7 @@ class Muon(AdamW):
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
-    """Bring all singular values of a matrix, or of ``(N, rows, columns)``, close to 1 by Newton-Schulz iteration."""
+    """Bring all singular values of a matrix, or of each of several, close to 1 by Newton-Schulz iteration."""
     first, second, third = _NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
     turned: Tensor = matrices.mT if tall else matrices
