@@ -49,7 +49,7 @@ class SourceConfig:
         None, 'text that the teacher reads before each text, such as "passage: "; default: teacher.prompt'
     )
     limit: int | None = setting(None, "maximum number of rows to read", minimum=1)
-    repeat: int = setting(1, "number of times each row occurs in an epoch; 0: only for join.rows", minimum=0)
+    repeat: int = setting(1, "number of times each row occurs in an epoch", minimum=1)
     contrasts: bool = setting(
         False, "add variants of short rows: negated, with exchanged roles, with an antonym, as a question"
     )

@@ -175,8 +175,7 @@ def _shape(student: StudentConfig) -> Size:
 def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[int]:
     """Return the ids of the pieces that the corpus, and the tokenizer's own text, need, ascending."""
     corpus = _corpus(config)
-    trained = np.repeat([card.repeat > 0 for card in corpus.cards], [card.rows for card in corpus.cards])
-    chunks = np.array_split(np.flatnonzero(trained), -(-np.count_nonzero(trained) // _CHUNK) or 1)
+    chunks = np.array_split(np.arange(len(corpus)), -(-len(corpus) // _CHUNK))
     texts = (corpus.texts(rows, view) for view in range(corpus.views) for rows in chunks)
     counts = count_pieces(tokenizer.with_max_length(config.student.max_length), texts)
     share = config.student.vocabulary_smoothing

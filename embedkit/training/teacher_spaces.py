@@ -117,13 +117,6 @@ class JoinConfig:
         minimum=0,
         maximum=1,
     )
-
-    rows: int | None = setting(
-        None,
-        "number of rows, from the first one, that determine the space; with the rows of another run, it has that "
-        "run's space; default: all",
-        minimum=1,
-    )
     space: str | None = setting(
         None, "space.npz of an earlier run, whose space is used as it is; excludes the other settings"
     )
@@ -147,16 +140,15 @@ class JoinConfig:
 class JoinedVectors:
     """:class:`TeacherVectors` of several teachers: unit rows of their joined principal components.
 
-    Means and components are computed from a sample of the first view of the rows that ``config.rows`` leaves, or
-    read from the file ``config.space``.
+    Means and components are computed from a sample of the first view, or read from the file ``config.space``.
 
     Attributes:
         parts: the teachers.
         space: how their vectors are joined, which a run writes to ``RUN/space.npz``.
 
     Raises:
-        ConfigError: the weights, or the space, do not fit the teachers, fewer components exist than are to be
-            kept, or there are fewer rows than ``config.rows``.
+        ConfigError: the weights, or the space, do not fit the teachers, or fewer components exist than are to be
+            kept.
         ModelNotFoundError, ModelError: the file of the space cannot be read.
     """
 
@@ -182,9 +174,7 @@ class JoinedVectors:
         if dimension > joined:
             raise ConfigError(f"join.dimension = {dimension} exceeds the {joined} dimensions of the teachers")
         weights = np.asarray(config.weights or (1.0,) * len(self.parts), dtype=np.float32)
-        if config.rows is not None and config.rows > rows:
-            raise ConfigError(f"join.rows = {config.rows} exceeds the {rows} rows of the corpus")
-        chunks = sample_chunks(config.rows or rows)
+        chunks = sample_chunks(rows)
         means = tuple(_mean(part, chunks) for part in self.parts)
         moment = second_moment(lambda chunk: side_by_side(self._read(chunk, 0), means, weights), chunks)
         axes = principal_axes(moment)[:, :dimension]

@@ -174,16 +174,6 @@ def test_all_components_keep_the_weighted_mean_of_the_centred_cosines(teachers):
     assert np.allclose(found @ found.T, expected, atol=1e-5)
 
 
-def test_the_first_rows_of_another_run_give_its_space(teachers):
-    """A longer corpus that begins with the same rows: the vectors of these, and the fingerprint, are equal."""
-    earlier = JoinedVectors(teachers, JoinConfig(), 300)
-    later = JoinedVectors(teachers, JoinConfig(rows=300), ROWS)
-    assert later.fingerprint == earlier.fingerprint != JoinedVectors(teachers, JoinConfig(), ROWS).fingerprint
-    assert np.array_equal(later.read(ALL[:300], 0), earlier.read(ALL[:300], 0))
-    with pytest.raises(ConfigError, match=r"join.rows = 501 exceeds the 500 rows"):
-        JoinedVectors(teachers, JoinConfig(rows=501), ROWS)
-
-
 def test_fewer_components_are_those_of_most_variance(teachers):
     def error(axes):
         kept = side_by_side @ axes
