@@ -30,7 +30,7 @@ from trial import Trial
 
 from embedkit.atomic import atomic_file
 from embedkit.config import from_mapping, load_toml, setting
-from embedkit.modeling.bundles import from_bundle
+from embedkit.modeling.bundles import load_sentence_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.tokenization import Tokens
 from embedkit.training.batches import chunk_view
@@ -214,7 +214,7 @@ def spread(rows: Tensor) -> Tensor:
 
 def take_layers(source: str, layers: Sequence[int], folder: Path) -> str:
     """Write an encoder of some of a BERT encoder's layers, counted from 1, to a folder, and return that."""
-    encoder = from_bundle(source) if source.endswith(".onnx") else SentenceEncoder.load(source)
+    encoder = load_sentence_encoder(source)
     network: Any = encoder.backbone
     network.encoder.layer = nn.ModuleList([network.encoder.layer[number - 1] for number in layers])
     network.config.num_hidden_layers = len(layers)

@@ -15,7 +15,9 @@ embedkit distill-static teacher.onnx -o static.onnx --dimension 384 --word-table
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("teacher", metavar="TEACHER", help="a model folder, a hub id, a run folder or a bundle")
+    parser.add_argument(
+        "teacher", metavar="TEACHER", help="a model folder, a hub id, a run folder, a bundle or the name of one"
+    )
     add_output(parser, "the bundle to write")
     parser.add_argument(
         "--dimension", type=int, default=256, metavar="D", help="dimensions of an embedding (default: %(default)s)"
@@ -36,15 +38,13 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.evaluation.sts import load_scored_pairs
     from embedkit.export.card import Card, find_model_folder
     from embedkit.export.pipeline import export
-    from embedkit.modeling.bundles import from_bundle
-    from embedkit.modeling.encoder import SentenceEncoder
+    from embedkit.modeling.bundles import load_sentence_encoder
     from embedkit.modeling.initialisation import static_words
     from embedkit.modeling.torch_encoder import TorchEncoder
 
     check_output(arguments)
     started = time.perf_counter()
-    source = find_model_folder(arguments.teacher)
-    teacher = from_bundle(source) if source.endswith(".onnx") else SentenceEncoder.load(source)
+    teacher = load_sentence_encoder(find_model_folder(arguments.teacher))
     name = arguments.name or f"{teacher.name}-static"
     student = static_words(teacher, arguments.dimension)
     card = Card(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,9 +18,22 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product
 from embedkit.runtime.bundle import Bundle, read_bundle
+from embedkit.runtime.location import find_bundle
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_new"}
+
+
+def load_sentence_encoder(source: str, **options: Any) -> SentenceEncoder:
+    """Load the encoder of a bundle, named by its file or as one of embedkit's own, or of a folder or hub id.
+
+    ``options`` are those of :meth:`SentenceEncoder.load`; a bundle keeps its pooling and maximum length.
+
+    Raises:
+        ModelNotFoundError, ModelError, BundleError: it cannot be loaded.
+    """
+    bundle = find_bundle(source)
+    return SentenceEncoder.load(source, **options) if bundle is None else from_bundle(bundle)
 
 
 def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from embedkit.errors import ConfigError, DataError, InputError, ModelError
-from embedkit.modeling.bundles import cross_from_bundle, from_bundle
+from embedkit.modeling.bundles import cross_from_bundle, from_bundle, load_sentence_encoder
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_teacher, random, remember_words
@@ -23,7 +23,7 @@ from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
 from embedkit.records import read_object
 from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.location import find_model
+from embedkit.runtime.location import find_bundle
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import processes
 from embedkit.training.config import RunConfig, StudentConfig
@@ -51,7 +51,7 @@ def build_student(config: RunConfig) -> SentenceEncoder:
     student = config.student
     if student.source is not None:
         source = config.resolve_model(student.source)
-        encoder = _load(source, max_length=student.max_length, pooling=student.pooling)
+        encoder = load_sentence_encoder(source, max_length=student.max_length, pooling=student.pooling)
         if student.vocabulary_size is not None:
             encoder = prune_model(encoder, _wanted_pieces(config, encoder.tokenizer, student.vocabulary_size))
     else:
@@ -73,7 +73,7 @@ def load_cross_encoder(
         ModelNotFoundError, ModelError, BundleError: the model cannot be loaded.
     """
     source = config.resolve_model(str(config.student.source))
-    path = find_model(source) if source.endswith(".onnx") else None
+    path = find_bundle(source)
     if path is not None and read_bundle(path).manifest.kind == "cross-encoder":
         model = cross_from_bundle(path, max_length=max_length)
     elif path is not None:
@@ -114,14 +114,9 @@ def recorded_teacher(source: str) -> str | None:
     return fingerprint
 
 
-def _load(source: str, **changes: Any) -> SentenceEncoder:
-    """Load a pre-trained model, or the encoder of a bundle, which keeps its pooling and maximum length."""
-    return from_bundle(source) if source.endswith(".onnx") else SentenceEncoder.load(source, **changes)
-
-
 def _new(config: RunConfig, source: str) -> SentenceEncoder:
     student, size = config.student, _shape(config.student)
-    teacher = None if student.start == "random" else _load(source, **_permission(config, source))
+    teacher = None if student.start == "random" else load_sentence_encoder(source, **_permission(config, source))
     tokenizer = _tokenizer(config, source, student.max_length) if teacher is None else teacher.tokenizer
     if student.vocabulary_size is not None:  # before anything is computed for pieces that the student lacks
         kept = _wanted_pieces(config, tokenizer, student.vocabulary_size)
@@ -158,7 +153,7 @@ def _permission(config: RunConfig, source: str) -> dict[str, bool]:
 def _tokenizer(config: RunConfig, source: str, max_length: int) -> Tokenizer:
     if source.endswith(".onnx"):
         return Tokenizer(read_bundle(source).tokenizer_json, max_length)
-    return _load(source, **_permission(config, source)).tokenizer
+    return load_sentence_encoder(source, **_permission(config, source)).tokenizer
 
 
 def _shape(student: StudentConfig) -> Size:

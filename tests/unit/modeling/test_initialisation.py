@@ -10,11 +10,13 @@ from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, ModelError
 from embedkit.evaluation.sts import spearman
+from embedkit.export.pipeline import export
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_teacher, random, static_words
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
+from embedkit.runtime import location
 from embedkit.runtime.tokenization import Tokenizer
 
 SIZE = Size(2, 32, 2)
@@ -211,3 +213,12 @@ def test_the_command_writes_a_bundle(teacher, tmp_path, words, capsys):
     assert encoder.manifest.method == "distill-static"
     assert encoder.manifest.teacher["name"] == "teacher"
     assert encoder.verify()["passed"]
+
+
+def test_the_command_takes_the_name_of_a_model(teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr(location, "BUNDLED", tmp_path)
+    export(teacher, tmp_path / "wide.onnx", precision="fp32", word_table="float32")
+    assert main(["distill-static", "wide", "-o", str(tmp_path / "static.onnx"), "--dimension", "64"]) == 0
+    expected = TorchEncoder(static_words(teacher, 64)).encode(["a dog in the garden"])
+    found = Encoder.load(tmp_path / "static.onnx").encode(["a dog in the garden"])
+    np.testing.assert_allclose(found, expected, atol=0.02)
