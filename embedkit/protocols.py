@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -44,6 +44,16 @@ class PromptingEncoder(Protocol):
 
     def encode_document(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:
         """Embed documents: ``(N, D) float32, unit rows``."""
+
+
+@runtime_checkable
+class StreamingEncoder(Protocol):
+    """An encoder that embeds a stream of texts, and reports in one line how many of all were truncated."""
+
+    def encode_batches(
+        self, texts: Iterable[str], /, *, show_progress_bar: bool | None = None
+    ) -> Iterator[FloatArray]:
+        """Embed texts: arrays ``(n, D) float32, unit rows``, whose concatenation has a row for each text."""
 
 
 @runtime_checkable

@@ -17,6 +17,8 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset
 from embedkit.runtime.arguments import check_flag, shown
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.engine import embed_parts
 
 _TEXTS_PER_CALL = 4096
 """Texts or pairs per call: enough for a model to sort by length within a call, few enough to show progress."""
@@ -36,13 +38,11 @@ class EmbeddingPool:
         self, encoder: TextEncoder, texts: Iterable[str], *, label: str, progress: bool | None = None
     ) -> None:
         self._rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        distinct = list(self._rows)
-        self._embeddings = np.empty((len(distinct), encoder.dimension), dtype=np.float32)
-        with Progress(label, len(distinct), unit="texts", enabled=progress) as bar:
-            for start in range(0, len(distinct), _TEXTS_PER_CALL):
-                chunk = distinct[start : start + _TEXTS_PER_CALL]
-                self._embeddings[start : start + len(chunk)] = encoder.encode(chunk)
-                bar.advance(len(chunk))
+        self._embeddings = np.empty((len(self._rows), encoder.dimension), dtype=np.float32)
+        with Progress(label, len(self._rows), unit="texts", enabled=progress) as bar:
+            for part in embed_parts(encoder, list(self._rows)):
+                self._embeddings[bar.done : bar.done + len(part)] = part
+                bar.advance(len(part))
 
     def __len__(self) -> int:
         """Number of distinct texts encoded."""
@@ -62,6 +62,9 @@ class PairPool:
 
     def __init__(self, scorer: PairScorer, bar: Progress) -> None:
         self._scorer, self._bar = scorer, bar
+        self._predict = scorer.predict
+        if isinstance(scorer, CrossEncoder):
+            self._predict = lambda pairs: scorer.predict(pairs, show_progress_bar=False)
         self._scores: dict[tuple[str, str], float] = {}
 
     def __len__(self) -> int:
@@ -74,7 +77,7 @@ class PairPool:
         new = list(dict.fromkeys(pair for pair in pairs if pair not in self._scores))
         for start in range(0, len(new), _TEXTS_PER_CALL):
             chunk = new[start : start + _TEXTS_PER_CALL]
-            self._scores.update(zip(chunk, self._scorer.predict(chunk).tolist(), strict=True))
+            self._scores.update(zip(chunk, self._predict(chunk).tolist(), strict=True))
             self._bar.advance(len(chunk))
         return np.array([self._scores[pair] for pair in pairs], dtype=np.float32)
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from embedkit.errors import InputError, TextOverflowError
 from embedkit.progress import Progress
-from embedkit.protocols import FloatArray
+from embedkit.protocols import FloatArray, StreamingEncoder, TextEncoder
 from embedkit.runtime.arguments import check_choice, check_count, check_progress, shown
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Precision
@@ -257,6 +257,14 @@ def _take(pending: deque[_Item]) -> Iterator[_Item]:
 def read_parts(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield chunks of 4096 items or about 4 million characters."""
     return read_chunks(items, most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
+
+
+def embed_parts(encoder: TextEncoder, texts: Iterable[str]) -> Iterator[FloatArray]:
+    """Embed texts part by part, ``(n, D) float32, unit rows``, for callers that show the progress of all parts."""
+    if isinstance(encoder, StreamingEncoder):
+        yield from encoder.encode_batches(texts, show_progress_bar=False)
+    else:
+        yield from (encoder.encode(part) for part in read_parts(texts))
 
 
 def tell_truncated(truncated: int, done: int, *, unit: str, max_length: int) -> None:

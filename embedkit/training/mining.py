@@ -27,6 +27,7 @@ from embedkit.config import setting
 from embedkit.errors import CacheError, ConfigError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.engine import embed_parts
 from embedkit.training.corpus import Corpus
 
 Rows = npt.NDArray[np.int64]
@@ -174,8 +175,8 @@ def _nearest(
 def _embed(corpus: Corpus, encoder: TextEncoder, label: str, *, show_progress: bool | None) -> FloatArray:
     rows = np.empty((len(corpus), encoder.dimension), dtype=np.float32)
     with Progress(label, len(corpus), unit="texts", enabled=show_progress) as progress:
-        for part in _parts(len(corpus)):
-            rows[part] = encoder.encode(corpus.texts(part))
+        for part in embed_parts(encoder, _texts(corpus)):
+            rows[progress.done : progress.done + len(part)] = part
             progress.advance(len(part))
     return rows
 

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -26,6 +26,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.engine import embed_parts
 from embedkit.training.corpus import Corpus
 from embedkit.write_lock import write_lock
 
@@ -130,6 +131,12 @@ class _Prompted:
         """See :class:`TextEncoder`."""
         return self._encoder.encode(texts, prompt=self._prompt)
 
+    def encode_batches(
+        self, texts: Iterable[str], /, *, show_progress_bar: bool | None = None
+    ) -> Iterator[FloatArray]:
+        """See :class:`StreamingEncoder`."""
+        return self._encoder.encode_batches(texts, prompt=self._prompt, show_progress_bar=show_progress_bar)
+
 
 class CachedVectors:
     """Vectors of a teacher model, stored in a :class:`VectorCache`.
@@ -176,8 +183,11 @@ class CachedVectors:
         started = time.monotonic()
         with Progress(f"teacher {self.name}", total, unit="texts", enabled=show_progress) as progress:
             for view, rows in enumerate(missing):
-                for chunk in _chunks(rows):
-                    vectors = teacher.encode(corpus.taught(chunk, view, prompt=self._prompt))
+                texts = (text for part in _chunks(rows) for text in corpus.taught(part, view, prompt=self._prompt))
+                end = 0
+                for vectors in embed_parts(teacher, texts):
+                    chunk = rows[end : end + len(vectors)]
+                    end += len(vectors)
                     if not np.isfinite(vectors).all():
                         raise TrainingError(f"teacher {self.name} returned vectors that are not finite")
                     self._cache.append(hashes[view][chunk], vectors)

@@ -6,15 +6,37 @@ import pytest
 from embedkit.evaluation import tasks
 from embedkit.evaluation.tasks import EmbeddingPool, PairPool, cosines
 from embedkit.progress import Progress
+from embedkit.runtime import engine
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.encoder import Encoder
 
 
 def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
-    monkeypatch.setattr(tasks, "_TEXTS_PER_CALL", 2)
+    monkeypatch.setattr(engine, "_CHUNK_ITEMS", 2)
     texts = ["a", "b", "a", "c", "b", "d e"]
     pool = EmbeddingPool(words, texts, label="pool")
     assert words.seen == ["a", "b", "c", "d e"]
     assert len(pool) == 4
     np.testing.assert_allclose(pool.similarities(["a", "d e", "d e"], ["a", "d e", "b"]), [1, 1, 0], atol=1e-7)
+
+
+@pytest.mark.parametrize("stage", ["texts", "pairs"])
+def test_the_models_own_progress_is_silent(stage, toy_bundle, toy_cross_bundle, monkeypatch):
+    shown = []
+
+    class Noting(Progress):
+        def __init__(self, label, *rest, enabled=None, **more):
+            shown.append((label, enabled))
+            super().__init__(label, *rest, enabled=enabled, **more)
+
+    monkeypatch.setattr(engine, "Progress", Noting)
+    if stage == "texts":
+        EmbeddingPool(Encoder.load(toy_bundle), ["a dog", "a cat"], label="pool")
+    else:
+        bar = Progress("pairs", unit="pairs", enabled=False)
+        PairPool(CrossEncoder.load(toy_cross_bundle), bar).similarities(["a dog"], ["a cat"])
+    assert len(shown) == 1
+    assert shown[0][1] is False
 
 
 class Overlap:

@@ -9,6 +9,7 @@ import pytest
 from toys import write_parquet
 
 from embedkit.errors import CacheError, DataError, StorageError, TrainingError
+from embedkit.runtime import engine
 from embedkit.runtime.encoder import Encoder
 from embedkit.training import teachers as module
 from embedkit.training.corpus import Corpus, SourceConfig
@@ -63,7 +64,7 @@ class TestCachedVectors:
 
     @pytest.mark.parametrize("calls", [0, 1, 3])
     def test_a_kill_loses_only_the_current_chunk(self, make_corpus, counting_teacher, cache, monkeypatch, calls):
-        monkeypatch.setattr(module, "_CHUNK", 4)
+        monkeypatch.setattr(engine, "_CHUNK_ITEMS", 4)
         texts = [f"text {i}" for i in range(18)]
         corpus, killed = make_corpus(texts), counting_teacher()
         encode = killed.encode
@@ -199,6 +200,19 @@ class TestLoadEncoder:
         assert np.allclose(read_all(plain, corpus), encoder.encode(["a good dog"]), atol=1e-6)
         assert np.allclose(read_all(asked, corpus), encoder.encode(["a good dog"], prompt=prompt), atol=1e-6)
         assert not np.allclose(read_all(asked, corpus), read_all(plain, corpus), atol=1e-3)
+
+    @pytest.mark.parametrize("prompt", [None, "a "])
+    def test_the_truncated_texts_of_all_parts_are_one_line(
+        self, toy_bundle, make_corpus, cache, prompt, caplog, monkeypatch
+    ):
+        monkeypatch.setattr(module, "_CHUNK", 2)
+        monkeypatch.setattr(engine, "_CHUNK_ITEMS", 2)
+        texts = [f"{'the cat ' * 20}{'a dog ' * times}" for times in range(5)]
+        corpus, encoder = make_corpus(texts), Encoder.load(toy_bundle)
+        vectors = load_vectors(TeacherConfig(source=str(toy_bundle), prompt=prompt), corpus, cache)
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert warnings == [f"5 of 5 texts were cut to {encoder.max_length} tokens"]
+        assert np.allclose(read_all(vectors, corpus), encoder.encode(texts, prompt=prompt), atol=1e-6)
 
     def test_a_folder_with_a_prompt_of_its_own(self, make_encoder, tmp_path, make_corpus, cache):
         make_encoder().save(tmp_path / "teacher")
