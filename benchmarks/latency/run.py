@@ -5,7 +5,8 @@
 tiny, mini and small are timed as they are and in fp32, with the weights of the int8 bundle. --teacher is
 all-MiniLM-L6-v2 and is exported in both precisions. BERT-Base and Large have random weights, for timing only. With
 --data, STS sets are scored with the files that are timed. All are timed with one thread and with two; use an idle
-machine. Needs 12 GB of memory and 2 GB for temporary files. Writes results.html, .md and .json next to this file.
+machine. Needs 12 GB of memory and 2 GB for temporary files. Writes results.md and .json next to this file, and
+results.html with charts, which the repository does not keep.
 """
 
 from __future__ import annotations
