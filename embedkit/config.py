@@ -13,7 +13,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -123,6 +123,18 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(below, Mapping)
         merged[key] = merge(below, value) if both and isinstance(below, Mapping) else value
     return merged
+
+
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by dotted names, ``a.b`` and ``a[0].b``; None is omitted."""
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for number, item in enumerate(value):
+                yield from flat(item, f"{prefix}{key}[{number}].")
+        elif value is not None:
+            yield prefix + key, value
 
 
 def lay_over(mapping: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import choose_backend, load_model, locate
-from embedkit.cli.options import add_files, progress
+from embedkit.cli.options import add_files, check_form, progress
 
 if TYPE_CHECKING:
     from embedkit.evaluation.speed.figures import SpeedReport
@@ -149,7 +149,8 @@ def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[
     from embedkit.reporting.quality import read_evaluations
 
     if arguments.report is not None:
-        require("embedkit.reporting.speed_page", extra="bench").check_path(arguments.report)
+        require("embedkit.reporting.speed_page", extra="bench")
+        check_form(arguments.report, ".html")
     elif arguments.quality or arguments.tasks:
         raise InputError("--quality and --task need --report")
     tasks = [load_task(name, data=arguments.data) for name in dict.fromkeys(arguments.tasks)]

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embedkit.cli.rows import SpooledRows, check_output, compared, configure_input, counted, lines_to, report
+from embedkit.cli.options import check_form
+from embedkit.cli.rows import SpooledRows, compared, configure_input, counted, lines_to, report
 
 HELP = "group similar texts, or list the most similar pairs"
 EXAMPLES = """
@@ -46,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Find and write groups or pairs; a summary goes to stdout, or to stderr beside the groups."""
-    check_output(arguments.output, (".jsonl",))
+    check_form(arguments.output, ".jsonl")
     started, count = time.perf_counter(), 0
     with SpooledRows(arguments) as rows:
         lines = (_pairs if arguments.pairs else _groups)(arguments, rows)

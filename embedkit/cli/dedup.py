@@ -8,16 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedkit.cli.rows import (
-    SpooledRows,
-    check_output,
-    compared,
-    configure_input,
-    counted,
-    lines_to,
-    report,
-    write_rows,
-)
+from embedkit.cli.options import check_form
+from embedkit.cli.rows import SpooledRows, compared, configure_input, counted, lines_to, report, write_rows
 
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.similar import Groups
@@ -60,8 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Find duplicates and write the rows that remain; a summary goes to stdout, or to stderr beside the rows."""
     from embedkit.serving.retrieval.similar import deduplicate
 
-    check_output(arguments.output, (".txt", ".csv", ".jsonl", ".parquet"))
-    check_output(arguments.removed, (".jsonl",))
+    check_form(arguments.output, ".txt", ".csv", ".jsonl", ".parquet")
+    check_form(arguments.removed, ".jsonl")
     started = time.perf_counter()
     with SpooledRows(arguments) as rows:
         groups = deduplicate(**compared(arguments, rows))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from embedkit.cli.backends import in_processes
-from embedkit.cli.options import MODEL, add_text_column, explicit, progress, show
+from embedkit.cli.options import MODEL, add_text_column, check_form, explicit, progress, show
 from embedkit.cli.rows import counted
 
 if TYPE_CHECKING:
@@ -210,12 +210,10 @@ def _embed(encoder: Encoder | EncoderPool, texts: Iterable[str], options: dict[s
 
 def _choose_writer(path: Path) -> Writer:
     """Reject an unknown format, or one whose package is missing, before any work starts."""
-    from embedkit.errors import InputError
     from embedkit.extras import require
 
     writers: dict[str, Writer] = {".npy": _write_npy, ".parquet": _write_parquet, ".jsonl": _write_jsonl}
-    if path.suffix not in writers:
-        raise InputError(f"expected an output that ends in {', '.join(writers)}, got {path}")
+    check_form(path, *writers)
     if path.suffix == ".parquet":
         require("pyarrow.parquet", extra="bulk")
     return writers[path.suffix]

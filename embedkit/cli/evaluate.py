@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedkit.cli.backends import is_cross_encoder, load_model, report_unknown
-from embedkit.cli.options import progress
+from embedkit.cli.options import check_form, progress
 from embedkit.cli.rows import kept_file
 
 if TYPE_CHECKING:
@@ -37,14 +37,10 @@ class _ListTasks(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from embedkit.evaluation.catalogue import TASKS
+        from embedkit.evaluation.tables import Table
 
-        rows = [("task", "what", "published size", "on the hub")]
-        for name, entry in TASKS.items():
-            rows.append((name, entry.what, entry.size, str(entry.hub or "-")))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        for row in rows:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            print("  ".join([*cells, row[3]]))
+        rows = [[name, entry.what, entry.size, str(entry.hub or "-")] for name, entry in TASKS.items()]
+        print(Table("", ["task", "what", "published size", "on the hub"], rows, words=4).to_text())
         parser.exit()
 
 
@@ -179,9 +175,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
     from embedkit.errors import InputError
     from embedkit.evaluation.comparison import seed_group
 
-    report, samples, sources = arguments.output, arguments.significance, dict.fromkeys(arguments.models)
-    if report is not None and report.suffix not in (".json", ".md"):
-        raise InputError(f"expected a report file that ends in .json or .md, got {report}")
+    samples, sources = arguments.significance, dict.fromkeys(arguments.models)
+    check_form(arguments.output, ".json", ".md")
     if samples is not None and samples < 2:
         raise InputError(f"expected at least 2 samples for --significance, got {samples}")
     if arguments.seeds and len(set(map(seed_group, sources))) == len(sources):

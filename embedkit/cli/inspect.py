@@ -158,7 +158,7 @@ def _figure_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _config_lines(config: Mapping[str, Any]) -> Iterator[str]:
-    settings = list(_leaves(config))
+    settings = _leaves(config)
     width = max(len(key) for key, _ in settings)
     yield from (f"  {key:<{width}} {_value(value)}" for key, value in settings)
 
@@ -172,16 +172,10 @@ def _size_lines(report: dict[str, Any]) -> Iterator[str]:
         yield _row("", f"{_bytes(weight['size_bytes']):>9}  {weight['name']}")
 
 
-def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten nested values to ``a.b`` and ``a[0].b``, without empty ones."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for number, entry in enumerate(value):
-                yield from _leaves(entry, f"{above}{key}[{number}].")
-        elif value not in (None, [], ""):
-            yield f"{above}{key}", value
+def _leaves(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    from embedkit.config import flat
+
+    return [(name, value) for name, value in flat(values) if value not in ([], "")]
 
 
 def _verdict(verification: Mapping[str, Any], unit: str) -> str:

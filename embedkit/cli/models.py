@@ -41,14 +41,11 @@ def run(arguments: argparse.Namespace) -> None:
             raise ModelNotFoundError(f"embedkit has no model {name!r}; its models are {', '.join(models)}")
         models[name].find()
     if arguments.json:
-        print(json.dumps([dataclasses.asdict(model) | {"path": _path(model)} for model in models.values()]))
+        listed = [dataclasses.asdict(model) | {"path": model.path} for model in models.values()]
+        print(json.dumps(listed, default=str))
     else:
         print(_table(list(models.values())))
         print(_FOOTNOTE.rstrip())
-
-
-def _path(model: PublishedModel) -> str | None:
-    return None if model.path is None else str(model.path)
 
 
 def _table(models: list[PublishedModel]) -> str:

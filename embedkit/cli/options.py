@@ -33,6 +33,14 @@ def check_output(arguments: argparse.Namespace, *, whole_folder: bool = False) -
         )
 
 
+def check_form(output: Path | None, *forms: str) -> None:
+    """Reject an output whose name does not end in one of the forms, before any work."""
+    from embedkit.errors import InputError
+
+    if output is not None and output.suffix not in forms:
+        raise InputError(f"expected an output that ends in {', '.join(forms)}, got {output}")
+
+
 def add_text_column(parser: argparse.ArgumentParser) -> None:
     """Add the column of the texts."""
     parser.add_argument(

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import load_model
-from embedkit.cli.options import add_files
+from embedkit.cli.options import add_files, check_form
 
 if TYPE_CHECKING:
     from embedkit.export.card import Card
@@ -60,10 +60,10 @@ def _compare(sources: list[str], arguments: argparse.Namespace) -> str:
     """Read everything, then write: nothing is written unless all sources can be read."""
     from embedkit.reporting.comparison import distinct, write_comparison
     from embedkit.reporting.quality import read_evaluations
-    from embedkit.reporting.speed_page import check_path, read_reports
+    from embedkit.reporting.speed_page import read_reports
 
     page = arguments.output or Path("comparison.md")
-    check_path(page, ".md")
+    check_form(page, ".md")
     evaluations = [evaluation for path in arguments.quality for evaluation in read_evaluations(path)]
     evaluations += [
         evaluation for path in arguments.speed for evaluation in read_evaluations(path, required=False)

@@ -12,7 +12,7 @@ import pickle
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -33,17 +33,26 @@ _BATCH = 4096
 
 def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> Iterator[str]:
     """Yield one column of a file, of standard input (``-``), or of the URL of a file or hub data set."""
-    from embedkit.serving.retrieval.documents import is_empty, named_records
+    from embedkit.serving.retrieval.documents import named_records
 
     for place, record in named_records(path):
-        if column not in record:
-            raise DataError(f"{place}: no column {column!r}; the columns are {', '.join(record)}")
-        text = record[column]
-        if skip_empty and is_empty(text):
-            continue
-        if not isinstance(text, str):
-            raise DataError(f"{place}: {column!r} should be a text, not {type(text).__name__}")
-        yield text
+        text = _text(place, record, column, skip_empty=skip_empty)
+        if text is not None:
+            yield text
+
+
+def _text(place: str, record: Mapping[str, Any], column: str, *, skip_empty: bool) -> str | None:
+    """Return the text of a record, or None for one without text that may be left out."""
+    from embedkit.serving.retrieval.documents import is_empty
+
+    if column not in record:
+        raise DataError(f"{place}: no column {column!r}; the columns are {', '.join(record)}")
+    text = record[column]
+    if skip_empty and is_empty(text):
+        return None
+    if not isinstance(text, str):
+        raise DataError(f"{place}: {column!r} should be a text, not {type(text).__name__}")
+    return text
 
 
 def kept_file(path: str, *, lines: str) -> str:
@@ -173,17 +182,13 @@ class SpooledRows:
     def _documents(
         self, records: Iterable[tuple[str, Mapping[str, Any]]], *, embedded: bool
     ) -> Iterator[Document]:
-        from embedkit.serving.retrieval.documents import Document, is_empty
+        from embedkit.serving.retrieval.documents import Document
 
         number = -1
         for number, (place, record) in enumerate(records):
-            if self._column not in record:
-                raise DataError(f"{place}: no column {self._column!r}; the columns are {', '.join(record)}")
-            text = record[self._column]
-            if is_empty(text) and not embedded:
+            text = _text(place, record, self._column, skip_empty=not embedded)
+            if text is None:
                 continue
-            if not isinstance(text, str):
-                raise DataError(f"{place}: {self._column!r} should be a text, not {type(text).__name__}")
             with storage_errors(Path(tempfile.gettempdir())):
                 size = self._file.write(pickle.dumps(dict(record)))
             self._offsets.append(self._offsets[-1] + size)
@@ -203,12 +208,6 @@ def compared(arguments: argparse.Namespace, rows: SpooledRows) -> dict[str, Any]
         "index": arguments.kind,
         "show_progress_bar": progress(arguments),
     }
-
-
-def check_output(output: Path | None, forms: Sequence[str]) -> None:
-    """Reject an output of an unknown form before any work starts."""
-    if output is not None and output.suffix not in forms:
-        raise InputError(f"expected an output that ends in {', '.join(forms)}, got {output}")
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from embedkit.atomic import atomic_file
+from embedkit.config import flat
 from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport, about_the_machine
 from embedkit.evaluation.tables import Table
-from embedkit.reporting.page import flat
 from embedkit.reporting.quality import Quality, judge
 
 _DEVELOPMENT = "development Spearman"
@@ -52,7 +52,7 @@ def distinct(entries: Sequence[Entry]) -> list[Entry]:
 
 def flat_recipe(config: Mapping[str, Any]) -> dict[str, str]:
     """Return settings by dotted names, without the name of the run."""
-    return {name: value for name, value in flat(config) if name != "name"}
+    return {name: str(value) for name, value in flat(config) if name != "name"}
 
 
 def write_comparison(

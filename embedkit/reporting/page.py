@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +91,11 @@ def figures(pairs: Iterable[tuple[str, str]]) -> str:
     return f'<dl class="figures">{cells}</dl>'
 
 
-def facts(heading: str, rows: Iterable[tuple[str, str]], *, folded: bool = False) -> str:
+def facts(heading: str, rows: Iterable[tuple[str, Any]], *, folded: bool = False) -> str:
     """Return a table of names and values under a heading; nothing if it is empty."""
     cells = "\n".join(
-        f"<tr><th>{html.escape(name)}</th><td><code>{html.escape(value)}</code></td></tr>" for name, value in rows
+        f"<tr><th>{html.escape(name)}</th><td><code>{html.escape(str(value))}</code></td></tr>"
+        for name, value in rows
     )
     if not cells:
         return ""
@@ -121,18 +122,6 @@ def sheet(table: Table, *, folded: str = "") -> str:
 def notes(sentences: Iterable[str]) -> str:
     """Return notes in small print."""
     return f'<ul class="notes">{"".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)}</ul>'
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield dotted names and values of nested tables."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for number, item in enumerate(value):
-                yield from flat(item, f"{prefix}{key}[{number}].")
-        elif value is not None:
-            yield prefix + key, str(value)
 
 
 def _row(tag: str, cells: Sequence[str], words: int) -> str:

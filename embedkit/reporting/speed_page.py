@@ -30,16 +30,6 @@ from embedkit.reporting.page import HUES, build_page, figures, notes, sheet, to_
 from embedkit.reporting.quality import Quality, judge
 
 
-def check_path(path: Path, suffix: str = ".html") -> None:
-    """Check the suffix of a report file, before any work.
-
-    Raises:
-        InputError: the name ends in something else.
-    """
-    if path.suffix != suffix:
-        raise InputError(f"expected a report file that ends in {suffix}, got {path}")
-
-
 def read_reports(path: Path) -> list[SpeedReport]:
     """Read the timings in a JSON file written by `embedkit bench`.
 
@@ -72,7 +62,8 @@ def write_speed_page(
         DataError: an evaluation is malformed.
         StorageError: a file cannot be written.
     """
-    check_path(path)
+    if path.suffix != ".html":
+        raise InputError(f"expected a report file that ends in .html, got {path}")
     marks = {model.label: model.about["fingerprint"] for model in reports[0].models}
     known = [evaluation for evaluation in evaluations if evaluation.get("fingerprint") in marks.values()]
     quality = judge(marks, known)

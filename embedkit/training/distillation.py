@@ -24,21 +24,6 @@ from embedkit.training.losses import Shuffle, group_shuffle
 from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, View, pooled
 from embedkit.training.self_supervision import JointConfig, SelfSupervision
 
-
-def fit_head(encoder: SentenceEncoder, dimension: int, *, seed: int, activation: Activation = "tanh") -> bool:
-    """Give an encoder a head of the teacher's width; return whether the head is new.
-
-    With tanh, an encoder that has a head of that width, or that width without a head, is left unchanged. A linear
-    head is also added to an encoder without a head whose width already fits.
-    """
-    fits = encoder.dimension == dimension
-    if fits and (encoder.head is not None or activation == "tanh"):
-        return False
-    with seeded(seed):
-        encoder.set_head(dimension, activation)
-    return True
-
-
 _RIDGE = 1e-2
 
 
@@ -74,7 +59,7 @@ class ShuffledConfig(DistillationConfig):
 class Distillation(Method):
     """A method that imitates a teacher, optionally with a self-supervised loss.
 
-    A head of the teacher's width is added unless the encoder has that width.
+    A tanh head is added unless the encoder has the teacher's width, a linear head unless a head has that width.
     """
 
     imitates: ClassVar[bool] = True
@@ -84,7 +69,11 @@ class Distillation(Method):
         self, encoder: SentenceEncoder, config: DistillationConfig, *, seed: int, teacher_dimension: int
     ) -> None:
         super().__init__()
-        self.head_is_new = fit_head(encoder, teacher_dimension, seed=seed, activation=config.head)
+        fits = encoder.dimension == teacher_dimension
+        self.head_is_new = not fits or (encoder.head is None and config.head != "tanh")
+        if self.head_is_new:
+            with seeded(seed):
+                encoder.set_head(teacher_dimension, config.head)
         self.encoder, self.config = encoder, config
         self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
 

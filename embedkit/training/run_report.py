@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.atomic import atomic_file
-from embedkit.config import load_toml
+from embedkit.config import flat, load_toml
 from embedkit.errors import DataError
 from embedkit.records import read_object
-from embedkit.reporting.page import build_page, facts, figures, flat, to_svg, write_png
+from embedkit.reporting.page import build_page, facts, figures, to_svg, write_png
 from embedkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.config import apply_overrides, from_mapping, lay_over, load_toml, setting, to_mapping
+from embedkit.config import apply_overrides, flat, from_mapping, lay_over, load_toml, setting, to_mapping
 from embedkit.errors import ConfigError
 
 
@@ -201,6 +201,11 @@ class TestOverrides:
 
     def test_lay_over_takes_any_value_as_it_is(self):
         assert lay_over({"a": {"b": 1}}, "a.c", '"1"') == {"a": {"b": 1, "c": '"1"'}}
+
+
+def test_flat_names_are_dotted():
+    nested = {"a": {"b": 1, "none": None}, "c": [{"d": 2}], "e": [3]}
+    assert list(flat(nested)) == [("a.b", 1), ("c[0].d", 2), ("e", [3])]
 
 
 def test_values_nested_too_deeply_are_a_config_error(tmp_path):

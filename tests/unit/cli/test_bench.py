@@ -126,7 +126,7 @@ def test_a_report_with_the_quality_of_a_file(toy_bundle, texts, pairs, tmp_path,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--report", "speed.pdf"], "expected a report file that ends in .html"),
+        (["--report", "speed.pdf"], "expected an output that ends in .html"),
         (["--task", "sts"], "need --report"),
         (["--report", "speed.html", "--quality", "gone.json"], "gone.json cannot be read"),
     ],

@@ -169,7 +169,7 @@ def test_reports_are_written(toy_bundle, pairs, tmp_path, name, start):
 
 def test_a_report_of_unknown_form_is_refused_first(pairs, capsys):
     assert main(["evaluate", "gone.onnx", "--task", str(pairs), "-o", "report.html"]) == 1
-    assert "ends in .json or .md" in capsys.readouterr().err
+    assert "ends in .json, .md" in capsys.readouterr().err
 
 
 def test_data_is_checked_before_models_are_loaded(tmp_path, capsys):

@@ -14,6 +14,7 @@ import tomllib
 import pytest
 
 from embedkit.cli.main import main
+from embedkit.cli.train import stop_flag
 from embedkit.errors import StorageError
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
@@ -307,8 +308,6 @@ class TestTraining:
 
 class TestStopFlag:
     def test_a_second_signal_ends_at_once(self):
-        from embedkit.cli.train import stop_flag
-
         with stop_flag() as should_stop:
             assert not should_stop()
             signal.raise_signal(signal.SIGTERM)
@@ -317,8 +316,6 @@ class TestStopFlag:
                 signal.raise_signal(signal.SIGINT)
 
     def test_under_torchrun_a_second_signal_belongs_to_the_first(self):
-        from embedkit.cli.train import stop_flag
-
         with stop_flag(insist=False) as should_stop:
             assert not should_stop()
             signal.raise_signal(signal.SIGINT)
@@ -326,14 +323,10 @@ class TestStopFlag:
             assert should_stop()
 
     def test_before_the_first_step_one_signal_is_enough(self):
-        from embedkit.cli.train import stop_flag
-
         with stop_flag(), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
     def test_handlers_are_restored(self):
-        from embedkit.cli.train import stop_flag
-
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         with stop_flag():
             pass

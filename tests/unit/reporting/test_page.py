@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from embedkit.reporting.page import COLOURS, DARK_COLOURS, HUES, build_page, facts, figures, flat
+from embedkit.reporting.page import COLOURS, DARK_COLOURS, HUES, build_page, facts, figures
 
 
 def test_a_page_escapes_its_contents_and_needs_no_other_file():
@@ -28,8 +28,3 @@ def test_a_page_has_all_colours_twice():
 def test_facts_may_be_folded_or_none():
     assert facts("F", []) == ""
     assert facts("F", [("n", "v")], folded=True).startswith("<details><summary>F</summary>")
-
-
-def test_flat_names_are_dotted():
-    nested = {"a": {"b": 1, "none": None}, "c": [{"d": 2}], "e": [3]}
-    assert list(flat(nested)) == [("a.b", "1"), ("c[0].d", "2"), ("e", "[3]")]
