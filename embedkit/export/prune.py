@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from embedkit.errors import ExportError
 from embedkit.export.gates import Gate
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -22,10 +24,10 @@ Model = TypeVar("Model", bound=SentenceEncoder | PairEncoder)
 def prune_vocabulary(model: Model, texts: Sequence[str], size: int | None = None) -> tuple[Model, Gate]:
     """Keep the pieces that texts use, the special tokens, and the pieces needed to spell everything else.
 
-    With a ``size``, the most frequent pieces are kept up to that number. Of texts longer than the model's maximum
-    length, only the part that the model sees counts. A copy of the model with the smaller vocabulary is returned
-    with the gate ``vocabulary``, which fails if a token of the corpus became unknown, or a text changed although
-    all its pieces were kept.
+    The texts count as they are and after each of the model's prompts. With a ``size``, the most frequent pieces
+    are kept up to that number. Of texts longer than the model's maximum length, only the part that the model sees
+    counts. A copy of the model with the smaller vocabulary is returned with the gate ``vocabulary``, which fails
+    if a token of the corpus became unknown, or a text changed although all its pieces were kept.
 
     Raises:
         ExportError: there are no texts.
@@ -35,18 +37,23 @@ def prune_vocabulary(model: Model, texts: Sequence[str], size: int | None = None
     if not texts:
         raise ExportError("the vocabulary cannot be pruned without texts")
     before = Tokenizer(model.tokenizer.json, model.max_length)
-    kept = choose_pieces(before, count_pieces(before, _chunks(texts)), size)
+    prompts = list(dict.fromkeys(["", *(model.prompts.values() if isinstance(model, SentenceEncoder) else ())]))
+    counts = np.sum([count_pieces(before, _chunks(texts), prompt=prompt) for prompt in prompts], axis=0)
+    kept = choose_pieces(before, counts, size)
     pruned = prune_model(model, kept)
     after = Tokenizer(pruned.tokenizer.json, model.max_length)
-    return pruned, _measure(before, after, texts, kept)
+    return pruned, _measure(before, after, texts, prompts, kept)
 
 
-def _measure(before: Tokenizer, after: Tokenizer, texts: Sequence[str], kept: Sequence[int]) -> Gate:
-    """Tokenize the corpus by both tokenizers and count the differences."""
+def _measure(
+    before: Tokenizer, after: Tokenizer, texts: Sequence[str], prompts: Sequence[str], kept: Sequence[int]
+) -> Gate:
+    """Tokenize the corpus after each prompt by both tokenizers and count the differences."""
     known = set(kept)
     unknown = unknown_id(before)
     counts: Counter[str] = Counter()
-    for old, new in zip(_tokenize(before, texts), _tokenize(after, texts), strict=True):
+    both = (_tokenize(tokenizer, texts, prompts) for tokenizer in (before, after))
+    for old, new in zip(*both, strict=True):
         restored = [kept[number] for number in new]
         words = [number for number in old if number not in before.special_ids]
         counts["tokens"] += len(words)
@@ -64,7 +71,7 @@ def _measure(before: Tokenizer, after: Tokenizer, texts: Sequence[str], kept: Se
             "pieces_before": before.vocabulary_size,
             "texts": len(texts),
             "share_of_tokens_kept": _share(counts["tokens_kept"], counts["tokens"]),
-            "share_of_texts_unchanged": _share(counts["texts_same"], len(texts)),
+            "share_of_texts_unchanged": _share(counts["texts_same"], len(texts) * len(prompts)),
             "texts_broken": counts["broken"],
             "unknown_tokens": counts["unknown"],
             "unknown_tokens_before": counts["unknown_before"],
@@ -77,9 +84,10 @@ def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         yield texts[start : start + _TEXTS_PER_CHUNK]
 
 
-def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
-    for chunk in _chunks(texts):
-        yield from tokenizer.tokenize(chunk).ids
+def _tokenize(tokenizer: Tokenizer, texts: Sequence[str], prompts: Sequence[str]) -> Iterator[list[int]]:
+    for prompt in prompts:
+        for chunk in _chunks(texts):
+            yield from tokenizer.tokenize(chunk, prompt=prompt).ids
 
 
 def _share(part: int, whole: int) -> float:

@@ -36,8 +36,8 @@ Model = TypeVar("Model", bound=SentenceEncoder | PairEncoder)
 AnyTokenizer = TypeVar("AnyTokenizer", bound=Tokenizer | PairTokenizer)
 
 
-def count_pieces(tokenizer: Tokenizer, chunks: Iterable[Sequence[str]]) -> Counts:
-    """Count how often texts, some at a time, use each piece: ``(V,) int64``, by id.
+def count_pieces(tokenizer: Tokenizer, chunks: Iterable[Sequence[str]], *, prompt: str = "") -> Counts:
+    """Count how often texts, some at a time and each after the prompt, use each piece: ``(V,) int64``, by id.
 
     Of texts longer than the tokenizer's maximum length, only the part that it keeps counts.
 
@@ -47,7 +47,7 @@ def count_pieces(tokenizer: Tokenizer, chunks: Iterable[Sequence[str]]) -> Count
     counts = np.zeros(1 + max(_read_pieces(json.loads(tokenizer.json)).values()), dtype=np.int64)
     first = 0
     for chunk in chunks:
-        ids = TokenIds.of(tokenizer.tokenize(chunk, first=first).ids)
+        ids = TokenIds.of(tokenizer.tokenize(chunk, prompt=prompt, first=first).ids)
         counts += np.bincount(ids.flat, minlength=len(counts))
         first += len(chunk)
     return counts

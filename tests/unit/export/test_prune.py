@@ -46,6 +46,19 @@ def test_texts_of_the_corpus_keep_their_pieces_and_embeddings(make_encoder):
     )
 
 
+def test_pieces_of_prompts_are_kept_and_counted(make_encoder):
+    encoder = make_encoder()
+    encoder.prompts = {"query": "where is the train to ", "document": ""}
+
+    pruned, gate = prune_vocabulary(encoder, CORPUS)
+    small, _ = prune_vocabulary(encoder, CORPUS, size=gate.figures["pieces"] - 4)
+
+    query = encoder.prompts["query"]
+    assert pieces_of(pruned.tokenizer, query) == pieces_of(small.tokenizer, query)
+    assert pieces_of(pruned.tokenizer, query) == pieces_of(encoder.tokenizer, query)
+    assert gate.figures["share_of_texts_unchanged"] == 1.0
+
+
 def test_every_row_goes_with_its_piece(make_encoder):
     encoder = make_encoder(memory=10)
 
