@@ -23,7 +23,6 @@ from typing import Any
 from embedkit.atomic import storage_errors
 from embedkit.errors import ExportError, GateError, InputError, ProviderError
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.card import read_card
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import ExportOptions, ExportReport, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
@@ -123,8 +122,9 @@ def export_all(
             f"there is a file {existing} already; set replace, or choose another folder", parameters=["replace"]
         )
     providers = _choose_providers(target)
-    card = read_card(source, licence=licence)
-    model = load_source(source, max_length=max_length, trust_remote_code=trust_remote_code)
+    model, card, origin = load_source(
+        source, licence=licence, max_length=max_length, trust_remote_code=trust_remote_code
+    )
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     reports: dict[str, ExportReport | GateError] = {}
@@ -136,7 +136,7 @@ def export_all(
         wanted: ExportOptions = {**common, **options[title]}
         logger.info("variant %s", title)
         try:
-            reports[title] = export(model, path, card=card, **wanted)
+            reports[title] = export(model, path, card=card, origin=origin, **wanted)
         except GateError as error:
             reports[title] = error
     written = {title: report.path for title, report in reports.items() if isinstance(report, ExportReport)}

@@ -9,9 +9,7 @@ from typing import Any
 
 from embedkit.config import load_toml
 from embedkit.errors import ModelError
-from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.folders import read_json
-from embedkit.runtime.location import find_bundle
 from embedkit.runtime.manifest import Manifest
 
 _RUN_CARD = "run.json"
@@ -54,18 +52,13 @@ def read_card(source: str, *, licence: str = "") -> Card:
     ``RUN/cross-model``, which a recipe writes next to ``RUN/model``, has the run's card with its own name and
     scores.
 
-    A bundle has the card in its manifest. Absolute paths are reduced to their last part, because a bundle is used
+    Absolute paths are reduced to their last part, because a bundle is used
     on other machines.
 
     Raises:
         ModelError: ``run.json`` is damaged.
         ConfigError: ``config.toml`` is damaged.
-        BundleError: the bundle is damaged.
     """
-    bundle = find_bundle(source)
-    if bundle is not None:
-        card = _card_of(read_bundle(bundle).manifest)
-        return replace(card, licence=licence or card.licence)
     run = Path(source).expanduser()
     is_cross = run.name == "cross-model"
     run = run.parent if is_cross else run
@@ -87,8 +80,10 @@ def read_card(source: str, *, licence: str = "") -> Card:
     )
 
 
-def _card_of(manifest: Manifest) -> Card:
-    return Card(**{field.name: getattr(manifest, field.name) for field in fields(Card)})
+def card_of(manifest: Manifest, *, licence: str = "") -> Card:
+    """Return the card in the manifest of a bundle, with another licence if one is given."""
+    card = Card(**{field.name: getattr(manifest, field.name) for field in fields(Card)})
+    return replace(card, licence=licence or card.licence)
 
 
 def _portable(value: Any) -> Any:

@@ -26,10 +26,9 @@ from safetensors.numpy import save_file
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, GateError
-from embedkit.export.card import read_card
 from embedkit.export.graph_parts import Head, expose_states, has_memory, read_head
 from embedkit.export.hub import model_card
-from embedkit.export.pipeline import ExportOptions, export, find_origin, load_source
+from embedkit.export.pipeline import ExportOptions, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -93,15 +92,15 @@ def export_folder(
         return _write(output, None, {"model.onnx": read_bundle(bundle)})
     if options.get("vocabulary") is not None:
         raise ExportError("a folder contains torch weights with the whole vocabulary; export a bundle instead")
-    card = read_card(source, licence=licence)
-    model = load_source(source, max_length=max_length, trust_remote_code=trust_remote_code)
+    model, card, origin = load_source(
+        source, licence=licence, max_length=max_length, trust_remote_code=trust_remote_code
+    )
     if model.config.model_type == STATIC:
         raise ExportError(
             f"{source} is a static model, which sentence-transformers loads as it is; export a bundle instead"
         )
     if isinstance(model, SentenceEncoder) and model.memory is not None:
         raise _memory_error(source)
-    origin = find_origin(source, max_length=max_length, trust_remote_code=trust_remote_code)
     bundles = {}
     with tempfile.TemporaryDirectory() as folder:
         for precision in dict.fromkeys(["fp32", options["precision"]]):

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Required, TypedDict, Unpack
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import numpy as np
 import onnx
@@ -17,7 +17,7 @@ from embedkit.atomic import atomic_file
 from embedkit.errors import ExportError, GateError, ModelError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
-from embedkit.export.card import Card, find_model_folder, read_card
+from embedkit.export.card import Card, card_of, find_model_folder, read_card
 from embedkit.export.gates import Candidate, Gate, run_torch
 from embedkit.export.graph import build_graph
 from embedkit.export.graph_parts import STATE_POOLINGS
@@ -110,25 +110,37 @@ def export_source(
         ModelNotFoundError, ModelError, ConfigError, BundleError: the source cannot be loaded.
         ExportError, GateError, StorageError: see :func:`export`.
     """
-    card = read_card(source, licence=licence)
-    model = load_source(source, max_length=max_length, trust_remote_code=trust_remote_code)
-    origin = find_origin(source, max_length=max_length, trust_remote_code=trust_remote_code)
+    model, card, origin = load_source(
+        source, licence=licence, max_length=max_length, trust_remote_code=trust_remote_code
+    )
     return export(model, output, card=card, origin=origin, **options)
 
 
+class LoadedSource(NamedTuple):
+    """A model, its card, and the folder that it was loaded from, which a bundle lacks."""
+
+    model: SentenceEncoder | PairEncoder
+    card: Card
+    origin: Origin | None
+
+
 def load_source(
-    source: str, *, max_length: int | None = None, trust_remote_code: bool = False
-) -> SentenceEncoder | PairEncoder:
-    """Load the model of a run folder, a model folder, a hub id or a bundle.
+    source: str, *, licence: str = "", max_length: int | None = None, trust_remote_code: bool = False
+) -> LoadedSource:
+    """Load a run folder, a model folder, a hub id or a bundle.
 
     Raises:
-        ModelNotFoundError, ModelError, BundleError: it cannot be loaded.
+        ModelNotFoundError, ModelError, ConfigError, BundleError: it cannot be loaded.
     """
-    bundle = find_bundle(source)
-    if bundle is not None:
-        return load_bundle(bundle, max_length=max_length)
-    folder = find_model_folder(source)
-    layout = read_layout(find_folder(folder, with_code=trust_remote_code))
+    path = find_bundle(source)
+    if path is not None:
+        bundle = read_bundle(path)
+        return LoadedSource(
+            load_bundle(bundle, max_length=max_length), card_of(bundle.manifest, licence=licence), None
+        )
+    card, name = read_card(source, licence=licence), find_model_folder(source)
+    folder = find_folder(name, with_code=trust_remote_code)
+    layout = read_layout(folder)
     unit = ("cosine", "dot", "euclidean") if layout.normalize else ("cosine",)
     if layout.similarity not in unit:
         raise ModelError(
@@ -136,14 +148,8 @@ def load_source(
             "(similarity_fn_name), but bundles have unit rows, for cosine similarity"
         )
     kind = PairEncoder if layout.kind == "cross-encoder" else SentenceEncoder
-    return kind.load(folder, max_length=max_length, trust_remote_code=trust_remote_code)
-
-
-def find_origin(source: str, *, max_length: int | None, trust_remote_code: bool) -> Origin | None:
-    """Return the folder that a source was loaded from; a bundle has none."""
-    if find_bundle(source) is not None:
-        return None
-    return Origin(find_folder(find_model_folder(source)), max_length, trust_remote_code)
+    model = kind.load(name, max_length=max_length, trust_remote_code=trust_remote_code)
+    return LoadedSource(model, card, Origin(folder, max_length, trust_remote_code))
 
 
 def export(

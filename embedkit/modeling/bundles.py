@@ -36,20 +36,20 @@ def load_sentence_encoder(source: str, **options: Any) -> SentenceEncoder:
     return SentenceEncoder.load(source, **options) if bundle is None else from_bundle(bundle)
 
 
-def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
-    """Load the encoder of a bundle, with quantized weights converted to float32.
+def from_bundle(source: str | os.PathLike[str] | Bundle) -> SentenceEncoder:
+    """Load the encoder of a bundle, given by its path or as read, with quantized weights converted to float32.
 
     Raises:
         ModelNotFoundError, BundleError: the bundle cannot be found or is damaged.
         ModelError: it contains a cross-encoder, or a graph other than embedkit's own BERT in float32 or int8.
     """
-    bundle = read_bundle(path)
+    bundle = source if isinstance(source, Bundle) else read_bundle(source)
     manifest = bundle.manifest
     if manifest.kind != "encoder":
-        raise ModelError(f"{path} contains a {manifest.kind}, expected an encoder")
-    bert = _read(bundle, path)
+        raise ModelError(f"{bundle.path} contains a {manifest.kind}, expected an encoder")
+    bert = _read(bundle)
     if not bert.hidden:
-        raise ModelError(f"the network of {path} cannot be rebuilt: it is a static model without states")
+        raise ModelError(f"the network of {bundle.path} cannot be rebuilt: it is a static model without states")
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
     encoder = SentenceEncoder(
         _backbone(bert, tokenizer),
@@ -64,7 +64,7 @@ def from_bundle(path: str | os.PathLike[str]) -> SentenceEncoder:
     return encoder.eval()
 
 
-def cross_from_bundle(path: str | os.PathLike[str], *, max_length: int | None = None) -> PairEncoder:
+def cross_from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: int | None = None) -> PairEncoder:
     """Load the cross-encoder of a bundle for pairs of up to ``max_length`` tokens, as :func:`from_bundle` does.
 
     Without a length, it keeps the bundle's.
@@ -74,11 +74,11 @@ def cross_from_bundle(path: str | os.PathLike[str], *, max_length: int | None = 
         ModelError: it contains an encoder, a graph other than embedkit's own BERT in float32 or int8, or too few
             positions for pairs of that length.
     """
-    bundle = read_bundle(path)
+    bundle = source if isinstance(source, Bundle) else read_bundle(source)
     manifest = bundle.manifest
     if manifest.kind != "cross-encoder":
-        raise ModelError(f"{path} contains an {manifest.kind}, expected a cross-encoder")
-    bert = _read(bundle, path)
+        raise ModelError(f"{bundle.path} contains an {manifest.kind}, expected a cross-encoder")
+    bert = _read(bundle)
     tokenizer = PairTokenizer(bundle.tokenizer_json, max_length or manifest.max_length)
     config = _config(bert, tokenizer)
     config.num_labels = 1
@@ -92,32 +92,29 @@ def cross_from_bundle(path: str | os.PathLike[str], *, max_length: int | None = 
     return PairEncoder(network, tokenizer, name=manifest.name).eval()
 
 
-def load_bundle(path: str | os.PathLike[str], *, max_length: int | None = None) -> SentenceEncoder | PairEncoder:
+def load_bundle(bundle: Bundle, *, max_length: int | None = None) -> SentenceEncoder | PairEncoder:
     """Load the encoder or cross-encoder of a bundle, with the bundle's maximum length or another in tokens.
 
     Raises:
-        ModelNotFoundError, BundleError, ModelError: as :func:`from_bundle` and :func:`cross_from_bundle`.
+        ModelError: as :func:`from_bundle` and :func:`cross_from_bundle`.
         InputError: the length is too small.
     """
-    if read_bundle(path).manifest.kind == "cross-encoder":
-        return cross_from_bundle(path, max_length=max_length)
-    encoder = from_bundle(path)
+    if bundle.manifest.kind == "cross-encoder":
+        return cross_from_bundle(bundle, max_length=max_length)
+    encoder = from_bundle(bundle)
     if max_length is not None:
         encoder.tokenizer = encoder.tokenizer.with_max_length(max_length)
     return encoder
 
 
-def _read(bundle: Bundle, path: str | os.PathLike[str]) -> BertWeights:
+def _read(bundle: Bundle) -> BertWeights:
     bert = read_bert(bundle.model, pairs=bundle.manifest.kind == "cross-encoder")
-    if bert is None:
+    if bert is None or not bert.is_bert:
+        network = "its graph is not embedkit's own BERT in float32 or int8"
+        network = network if bert is None else "it is an MPNet or a ModernBERT"
         raise ModelError(
-            f"the network of {path} cannot be rebuilt: its graph is not embedkit's own BERT in float32 or int8; "
-            "use the model folder that it was exported from"
-        )
-    if not bert.is_bert:
-        raise ModelError(
-            f"the network of {path} cannot be rebuilt: it is an MPNet or a ModernBERT; use the model folder "
-            "that it was exported from"
+            f"the network of {bundle.path} cannot be rebuilt: {network}; use the model folder that it was "
+            "exported from"
         )
     return bert
 

@@ -74,10 +74,11 @@ def load_cross_encoder(
     """
     source = config.resolve_model(str(config.student.source))
     path = find_bundle(source)
-    if path is not None and read_bundle(path).manifest.kind == "cross-encoder":
-        model = cross_from_bundle(path, max_length=max_length)
-    elif path is not None:
-        encoder = from_bundle(path)
+    bundle = None if path is None else read_bundle(path)
+    if bundle is not None and bundle.manifest.kind == "cross-encoder":
+        model = cross_from_bundle(bundle, max_length=max_length)
+    elif bundle is not None:
+        encoder = from_bundle(bundle)
         model = matching_encoder(encoder, mean=mean, spread=spread, max_length=max_length, seed=config.seed)
     elif is_cross_encoder(find_folder(source)):
         model = PairEncoder.load(source, max_length=max_length)

@@ -202,7 +202,7 @@ def test_a_chosen_length_is_compared_at_that_length(folder):
 
 def test_embeddings_made_for_dot_products_are_refused(folder):
     edit_json(folder / "config_sentence_transformers.json", similarity_fn_name="dot")
-    assert load_source(str(folder)).dimension == 32  # unit rows, so the dot product is the cosine
+    assert load_source(str(folder)).model.dimension == 32  # unit rows, so the dot product is the cosine
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps(modules[:-1]))
 
