@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import signal
 import struct
@@ -131,7 +132,8 @@ def write_frame(stream: BinaryIO, header: Mapping[str, Any], payload: bytes = b"
     Raises:
         OSError: the reader has closed the pipe.
     """
-    text = json.dumps(header).encode("ascii")  # a lone surrogate is sent as its escape
+    # A lone surrogate is sent as its escape, and numpy's numbers and flags as Python's.
+    text = json.dumps(header, default=operator.methodcaller("tolist")).encode("ascii")
     stream.write(_SIZES.pack(len(text), len(payload)) + text)
     stream.write(payload)
     stream.flush()

@@ -118,7 +118,9 @@ class CrossEncoder(Model[PairTokenizer]):
 
         def run_part(part: list[Any], first: int, progress: Progress) -> tuple[FloatArray, int]:
             if plan.windows:
-                return self._best_of_windows(engine, part, plan), 0
+                scores = self._best_of_windows(engine, part, first, plan)
+                progress.advance(len(part))
+                return scores, 0
             return engine.part(part, first, self._tokenize, plan, progress)
 
         is_alone = _is_pair(pairs)
@@ -208,8 +210,8 @@ class CrossEncoder(Model[PairTokenizer]):
             raise ModelError(f"{self.name} has no logits: its graph does not end in a sigmoid")
         return self._make_engine(self._network.reading(self._logit_name, lambda rows, _: _logits_of(rows)))
 
-    def _best_of_windows(self, engine: Engine, pairs: list[Any], plan: Plan) -> FloatArray:
-        tokens, starts = self._tokenizer.tokenize_windows(pairs)
+    def _best_of_windows(self, engine: Engine, pairs: list[Any], first: int, plan: Plan) -> FloatArray:
+        tokens, starts = self._tokenizer.tokenize_windows(pairs, first=first)
         scores: FloatArray = np.maximum.reduceat(engine.run(tokens, plan.batch_size), starts)
         return scores
 

@@ -100,8 +100,8 @@ class EncoderPool:
             InputError, TextOverflowError: as there.
             ModelError: a process has exited.
         """
-        if isinstance(texts, str):
-            return self._encoder.encode(texts, **options)  # too small to distribute
+        if isinstance(texts, str) or getattr(texts, "ndim", None) == 0:
+            return self._encoder.encode(texts, **options)  # one text, too small to distribute
         form = self._encoder.encode([], **options)
         listed = list(check_iterable(texts))
         embeddings = np.empty((len(listed), form.shape[1]), dtype=form.dtype)

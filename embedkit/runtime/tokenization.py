@@ -313,11 +313,13 @@ class PairTokenizer(_FastTokenizer):
                 _check_texts(pair, 0, name=f"pairs[{position}]")
             raise InputError(f"the tokenizer refused these pairs: {error}") from error
 
-    def tokenize_windows(self, pairs: Sequence[tuple[str, str]]) -> tuple[Tokens, npt.NDArray[np.intp]]:
+    def tokenize_windows(
+        self, pairs: Sequence[tuple[str, str]], *, first: int = 0
+    ) -> tuple[Tokens, npt.NDArray[np.intp]]:
         """Tokenize pairs, and give a pair that is too long a row for each window of its second text.
 
         Consecutive windows share half of their tokens, and the last one ends with the text. A first text keeps at
-        most half of the room.
+        most half of the room. ``first`` is as for :meth:`tokenize`.
 
         Returns:
             tokens of ``M >= N`` rows, and the first row of each pair ``(N,)``, ascending.
@@ -325,7 +327,7 @@ class PairTokenizer(_FastTokenizer):
         Raises:
             InputError: as :meth:`tokenize`.
         """
-        tokens = self.tokenize(pairs)
+        tokens = self.tokenize(pairs, first=first)
         too_long, kinds = set(tokens.overflowing), tokens.type_ids or []
         rows = [
             self._windows(*pair) if row in too_long else [(list(tokens.ids[row]), list(kinds[row]))]

@@ -151,6 +151,13 @@ def test_windows_of_a_long_query_hold_half_of_it(toy_tokenizer_json):
     assert all(row.count(1) == 6 for row in tokens.type_ids[:-1])  # 5 words and a special token
 
 
+@pytest.mark.parametrize("on_overflow", ["truncate", "windows"])
+def test_errors_name_the_pair_in_the_whole_call(model, monkeypatch, on_overflow):
+    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
+    with pytest.raises(InputError, match=r"pairs\[3\] is NoneType"):
+        model.predict([*[("a", "b")] * 3, None], on_overflow=on_overflow)
+
+
 # Activation
 
 

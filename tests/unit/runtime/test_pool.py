@@ -75,6 +75,7 @@ def small_parts(monkeypatch):
         {"truncate_dim": 5},
         {"precision": "ubinary"},
         {"precision": "binary"},
+        {"truncate_dim": np.int64(5), "batch_size": np.int32(2), "show_progress_bar": np.False_},
     ],
 )
 def test_embeddings_are_those_of_one_process(encoder, pool, options):
@@ -86,7 +87,8 @@ def test_embeddings_are_those_of_one_process(encoder, pool, options):
 def test_it_accepts_the_arguments_of_an_encoder(encoder, pool):
     np.testing.assert_array_equal(pool.encode(iter(TEXTS)), encoder.encode(TEXTS))
     np.testing.assert_array_equal(pool.encode(np.array(TEXTS)), encoder.encode(TEXTS))
-    np.testing.assert_array_equal(pool.encode("the sea"), encoder.encode("the sea"))
+    for text in ("the sea", np.array("the sea")):
+        np.testing.assert_array_equal(pool.encode(text), encoder.encode(text))
     assert pool.encode([]).shape == (0, 16)
 
 
