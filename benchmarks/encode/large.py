@@ -67,7 +67,7 @@ def write(name: str, precision: str) -> bytes:
     """Return the graph of a network."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
-        write_untrained(ARCHITECTURES[name], bert_tokenizer(), path, precision=precision, target="cpu-avx2")
+        write_untrained(ARCHITECTURES[name], bert_tokenizer(), path, precision=precision)
         return (path / "model.onnx").read_bytes()
 
 

@@ -11,7 +11,6 @@ that `verify` misses.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import random
 import shutil
@@ -19,11 +18,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
+from kills import WordHashes
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.errors import CollectionError, EmbedkitError
@@ -32,19 +30,6 @@ from embedkit.serving.retrieval import index_kinds
 ROUNDS_PER_PROCESS = 250
 KINDS = ("exact", "flat", "sq8", "binary", "hnsw", "ivf-pq")
 WORDS = ["bee", "ant", "tea", "sea", "sky", "fly", "rye", "ice", "sun", "fog"]
-
-
-class WordHashes:
-    """An encoder without a model: the hash of a text determines its direction."""
-
-    name, dimension, max_length = "word-hashes", 32, 512
-    fingerprint = hashlib.sha256(name.encode()).hexdigest()
-
-    def encode(self, texts: Sequence[str], /) -> npt.NDArray[np.float32]:
-        """Embed texts: ``(N, D) float32, unit rows``."""
-        seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") for text in texts]
-        rows = np.array([np.random.default_rng(seed).standard_normal(self.dimension) for seed in seeds])
-        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def build(folder: Path) -> None:

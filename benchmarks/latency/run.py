@@ -102,7 +102,7 @@ def write_all_untrained(names: tuple[str, ...]) -> Iterator[Candidate]:
         for precision in PRECISIONS:
             logger.info("writing %s, %s", name, precision)
             path = Path(f"{name}-{precision}")
-            write_untrained(ARCHITECTURES[name], tokenizer, path, precision=precision, target="cpu-avx2")
+            write_untrained(ARCHITECTURES[name], tokenizer, path, precision=precision)
             yield Candidate(source=str(path), name=name, precision=precision, note=NOTE)
 
 

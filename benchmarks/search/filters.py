@@ -37,7 +37,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parent))
-from vectors import Topics
+from vectors import FloatArray, Given, Topics
 
 from embedkit.serving.retrieval import Collection
 
@@ -49,21 +49,6 @@ SHARES = (1, 10, 50)
 WRITES_S = 0.25  # pause between two writes
 SAMPLE_S = 0.05  # pause between two looks at the memory of a process
 LARGEST_WRITTEN = 1_000_000
-
-FloatArray = npt.NDArray[np.float32]
-
-
-class Given:
-    """An encoder whose embeddings are there already; texts are their numbers."""
-
-    name, fingerprint, max_length = "given", "0" * 64, 512
-
-    def __init__(self, rows: FloatArray) -> None:
-        self.rows, self.dimension = rows, rows.shape[1]
-
-    def encode(self, texts: Sequence[str], /) -> FloatArray:
-        """Embed texts: ``(N, D) float32, unit rows``."""
-        return np.asarray(self.rows[[int(text) for text in texts]])
 
 
 def given(folder: Path) -> Given:

@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 
 sys.path.insert(0, str(Path(__file__).parent))
 from contenders import Contender, FloatArray, K, announce, contenders, resident_megabytes
-from vectors import clustered, embedded
+from vectors import Given, clustered, embedded
 
 from embedkit.serving.retrieval import Collection
 
@@ -162,19 +162,6 @@ def one_by_one(contender: Contender, queries: FloatArray) -> None:
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
     """Return the median over the turns of the ratio of times."""
     return statistics.median(one / other for one, other in zip(seconds, others, strict=True))
-
-
-class Given:
-    """An encoder with precomputed embeddings; texts are their row numbers."""
-
-    name, fingerprint, max_length = "given", "0" * 64, 512
-
-    def __init__(self, rows: FloatArray) -> None:
-        self.rows, self.dimension = rows, rows.shape[1]
-
-    def encode(self, texts: Sequence[str], /) -> FloatArray:
-        """Embed texts: ``(N, D) float32, unit rows``."""
-        return self.rows[[int(text) for text in texts]]
 
 
 def collection_costs(rows: FloatArray, queries: FloatArray, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.atomic import storage_errors
-from embedkit.errors import ExportError, GateError, InputError, ProviderError
+from embedkit.errors import GateError, InputError, ProviderError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import ExportOptions, ExportReport, export, load_source
@@ -276,17 +276,12 @@ def bert_tokenizer() -> Tokenizer:
     return Tokenizer(read_bundle(find_model("tiny")).tokenizer_json, MAX_LENGTH)
 
 
-def write_untrained(size: Size, tokenizer: Tokenizer, folder: Path, *, precision: str, target: str) -> None:
-    """Write an encoder of a given shape, exported like a trained one.
+def write_untrained(size: Size, tokenizer: Tokenizer, folder: Path, *, precision: str) -> None:
+    """Write an encoder of a given shape, exported like a trained one in ``"fp32"`` or ``"int8"``.
 
     The folder is filled with ``model.onnx``, ``tokenizer.json`` and ``config.json``.
-
-    Raises:
-        ExportError: the precision or the target is unknown.
     """
-    if precision not in ("fp32", "int8"):
-        raise ExportError(f"precision of an untrained encoder must be fp32 or int8, not {precision!r}")
-    arithmetic = FloatArithmetic() if precision == "fp32" else Int8Arithmetic(largest_weight(target))
+    arithmetic = FloatArithmetic() if precision == "fp32" else Int8Arithmetic(largest_weight("cpu-avx2"))
     model = random(tokenizer, size, max_length=MAX_LENGTH, seed=0)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.onnx").write_bytes(build_graph(model, arithmetic).SerializeToString())

@@ -186,7 +186,7 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
         for precision in ("fp32", "int8"):
             logger.info("writing %s with random weights, %s", name, precision)
             target = folder / f"{name}-{precision}"
-            write_untrained(ARCHITECTURES[name], tokenizer, target, precision=precision, target="cpu-avx2")
+            write_untrained(ARCHITECTURES[name], tokenizer, target, precision=precision)
             yield Candidate(source=str(target), name=name, precision=precision, note=_UNTRAINED)
 
 

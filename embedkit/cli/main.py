@@ -89,15 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         parser.error(_unknown_command(arguments.command))
     module = _load(command)
-    parser = _command_parser(arguments.command, module)
+    parser = command_parser(arguments.command)
     parser.parse_args(arguments.rest, arguments)
     with _messages(verbose=arguments.verbose, quiet=arguments.quiet):
         return _run(module, command, arguments, _flags(parser))
-
-
-def command_parser(name: str) -> argparse.ArgumentParser:
-    """Build the parser of one of `COMMANDS`, for documentation."""
-    return _command_parser(name, _load(COMMANDS[name]))
 
 
 def _run(module: CommandModule, command: Command, arguments: argparse.Namespace, flags: Mapping[str, str]) -> int:
@@ -190,12 +185,10 @@ class _TopParser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def _command_parser(name: str, module: CommandModule) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"embedkit {name}",
-        description=module.HELP,
-        allow_abbrev=False,
-    )
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Build the parser of one of `COMMANDS`."""
+    module = _load(COMMANDS[name])
+    parser = argparse.ArgumentParser(prog=f"embedkit {name}", description=module.HELP, allow_abbrev=False)
     module.configure(parser)
     _add_examples(name, parser, module.EXAMPLES)
     _add_common_options(parser)

@@ -61,7 +61,6 @@ def write_comparison(
     *,
     reports: Sequence[SpeedReport] = (),
     evaluations: Sequence[Mapping[str, Any]] = (),
-    title: str = "Comparison",
 ) -> None:
     """Write a Markdown file that compares entries with distinct labels, and models that were only timed.
 
@@ -70,7 +69,7 @@ def write_comparison(
         StorageError: the file cannot be written.
     """
     shown = [*entries, *_timed_only(reports, entries)]
-    parts = [f"# {title}", *_parts(shown, _judge(shown, evaluations), reports)]
+    parts = ["# Comparison", *_parts(shown, _judge(shown, evaluations), reports)]
     with atomic_file(path) as temporary:
         temporary.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 

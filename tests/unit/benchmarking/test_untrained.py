@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from embedkit.benchmarking.variants import MAX_LENGTH, write_untrained
-from embedkit.errors import ExportError
 from embedkit.evaluation.speed.worker import read_encoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
@@ -18,7 +17,7 @@ TEXTS = ["a good dog", "the cat is asleep in the garden"]
 
 @pytest.mark.parametrize(("precision", "cosine"), [("fp32", 0.99999), ("int8", 0.97)])
 def test_it_computes_what_torch_computes_with_the_same_weights(tokenizer, tmp_path, precision, cosine):
-    write_untrained(SIZE, tokenizer, tmp_path / "toy", precision=precision, target="cpu-avx2")
+    write_untrained(SIZE, tokenizer, tmp_path / "toy", precision=precision)
     encoder, _ = read_encoder(str(tmp_path / "toy"), 1)
     expected = TorchEncoder(random(tokenizer, SIZE, max_length=MAX_LENGTH, seed=0)).encode(TEXTS)
     assert (encoder.dimension, encoder.max_length) == (32, MAX_LENGTH)
@@ -28,13 +27,6 @@ def test_it_computes_what_torch_computes_with_the_same_weights(tokenizer, tmp_pa
 def test_int8_is_smaller(tokenizer, tmp_path):
     sizes = {}
     for precision in ("fp32", "int8"):
-        write_untrained(SIZE, tokenizer, tmp_path / precision, precision=precision, target="cpu-avx2")
+        write_untrained(SIZE, tokenizer, tmp_path / precision, precision=precision)
         sizes[precision] = (tmp_path / precision / "model.onnx").stat().st_size
     assert sizes["int8"] < 0.6 * sizes["fp32"]
-
-
-@pytest.mark.parametrize(("precision", "target"), [("int4", "cpu-avx2"), ("int8", "gpu")])
-def test_unknown_forms_are_refused_before_anything_is_written(tokenizer, tmp_path, precision, target):
-    with pytest.raises(ExportError):
-        write_untrained(SIZE, tokenizer, tmp_path / "toy", precision=precision, target=target)
-    assert not (tmp_path / "toy").exists()

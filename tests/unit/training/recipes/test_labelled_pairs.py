@@ -100,13 +100,6 @@ def test_an_encoder_gets_a_classifier(recipe, encoder, tmp_path):
     assert PairEncoder.load(tmp_path / "run" / "model").hidden == 32
 
 
-def test_a_bundle_s_encoder_gets_a_layer_too(recipe, tmp_path):
-    recipe["student"] = {"source": "tiny.onnx", "dropout": 0.0}
-    recipe["optim"]["steps"] = 2
-    train(recipe, tmp_path / "run")
-    assert PairEncoder.load(tmp_path / "run" / "model").config.num_hidden_layers == 3
-
-
 def test_a_cross_encoder_s_bundle_continues_to_learn(recipe, tmp_path):
     recipe["student"] = {"source": "reranker-tiny", "dropout": 0.0}
     recipe["optim"]["steps"] = 30
