@@ -170,14 +170,24 @@ def _sections_of_text(text: str) -> list[_Section]:
 
 # Markdown
 
+_LINE_END: Final = re.compile(r"\r\n|\n|\r")
+_FRONT_MATTER: Final = re.compile(
+    r"""---[ \t]*\r?\n(?=["'\w.-]+[ \t]*:).*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)""", re.DOTALL | re.MULTILINE
+)  # begins with a key of YAML: a document may also begin with a rule
+
 
 def _sections_of_markdown(text: str) -> list[_Section]:
-    """Divide at the headings of the document itself; those inside of quotes and lists belong to their section."""
+    """Divide at the headings of the document itself; those inside of quotes and lists belong to their section.
+
+    Front matter, which Markdown would read as a heading, is a section of its own.
+    """
     markdown = require("markdown_it", extra="documents").MarkdownIt()
-    lines = [0, *(match.end() for match in re.finditer(r"\r\n|\n|\r", text)), len(text)]
-    tokens = markdown.parse(text)
+    front = _FRONT_MATTER.match(text)
+    start = front.end() if front else 0
+    lines = [start, *(match.end() for match in _LINE_END.finditer(text, start)), len(text)]
+    tokens = markdown.parse(text[start:])
     headings: list[str] = []
-    sections, start = [], 0
+    sections = [_slice(text, 0, start, headings)]
     for token, inline in itertools.pairwise(tokens):
         if token.type != "heading_open" or token.level or token.map is None:
             continue
@@ -199,15 +209,24 @@ def _below(headings: list[str], level: int, title: str) -> list[str]:
     return [*outer, *[""] * (level - 1 - len(outer)), title]
 
 
+_SPACES: Final = frozenset({"softbreak", "hardbreak"})
+
+
 def _plain(inline: Any) -> str:
     """Return the text of a heading without markup."""
-    return "".join(child.content for child in inline.children or ()).strip()
+    parts = (
+        " " if child.type in _SPACES else child.content
+        for child in inline.children or ()
+        if child.type != "html_inline"
+    )
+    return " ".join("".join(parts).split())
 
 
 # HTML
 
 _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
 _UNSEEN: Final = frozenset({"title", "script", "style", "template", "noscript", "svg", "math", "iframe", "object"})
+_CELLS: Final = frozenset({"td", "th"})
 _LINES: Final = frozenset({"br", "tr", "li", "dt", "dd", "option"})
 _PARAGRAPHS: Final = frozenset(
     {"address", "article", "aside", "blockquote", "body", "caption", "details", "dialog", "div", "dl", "fieldset"}
@@ -218,7 +237,7 @@ _PARAGRAPHS: Final = frozenset(
 
 def _sections_of_html(text: str) -> list[_Section]:
     reader = _HtmlReader(text)
-    reader.feed(text)
+    reader.feed(f"{text}\n")  # Python's parser drops the & of a reference that ends the file
     reader.close()
     return reader.sections()
 
@@ -228,6 +247,7 @@ class _HtmlReader(HTMLParser):
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=False)
+        self._source = source
         self._lines = [0, *(match.end() for match in re.finditer("\n", source))]
         self._headings: list[str] = []
         self._sections: list[_Section] = []
@@ -279,10 +299,23 @@ class _HtmlReader(HTMLParser):
         self._add(data)
 
     def handle_entityref(self, name: str) -> None:
-        self._add(unescape(f"&{name};"))
+        self._add_reference(f"&{name}")
 
     def handle_charref(self, name: str) -> None:
-        self._add(unescape(f"&#{name};"))
+        self._add_reference(f"&#{name}")
+
+    def parse_marked_section(self, i: int, report: bool = True) -> int:  # noqa: FBT001, FBT002 - Python's
+        """Take ``<![`` for a comment, as a browser does; Python's parser raises an AssertionError for most."""
+        return self.parse_bogus_comment(i, report)
+
+    def _add_reference(self, written: str) -> None:
+        """Add a character reference; many a ``&`` in a text or a link is none, and has no semicolon."""
+        is_ended = self._source.startswith(";", self._place() + len(written))
+        self._add(unescape(f"{written};" if is_ended else written))
+
+    def _place(self) -> int:
+        line, column = self.getpos()
+        return self._lines[line - 1] + column
 
     def _add(self, data: str) -> None:
         """Add text as a browser shows it, in which white space is one space."""
@@ -291,8 +324,7 @@ class _HtmlReader(HTMLParser):
         if self._level:
             self._heading.append(data)
             return
-        line, column = self.getpos()
-        place = self._lines[line - 1] + column
+        place = self._place()
         for match in re.finditer(r"\s+|\S+", data):
             part = match[0]
             if part.isspace() and not self._preformatted:
@@ -307,17 +339,19 @@ class _HtmlReader(HTMLParser):
         self._length += len(part)
 
     def _break(self, tag: str) -> None:
-        """End a line or a paragraph."""
-        mark = "\n\n" if tag in _PARAGRAPHS else "\n" if tag in _LINES else ""
-        if not mark or self._level or not self._parts:
+        """End a cell, a line or a paragraph."""
+        mark = "\n\n" if tag in _PARAGRAPHS else "\n" if tag in _LINES else " " if tag in _CELLS else ""
+        if self._level:
+            self._heading.append(mark)
+            return
+        if not mark or not self._parts:
             return
         if self._parts[-1].isspace():
-            if self._parts[-1].count("\n") >= len(mark):
+            if self._parts[-1].count("\n") >= mark.count("\n"):
                 return
             self._length -= len(self._parts.pop())
             self._places.pop()
-        line, column = self.getpos()
-        self._append(mark, self._lines[line - 1] + column)
+        self._append(mark, self._place())
 
     def _end_heading(self) -> None:
         if self._level:

@@ -84,6 +84,26 @@ class TestMarkdown:
         assert {window["section"] for window in windows} == {"", "The house", "The house > The garden", "Sea"}
         assert all(window["text"] == text[window["start"] : window["end"]] for window in windows)
 
+    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    def test_front_matter_is_no_heading(self, tmp_path, encoder, end):
+        text = "---\ntitle: sea\n---\nA bird.\n\n## Sea\n\nMusic.\n".replace("\n", end)
+        (tmp_path / "a.md").write_bytes(text.encode())
+        windows = list(split_documents(tmp_path / "a.md", encoder))
+        assert {window["section"] for window in windows} == {"", "Sea"}
+        assert windows[0]["text"].startswith("---")
+        assert "A bird." in [window["text"] for window in windows]
+        assert all(window["text"] == text[window["start"] : window["end"]] for window in windows)
+
+    def test_a_rule_is_no_front_matter(self, tmp_path, encoder):
+        (tmp_path / "a.md").write_text("---\nA bird: it sings.\n\n# Sea\n\nMusic.\n\n---\n", encoding="utf-8")
+        windows = list(split_documents(tmp_path / "a.md", encoder))
+        assert [window["section"] for window in windows] == ["", "Sea"]
+
+    @pytest.mark.parametrize("heading", ["The\nsea\n===", '# The <a id="sea"></a> sea', "# The  `sea`"])
+    def test_a_heading_is_its_words(self, tmp_path, encoder, heading):
+        (tmp_path / "a.md").write_text(f"{heading}\n\nMusic.\n", encoding="utf-8")
+        assert [window["section"] for window in split_documents(tmp_path / "a.md", encoder)] == ["The sea"]
+
 
 class TestHtml:
     def test_what_a_browser_shows(self, folder, encoder):
@@ -105,12 +125,30 @@ class TestHtml:
         assert PAGE[sea["start"] :].startswith("Music <b>and</b> the sea.")
 
     @pytest.mark.parametrize(
-        "page", ["", "<p>", "<h1>Only", "<script>a", "<p>a</b></p></div>&nosuch; <", "<![if]>a"]
+        "page",
+        ["", "<p>", "<h1>Only", "<script>a", "<p>a</b></p></div>&nosuch; <", "<![if]>a", "<![x[a]]>", "<![>"],
     )
     def test_broken_pages_are_read(self, tmp_path, encoder, page):
         (tmp_path / "a.html").write_text(page + "<p>music", encoding="utf-8")
         found = list(split_documents(tmp_path / "a.html", encoder))
         assert page.startswith("<script") or "music" in found[-1]["text"]
+
+    @pytest.mark.parametrize(
+        ("page", "text"),
+        [
+            ("AT&T and R&D", "AT&T and R&D"),
+            ("a&#233t&eacute; &copy 2020 &amp", "aété © 2020 &"),
+            ("a?b=1&c=2", "a?b=1&c=2"),
+            ("<table><tr><th>dog</th><td>2</td></tr><tr><td>bird<td>3</table>", "dog 2\nbird 3"),
+        ],
+    )
+    def test_references_and_cells_are_as_a_browser_shows_them(self, tmp_path, encoder, page, text):
+        (tmp_path / "a.html").write_text(page, encoding="utf-8")
+        assert [window["text"] for window in split_documents(tmp_path / "a.html", encoder)] == [text]
+
+    def test_lines_of_a_heading_are_apart(self, tmp_path, encoder):
+        (tmp_path / "a.html").write_text("<h1>The<br>sea</h1><p>Music.", encoding="utf-8")
+        assert [window["section"] for window in split_documents(tmp_path / "a.html", encoder)] == ["The sea"]
 
 
 class TestWindows:
