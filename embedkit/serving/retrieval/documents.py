@@ -89,8 +89,14 @@ def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
 
 
 def is_empty(text: object) -> bool:
-    """Whether a cell holds no text: null, NaN as in pandas, or white space."""
-    return text is None or (isinstance(text, str) and not text.strip()) or bool(text != text)  # noqa: PLR0124 - NaN
+    """Whether a cell holds no text: null, NaN or NA as in pandas, or white space."""
+    return text is None or (isinstance(text, str) and not text.strip()) or _is_missing(text)
+
+
+def _is_missing(value: object) -> bool:
+    """Whether a value is NaN or NaT, which differ from themselves, or NA, whose comparisons are NA."""
+    differs: object = value != value  # noqa: PLR0124
+    return differs is value or (isinstance(differs, (bool, np.bool_)) and bool(differs))
 
 
 def named_records(source: DocumentSource) -> NamedRecords:
@@ -162,14 +168,21 @@ def _document(
 
 def plain_value(value: Any, field: str, place: str) -> Any:
     """Return the JSON of a value of metadata; DataError, with the name of the field, if it has none."""
+    try:
+        return _plain_value(value, field, place)
+    except RecursionError:
+        raise DataError(f"{place}: {field:.80} is nested too deeply; flatten it") from None
+
+
+def _plain_value(value: Any, field: str, place: str) -> Any:
     if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind not in "mM":
         value = value.tolist()
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, Mapping):
-        return {name: plain_value(item, f"{field}.{name}", place) for name, item in value.items()}
+        return {name: _plain_value(item, f"{field}.{name}", place) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_value(item, field, place) for item in value]
+        return [_plain_value(item, field, place) for item in value]
     plain = _plain_scalar(value)
     if plain is None:
         raise DataError(
@@ -181,8 +194,8 @@ def plain_value(value: Any, field: str, place: str) -> Any:
 
 
 def _plain_scalar(value: Any) -> str | float | None:
-    """Return the JSON of one value; None if there is none, as for bytes and pandas' NaN and NaT."""
-    if value != value:  # noqa: PLR0124 - NaN and NaT
+    """Return the JSON of one value; None if there is none, as for bytes and pandas' NaN, NaT and NA."""
+    if _is_missing(value):
         return None
     if isinstance(value, (dt.date, dt.time)):
         return value.isoformat()

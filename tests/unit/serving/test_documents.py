@@ -63,6 +63,23 @@ def test_a_table_is_not_an_iterable_of_documents():
     assert [document.metadata for document in read_documents(frame.to_dict("records"))] == [{"year": 2020}]
 
 
+def test_missing_values_of_pandas_are_no_text_and_no_json():
+    pandas = pytest.importorskip("pandas")
+    for missing in (pandas.NA, pandas.NaT, float("nan"), None):
+        records = [{"id": 1, "text": missing}, {"id": 2, "text": "a dog"}]
+        assert [document.id for document in read_documents(records, skip_empty=True)] == ["2"]
+    with pytest.raises(DataError, match="document 1: n is <NA>"):
+        list(read_documents([{"text": "a", "n": pandas.NA}]))
+    with pytest.raises(DataError, match="expected a string as text"):
+        list(read_documents([{"text": np.arange(2)}], skip_empty=True))
+
+
+def test_metadata_nested_too_deeply_name_their_line(tmp_path):
+    path = write(tmp_path / "d.jsonl", '{"text": "a", "n": ' + "[" * 900 + "]" * 900 + "}\n")
+    with pytest.raises(DataError, match=r"d\.jsonl:1"):
+        list(read_documents(path))
+
+
 def test_one_mapping_is_not_an_iterable_of_documents():
     with pytest.raises(InputError, match="items"):
         list(read_documents({"x": "a"}))

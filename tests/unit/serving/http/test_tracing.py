@@ -29,6 +29,7 @@ def spans(monkeypatch):
     provider.add_span_processor(SimpleSpanProcessor(memory))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr(TRACING, "is_on", False)  # afterwards, as before
     return memory
 
 
