@@ -380,7 +380,9 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\
 
 def _equal(place: str, value: Any) -> str:
     """Return the expression for a value or a list with it; not every Milvus supports `in` for JSON."""
-    return f"{place} == {_literal(value)} or json_contains({place}, {_literal(value)})"
+    literal = _literal(value)
+    item = f"({literal})" if literal.startswith("-") else literal  # Milvus Lite takes no minus there
+    return f"{place} == {literal} or json_contains({place}, {item})"
 
 
 def _any_of(place: str, values: list[Any]) -> str:

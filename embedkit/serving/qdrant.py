@@ -34,6 +34,7 @@ KEY_VARIABLE: Final = "EMBEDKIT_QDRANT_KEY"
 _INDEX = "hnsw"
 _USUAL_EF = 128
 _ROWS_PER_REQUEST = 500
+_EXACT = 2**53  # integers up to this are exact in float64
 _IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # namespace of point ids, which must be numbers or UUIDs
 
 
@@ -211,8 +212,7 @@ def _condition(condition: Condition) -> rest.Filter:
         return rest.Filter(must_not=absent) if value else rest.Filter(must=absent)
     if isinstance(value, str):
         raise InputError(f"filter: {field!r}: Qdrant does not order texts; compare numbers")
-    bounds = rest.Range(**{condition.operator: value})
-    return rest.Filter(must=[rest.FieldCondition(key=_key(field), range=bounds)])
+    return rest.Filter(must=[_within(field, condition.operator, value=value)])
 
 
 def _equal_to(field: str, value: Any) -> list[Any]:
@@ -222,9 +222,20 @@ def _equal_to(field: str, value: Any) -> list[Any]:
 def _equal(field: str, value: Any) -> Any:
     if value is None:
         return rest.IsNullCondition(is_null=rest.PayloadField(key=_key(field)))
-    if isinstance(value, (str, bool)):
+    if isinstance(value, (str, bool)) or (isinstance(value, int) and _EXACT < abs(value) < 2**63):
         return rest.FieldCondition(key=_key(field), match=rest.MatchValue(value=value))
-    return rest.FieldCondition(key=_key(field), range=rest.Range(gte=value, lte=value))
+    return _within(field, "gte", "lte", value=value)  # a match would not find 2.0 by 2
+
+
+def _within(field: str, *operators: str, value: float) -> rest.FieldCondition:
+    """Compare with a number, for which Qdrant takes a float64."""
+    try:
+        bounds = dict.fromkeys(operators, float(value))
+    except OverflowError:
+        raise InputError(
+            f"filter: {field!r}: Qdrant compares numbers up to 1.8e308, not {str(value)[:40]}"
+        ) from None
+    return rest.FieldCondition(key=_key(field), range=rest.Range(**bounds))
 
 
 def _is_absent(field: str) -> rest.IsEmptyCondition:

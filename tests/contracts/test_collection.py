@@ -466,6 +466,20 @@ def test_true_is_not_one(address: str, encoder: Encoder) -> None:
             assert found[1] == found[20][:1]
 
 
+def test_large_and_negative_numbers_are_found(address: str, encoder: Encoder) -> None:
+    numbers = [2**60, 2**60 + 1, 2**63 - 1, -(2**60) - 1, -1.5]
+    documents = [{"id": str(row), "text": f"dog {row}", "n": number} for row, number in enumerate(numbers)]
+    with closing(Collection.build(documents, encoder=encoder, path=address)) as collection:
+        for row, number in enumerate(numbers):
+            assert ids(collection.search("a dog", filter={"n": number})) == [str(row)]
+            assert len(collection.search("a dog", filter={"n": {"ne": number}})) == 4
+        if address.startswith("qdrant:"):
+            with pytest.raises(InputError, match="numbers up to"):
+                collection.search("a dog", filter={"n": {"lt": 10**400}})
+        else:
+            assert len(collection.search("a dog", filter={"n": {"lt": 10**400}})) == 5
+
+
 def test_a_collection_is_not_replaced_by_accident(collection: Collection, address: str, encoder: Encoder) -> None:
     collection.close()
     with pytest.raises(CollectionError, match="already"):
@@ -473,6 +487,21 @@ def test_a_collection_is_not_replaced_by_accident(collection: Collection, addres
     with closing(Collection.open(address, encoder=encoder)) as again:
         assert len(again) == 5
         assert repr(again).startswith(f"Collection({str(again.path)!r}, documents=5, model='toy'")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_build_leaves_no_collection(
+    address: str, encoder: Encoder, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Encoder, "encode_document", interrupted)
+        with pytest.raises(error):
+            Collection.build(DOCUMENTS, encoder=encoder, path=address)
+    with closing(Collection.build(DOCUMENTS, encoder=encoder, path=address)) as collection:
+        assert len(collection) == 5
 
 
 def test_a_missing_source_is_an_error(address: str) -> None:

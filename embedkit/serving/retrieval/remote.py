@@ -136,16 +136,17 @@ class RemoteStore(ABC):
             info = RemoteCollectionInfo(**plan.facts(documents, source), analysis=ANALYSIS)
             built = cls(address)
             with built._opening():
-                if built._exists():
-                    raise CollectionError(
-                        f"there is a collection {built._name} at {address} already: add to it, delete it, or "
-                        "choose another name"
-                    )
-                built._create(info)
-                built._load()
+                with built._asking():
+                    if built._exists():
+                        raise CollectionError(
+                            f"there is a collection {built._name} at {address} already: add to it, delete it, or "
+                            "choose another name"
+                        )
+                    built._create(info)
+                    built._load()
                 try:
                     built._send(documents, source, plan.encoder, show_progress_bar=show_progress_bar)
-                except EmbedkitError:
+                except BaseException:  # also interrupted: a part of the documents would look like a collection
                     built.drop()
                     raise
         return built
@@ -154,7 +155,7 @@ class RemoteStore(ABC):
     def open(cls, address: str, models: Models) -> Self:
         """Open a collection created by :meth:`build`."""
         opened = cls(address)
-        with opened._opening():
+        with opened._opening(), opened._asking():
             if not opened._exists():
                 others = ", ".join(sorted(opened._names())) or "none"
                 raise CollectionError(f"there is no collection {opened._name} at {address}; there are {others}")
@@ -291,8 +292,7 @@ class RemoteStore(ABC):
     def _opening(self) -> Iterator[None]:
         """Close the connection if an exception occurs."""
         try:
-            with self._asking():
-                yield
+            yield
         except BaseException:
             self.close()
             raise
