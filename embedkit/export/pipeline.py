@@ -187,7 +187,8 @@ def export(
         calibration: representative texts. They determine the ranges of an encoder's ``int8`` and ``uint8``
             embeddings; ``"int8-static"`` requires them to measure its activations. An encoder's biases
             compensate for weights rounded to int8; this is measured on these texts, or else those of the
-            vocabulary, or else English sentences that come with embedkit.
+            vocabulary, or else English sentences that come with embedkit, and on the same texts after each of the
+            model's prompts.
         thresholds: the gates' thresholds; by default those of the precision.
         origin: the folder that the model was loaded from, to compare texts with its own library.
 
@@ -348,7 +349,7 @@ def _measure_inputs(
     if not (precision == "int8-static" or (precision == "int8" and isinstance(model, SentenceEncoder))):
         return {}
     logger.info("measuring the inputs of products")
-    texts = texts or PROBE_TEXTS
+    texts = _prefixed(model, texts or PROBE_TEXTS)
     most = _MOST_TEXTS[precision]
     return measure_inputs(
         model, [texts[row * len(texts) // most] for row in range(most)] if len(texts) > most else texts
@@ -394,7 +395,13 @@ def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts:
     """Return the ranges of an encoder's embeddings of texts, in the manifest's format; empty without texts."""
     if isinstance(model, PairEncoder) or not texts:
         return ""
-    return Ranges.measure(Candidate(content, model.tokenizer).run(texts)).to_text()
+    return Ranges.measure(Candidate(content, model.tokenizer).run(_prefixed(model, texts))).to_text()
+
+
+def _prefixed(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -> Sequence[str]:
+    """Return calibration texts as a model reads them, alone and after each of its prompts."""
+    prefixes = model.prefixes if isinstance(model, SentenceEncoder) else [""]
+    return [prefix + text for prefix in prefixes for text in texts]
 
 
 def _require_golden(path: Path) -> None:

@@ -37,7 +37,7 @@ def prune_vocabulary(model: Model, texts: Sequence[str], size: int | None = None
     if not texts:
         raise ExportError("the vocabulary cannot be pruned without texts")
     before = Tokenizer(model.tokenizer.json, model.max_length)
-    prompts = list(dict.fromkeys(["", *(model.prompts.values() if isinstance(model, SentenceEncoder) else ())]))
+    prompts = model.prefixes if isinstance(model, SentenceEncoder) else [""]
     counts = np.sum([count_pieces(before, _chunks(texts), prompt=prompt) for prompt in prompts], axis=0)
     kept = choose_pieces(before, counts, size)
     pruned = prune_model(model, kept)

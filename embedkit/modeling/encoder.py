@@ -154,6 +154,11 @@ class SentenceEncoder(Network):
         return int(self.config.hidden_size) if self._width is None else self._width
 
     @property
+    def prefixes(self) -> list[str]:
+        """What can precede a text at inference: nothing, and each prompt."""
+        return list(dict.fromkeys(["", *self.prompts.values()]))
+
+    @property
     def pooled_width(self) -> int:
         """W, width of a pooled embedding before the head: H for each mode, plus the width of a memory."""
         return self.hidden * len(pooling_modes(self.pooling)) + (

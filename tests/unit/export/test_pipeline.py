@@ -11,6 +11,7 @@ from embedkit.errors import ExportError, GateError, ModelError, ModelNotFoundErr
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export import pipeline
 from embedkit.export.card import Card
+from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS
@@ -45,8 +46,10 @@ def test_a_bundle_encodes_as_the_model_does(encoder, tmp_path, precision, tolera
 
 def test_the_manifest_describes_the_model(encoder, tmp_path):
     card = Card(base="random", method="none", metrics={"dev_spearman": 0.5}, licence="MIT")
+    lax = dataclasses.replace(THRESHOLDS["int8"], agreement=0.9)  # 8-bit weights saturate without VNNI
+    options = {"precision": "int8", "target": "arm64", "thresholds": lax}
 
-    export(encoder, tmp_path / "toy.onnx", precision="int8", target="arm64", name="mine", card=card)
+    export(encoder, tmp_path / "toy.onnx", name="mine", card=card, **options)
 
     manifest = read_bundle(tmp_path / "toy.onnx").manifest
     assert (manifest.name, manifest.base, manifest.method, manifest.licence) == ("mine", "random", "none", "MIT")
@@ -79,17 +82,28 @@ def test_repeated_layers_are_stored_once(make_encoder, tmp_path, precision, tole
         np.testing.assert_allclose(found, wanted, atol=tolerance)
 
 
+def test_calibration_texts_are_read_with_each_prompt(encoder, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        pipeline, "measure_inputs", lambda model, texts: seen.extend(texts) or measure_inputs(model, texts)
+    )
+
+    export(encoder, tmp_path / "toy.onnx", precision="int8", calibration=PROBE_TEXTS)
+
+    assert seen == [*PROBE_TEXTS, *("find " + text for text in PROBE_TEXTS)]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_calibration_texts_set_the_ranges_of_bytes(encoder, tmp_path, precision):
     export(encoder, tmp_path / "toy.onnx", precision=precision, calibration=PROBE_TEXTS)
 
     bundle = Encoder.load(tmp_path / "toy.onnx")
-    rows = bundle.encode(PROBE_TEXTS)
+    rows = np.concatenate([bundle.encode(PROBE_TEXTS), bundle.encode_query(PROBE_TEXTS)])
     ranges = Ranges.from_text(bundle.manifest.ranges, 16)
     np.testing.assert_allclose(ranges.least, rows.min(axis=0), atol=1e-5 if precision == "fp32" else 0.02)
     np.testing.assert_allclose(ranges.most, rows.max(axis=0), atol=1e-5 if precision == "fp32" else 0.02)
     found = bundle.encode(PROBE_TEXTS, precision="uint8")
-    np.testing.assert_array_equal(found, ranges.quantize(rows))
+    np.testing.assert_array_equal(found, ranges.quantize(rows)[: len(PROBE_TEXTS)])
     np.testing.assert_array_equal(bundle.encode(PROBE_TEXTS, precision="int8"), found.astype(int) - 128)
 
 
