@@ -151,7 +151,7 @@ class Model(ABC, Generic[AnyTokenizer]):
         """
         options: dict[str, Any] = {
             "threads": threads,
-            "providers": providers,
+            "providers": None if providers is None else check_names(providers, "providers"),
             "max_tokens_per_batch": max_tokens_per_batch,
             "instructions": instructions,
         }
