@@ -117,13 +117,20 @@ def join_schemas(
 def _joined_field(one: pa.Field, other: pa.Field, first: Path | str, path: Path | str) -> pa.Field:
     if one.equals(other):
         return one
-    try:
-        return pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive").field(0)
-    except pa.ArrowException as error:
-        raise DataError(
-            f"the column {one.name!r} is {one.type} in {first} and {other.type} in {path}; convert one of them, "
-            "or leave the column out"
-        ) from error
+    for fields in ((one, other), (_plain_field(one), _plain_field(other))):
+        with contextlib.suppress(pa.ArrowException):
+            schemas = [pa.schema([field]) for field in fields]
+            return pa.unify_schemas(schemas, promote_options="permissive").field(0)
+    raise DataError(
+        f"the column {one.name!r} is {one.type} in {first} and {other.type} in {path}; convert one of them, "
+        "or leave the column out"
+    )
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    """Return a field of the same values without a dictionary, as of pandas' categories, or views."""
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    return field.with_type(pa.large_string() if pa.types.is_string_view(kind) else kind)
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:

@@ -191,12 +191,12 @@ def read_object(path: Path) -> dict[str, Any]:
 def _form(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     form = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] in (".gz", ".xz") else "".join(suffixes[-1:])
-    if form not in (*_READERS, ".parquet"):
-        raise DataError(f"{path}: expected one of {FORMS}")
     if not path.exists():
         raise DataError(f"there is no file {path}")
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a file")
+    if form not in (*_READERS, ".parquet"):
+        raise DataError(f"{path}: expected one of {FORMS}")
     return form
 
 

@@ -127,9 +127,10 @@ def test_errors_are_named(write, name, content, message):
         rows(write(name, content))
 
 
-def test_a_missing_file_is_named(tmp_path):
+@pytest.mark.parametrize("name", ["gone.txt", "gone", "gone.pdf"])
+def test_a_missing_file_is_named(tmp_path, name):
     with pytest.raises(DataError, match="there is no file"):
-        rows(tmp_path / "gone.txt")
+        rows(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.tsv.xz", "a.csv.gz", "a.jsonl.gz"])

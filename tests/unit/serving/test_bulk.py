@@ -28,6 +28,7 @@ from embedkit.serving.bulk import BulkEncoding, parquet_input  # noqa: E402
 from embedkit.serving.bulk.encoding import ENGINES  # noqa: E402
 from embedkit.serving.bulk.parquet_input import cut_into_shards, find_inputs, read_shard  # noqa: E402
 from embedkit.serving.bulk.shard_encoder import ShardEncoder  # noqa: E402
+from embedkit.serving.retrieval.sources import read_source  # noqa: E402
 
 WORDS = ["dog", "sea", "music", "the end", "", "garden book", "rain", "naïve 北京"]
 
@@ -156,6 +157,16 @@ def test_texts_of_every_arrow_type_are_read(prepare, toy_bundle, tmp_path, kind)
     prepare(tmp_path / "in.parquet").run()
     rows = np.array(parquet.read_table(tmp_path / "out")["embedding"].to_pylist(), dtype=np.float32)
     np.testing.assert_array_equal(rows, Encoder.load(toy_bundle).encode(["a dog", "the sea", "a dog"]))
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+def test_files_may_store_a_text_differently(prepare, tmp_path, kind):
+    for name, column in (("a", pa.array(["a dog"])), ("b", pa.array(["the sea"]).cast(kind))):
+        write_parquet(tmp_path / "in" / f"{name}.parquet", {"text": column, "lang": column})
+    prepare(tmp_path / "in").run()
+    table = parquet.read_table(tmp_path / "out", columns=["text", "lang"])
+    assert table["text"].to_pylist() == table["lang"].to_pylist() == ["a dog", "the sea"]
+    assert [document.text for document in read_source(tmp_path / "in").documents] == ["a dog", "the sea"]
 
 
 def test_options_reach_the_encoder(prepare, toy_bundle, tmp_path):
