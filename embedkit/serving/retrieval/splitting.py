@@ -52,16 +52,22 @@ class _Section:
     Attributes:
         places: pairs of a character of ``text`` and its character in the file, ascending; between two, both count
             on alike.
+        ends: characters of ``text`` after what is longer in the file, as ``&amp;`` is, and their characters there.
     """
 
     headings: tuple[str, ...]
     text: str
     places: list[tuple[int, int]] = field(default_factory=list)
+    ends: dict[int, int] = field(default_factory=dict)
 
     def place(self, character: int) -> int:
         """Return the character in the file of a character of the text."""
         before, start = self.places[bisect.bisect_right(self.places, (character, float("inf"))) - 1]
         return start + character - before
+
+    def end(self, character: int) -> int:
+        """Return the character in the file at which the text before a character ends."""
+        return self.ends.get(character, self.place(character - 1) + 1)
 
 
 def is_documents(source: DocumentSource) -> bool:
@@ -122,7 +128,7 @@ def split_documents(
                     "document": document,
                     "section": _SEPARATOR.join(section.headings),
                     "start": section.place(start),
-                    "end": section.place(stop - 1) + 1,
+                    "end": section.end(stop),
                 }
                 number += 1
         if not number:
@@ -253,6 +259,7 @@ class _HtmlReader(HTMLParser):
         self._sections: list[_Section] = []
         self._parts: list[str] = []
         self._places: list[tuple[int, int]] = []
+        self._ends: dict[int, int] = {}
         self._length = 0
         self._unseen: list[str] = []
         self._level = 0  # of the heading that is being read
@@ -279,7 +286,8 @@ class _HtmlReader(HTMLParser):
         self._preformatted += tag == "pre"
         self._break(tag)
         if tag == "img":
-            self._add(next((value or "" for name, value in attrs if name == "alt"), ""))
+            alt = next((value or "" for name, value in attrs if name == "alt"), "")
+            self._add(alt, self.get_starttag_text())
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in _UNSEEN:
@@ -311,14 +319,15 @@ class _HtmlReader(HTMLParser):
     def _add_reference(self, written: str) -> None:
         """Add a character reference; many a ``&`` in a text or a link is none, and has no semicolon."""
         is_ended = self._source.startswith(";", self._place() + len(written))
-        self._add(unescape(f"{written};" if is_ended else written))
+        written += ";" * is_ended
+        self._add(unescape(written), written)
 
     def _place(self) -> int:
         line, column = self.getpos()
         return self._lines[line - 1] + column
 
-    def _add(self, data: str) -> None:
-        """Add text as a browser shows it, in which white space is one space."""
+    def _add(self, data: str, written: str | None = None) -> None:
+        """Add text as a browser shows it, in which white space is one space; the file may have it ``written``."""
         if self._unseen or not data:
             return
         if self._level:
@@ -332,6 +341,8 @@ class _HtmlReader(HTMLParser):
                     continue
                 part = " "
             self._append(part, place + match.start())
+        if written is not None:
+            self._ends[self._length] = place + len(written)
 
     def _append(self, part: str, place: int) -> None:
         self._places.append((self._length, place))
@@ -349,6 +360,7 @@ class _HtmlReader(HTMLParser):
         if self._parts[-1].isspace():
             if self._parts[-1].count("\n") >= mark.count("\n"):
                 return
+            self._ends.pop(self._length, None)
             self._length -= len(self._parts.pop())
             self._places.pop()
         self._append(mark, self._place())
@@ -362,8 +374,8 @@ class _HtmlReader(HTMLParser):
     def _end_section(self) -> None:
         text = "".join(self._parts)
         if text.strip():
-            self._sections.append(_Section(tuple(filter(None, self._headings)), text, self._places))
-        self._parts, self._places, self._length = [], [], 0
+            self._sections.append(_Section(tuple(filter(None, self._headings)), text, self._places, self._ends))
+        self._parts, self._places, self._ends, self._length = [], [], {}, 0
 
 
 _READERS: Final[Mapping[str, Callable[[str], list[_Section]]]] = {

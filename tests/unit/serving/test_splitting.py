@@ -125,6 +125,16 @@ class TestHtml:
         assert PAGE[sea["start"] :].startswith("Music <b>and</b> the sea.")
 
     @pytest.mark.parametrize(
+        "part",
+        ["A dog &hellip;", "A dog &amp;", "A dog &#233", "A dog <img alt='a b' src=x>", "A&amp;amp", "&lt;b>"],
+    )
+    def test_what_is_longer_in_the_file_ends_there(self, tmp_path, encoder, part):
+        page = f"<p>A bird.</p><h1>Sea</h1><p>{part}</p>"
+        (tmp_path / "a.html").write_text(page, encoding="utf-8")
+        window = list(split_documents(tmp_path / "a.html", encoder))[-1]
+        assert page[window["start"] : window["end"]] == part
+
+    @pytest.mark.parametrize(
         "page",
         ["", "<p>", "<h1>Only", "<script>a", "<p>a</b></p></div>&nosuch; <", "<![if]>a", "<![x[a]]>", "<![>"],
     )
