@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
+import orjson
 from pymilvus import DataType, Function, FunctionType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
@@ -167,6 +168,10 @@ class MilvusDocuments(RemoteStore):
                 raise DataError(
                     f"the {what} of document {document.id:.40} has {size:,} bytes; Milvus takes {most:,}"
                 )
+        try:
+            orjson.dumps(document.metadata)  # as pymilvus will
+        except TypeError as error:
+            raise DataError(f"Milvus cannot hold the metadata of document {document.id:.40}: {error}") from None
         return document
 
     @staticmethod

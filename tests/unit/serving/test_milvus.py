@@ -179,9 +179,13 @@ def test_a_dropped_collection_is_gone(collection: Collection, uri: str) -> None:
     [
         ([("x" * 600, "dog")], "the id of document x+ has 600 bytes; Milvus takes 512"),
         ([("x", "é" * 40_000)], "the text of document x has 80,000 bytes; Milvus takes 65,535"),
+        (
+            [{"id": "x", "text": "dog", "n": [2**64]}],
+            "cannot hold the metadata of document x: Integer exceeds 64-bit",
+        ),
         ([{"id": "x", "text": "dog", "at": {1, 2}}], r"at is \{1, 2\} \(set\), which JSON"),
     ],
-    ids=["id", "text", "set"],
+    ids=["id", "text", "integer", "set"],
 )
 def test_impossible_documents_are_named(unchanged: Collection, documents: list, words: str) -> None:
     with pytest.raises(DataError, match=words):
