@@ -18,7 +18,7 @@ from embedkit.protocols import TextEncoder
 from embedkit.runtime.arguments import check_path, shown
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.location import find_model
+from embedkit.runtime.location import find_model, published_models
 from embedkit.training.config import RunConfig
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Control, HeldOut, prepare
@@ -76,7 +76,7 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
     Args:
         source: path or name of a bundle.
         changes: settings in the form of a recipe, at least ``corpus``. Without ``teacher``, the teacher that the
-            bundle names is loaded from the hub.
+            bundle names is loaded, one of embedkit's models or from the hub.
 
     Raises:
         InputError: an argument has another type.
@@ -94,8 +94,8 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
             raise ConfigError(f"{source} does not record its teacher; name it with --teacher")
         if manifest.teacher.get("joined"):
             raise ConfigError(f"{source} had several teachers at once, {name}; name one of them with --teacher")
-        hub_id = name if "/" in name else f"{_TEACHERS}/{name}"
-        mapping["teacher"] = {"source": hub_id, "name": name}
+        is_complete = "/" in name or name in published_models()
+        mapping["teacher"] = {"source": name if is_complete else f"{_TEACHERS}/{name}", "name": name}
     return resolve(mapping)
 
 

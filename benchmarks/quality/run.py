@@ -7,7 +7,8 @@ to this file. Models are bundles, names of bundles, or model folders, which run 
 models were selected on the development data named by their cards. --static adds a row for the static model that
 the package model2vec, which must be installed, distils from a folder of the teacher. Intervals are those of
 `embedkit evaluate --significance`: 95 % over resampled rows of the test sets, not over seeds. With --cache,
-embeddings are kept in a folder, so that a later run encodes with new models only.
+embeddings are kept in a folder, so that a later run encodes with new models only. --add keeps the other rows of
+results.json: those of the teacher and of MODEL are measured.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def main() -> None:
         "--static", metavar="FOLDER", help="folder of the teacher, to distil a static model by model2vec"
     )
     parser.add_argument("--cache", type=Path, metavar="DIR", help="existing folder in which embeddings are kept")
+    parser.add_argument("--add", action="store_true", help="keep the rows of other models in results.json")
     arguments = parser.parse_args()
     tasks = [load_task(name, data=arguments.data) for name in TASKS]
     models = [_load(source) for source in (arguments.teacher, *arguments.models)]
@@ -111,7 +113,10 @@ def main() -> None:
     rows["BM25"] = keyword_figures(
         [each for task in tasks for each in task.sets if isinstance(each, RetrievalSet)]
     )
-    (HERE / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    path = HERE / "results.json"
+    if arguments.add:
+        rows = json.loads(path.read_text(encoding="utf-8")) | rows
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     table = _table(rows)
     (HERE / "results.md").write_text(table, encoding="utf-8")
     print(table)

@@ -125,6 +125,7 @@ class _Prompted:
     def __init__(self, encoder: Encoder, prompt: str) -> None:
         self._encoder, self._prompt = encoder, prompt
         self.name, self.dimension, self.max_length = encoder.name, encoder.dimension, encoder.max_length
+        self.manifest = encoder.manifest
         self.fingerprint = hashlib.sha256(f"{encoder.fingerprint} {json.dumps(prompt)}".encode()).hexdigest()
 
     def encode(self, texts: Sequence[str], /) -> FloatArray:
@@ -144,6 +145,9 @@ class CachedVectors:
     The teacher encodes every view of every row once, in evaluation mode: its vectors involve no dropout and never
     change (as in the authors' distillation code). A translation has the vector of its original (Reimers and
     Gurevych, EMNLP 2020). ``prompt`` is that of sources without one.
+
+    Attributes:
+        teacher: what a bundle records of its own teacher, whose space it has as well; empty for other models.
     """
 
     def __init__(
@@ -158,6 +162,7 @@ class CachedVectors:
     ) -> None:
         self._prompt = prompt
         self.name, self.fingerprint, self.dimension = teacher.name, teacher.fingerprint, teacher.dimension
+        self.teacher = teacher.manifest.teacher if isinstance(teacher, (Encoder, _Prompted)) else {}
         self._cache = VectorCache(cache, fingerprint=teacher.fingerprint, dimension=teacher.dimension, dtype=dtype)
         hashes = [_taught_hashes(corpus, view, prompt) for view in range(corpus.views)]
         if any((self._cache.find(of_view) < 0).any() for of_view in hashes):

@@ -94,6 +94,12 @@ def test_the_teacher_is_the_one_that_the_bundle_names(student, changes):
     assert (teacher.source, teacher.name) == ("sentence-transformers/toy-teacher", "toy-teacher")
 
 
+def test_one_of_embedkits_own_models_is_no_id_of_the_hub(write_toy_bundle, tmp_path, changes):
+    del changes["teacher"]
+    path = write_toy_bundle(tmp_path / "student.onnx", teacher={"name": "tiny"})
+    assert adaptation_config(path, changes).teacher.source == "tiny"
+
+
 def test_a_bundle_that_names_no_teacher_needs_one(toy_bundle, changes):
     del changes["teacher"]
     with pytest.raises(ConfigError, match="does not record its teacher; name it with --teacher"):

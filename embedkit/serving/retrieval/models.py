@@ -182,10 +182,10 @@ def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: T
     space; :func:`agreement` verifies it. Without ``encoder``, the documents' model itself, only its own students
     can be recognised.
     """
-    teacher = _teacher(queries)
-    documents = {fingerprint, _short(model), *(_teacher(encoder) if encoder else ())}
-    if documents.isdisjoint({queries.fingerprint, *teacher}):
-        known = f"teacher {', '.join(mark[:20] for mark in teacher)}" if teacher else "no known teacher"
+    teachers = _teachers(queries)
+    documents = {fingerprint, _short(model), *(_teachers(encoder) if encoder else ())}
+    if documents.isdisjoint({queries.fingerprint, *teachers}):
+        known = f"teacher {', '.join(mark[:20] for mark in teachers)}" if teachers else "no known teacher"
         raise FingerprintError(
             f"queries: {queries.name} (fingerprint {queries.fingerprint[:12]}, {known}) was not made for "
             f"documents embedded by {model} ({fingerprint[:12]}); give the documents' model itself, its student, "
@@ -193,10 +193,13 @@ def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: T
         )
 
 
-def _teacher(encoder: TextEncoder) -> list[str]:
-    """Return name and fingerprint of the model that an encoder was distilled from, if its manifest has them."""
+def _teachers(encoder: TextEncoder) -> list[str]:
+    """Return name and fingerprint of the model that an encoder was distilled from, and of that model's teacher."""
+    marks: list[object] = []
     teacher = getattr(getattr(encoder, "manifest", None), "teacher", None)
-    marks = [teacher.get(key) for key in ("name", "fingerprint")] if isinstance(teacher, Mapping) else []
+    while isinstance(teacher, Mapping):
+        marks += [teacher.get("name"), teacher.get("fingerprint")]
+        teacher = teacher.get("teacher")
     return [_short(mark) for mark in marks if isinstance(mark, str) and mark]
 
 

@@ -30,7 +30,7 @@ from embedkit.training.recipes.stage import Control, Materials, Split, Stage, co
 from embedkit.training.run_folder import RunFolder, TrainState, environment
 from embedkit.training.students import build_student
 from embedkit.training.teacher_spaces import JoinedVectors
-from embedkit.training.teachers import TeacherVectors
+from embedkit.training.teachers import CachedVectors, TeacherVectors
 from embedkit.training.trackers import find_trackers
 
 logger = logging.getLogger(__name__)
@@ -296,11 +296,15 @@ def _card(config: RunConfig, name: str, materials: Materials, state: TrainState)
 
 
 def _teacher_card(teachers: Sequence[TeacherVectors | PairTeacher]) -> dict[str, Any] | None:
-    """Return name and fingerprint; for several teachers, those of all together and of each."""
+    """Return name and fingerprint, and those of the teacher's teacher; of several, all together and each."""
     if len(teachers) == 1 and isinstance(teachers[0], JoinedVectors):
         parts = _teacher_card(teachers[0].parts)
         return {"name": teachers[0].name, "fingerprint": teachers[0].fingerprint, "joined": parts}
-    cards = [{"name": teacher.name, "fingerprint": teacher.fingerprint} for teacher in teachers]
+    cards: list[dict[str, Any]] = [
+        {"name": teacher.name, "fingerprint": teacher.fingerprint}
+        | ({"teacher": dict(teacher.teacher)} if isinstance(teacher, CachedVectors) and teacher.teacher else {})
+        for teacher in teachers
+    ]
     if len(cards) < 2:
         return cards[0] if cards else None
     joined = hashlib.sha256(" ".join(card["fingerprint"] for card in cards).encode()).hexdigest()

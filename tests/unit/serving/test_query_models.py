@@ -97,6 +97,17 @@ def test_students_of_one_teacher_belong_together(tmp_path, encoder, student):
     assert Collection.open(built.path, queries=student).search("tea")[0].id == "tea"
 
 
+def test_a_student_of_a_student_belongs_to_the_family(tmp_path, encoder, student):
+    larger = Student(encoder, "larger", noise=0.1)
+    small = Student(student, "small")
+    small.manifest.teacher["teacher"] = student.manifest.teacher
+    built = Collection.build(DOCUMENTS, encoder=larger, queries=small, path=tmp_path / "idx")
+    assert built.search("tea")[0].id == "tea"
+    del small.manifest.teacher["teacher"]
+    with pytest.raises(FingerprintError, match="not made for documents embedded by larger"):
+        Collection.build(DOCUMENTS, encoder=larger, queries=small, path=tmp_path / "other")
+
+
 @pytest.mark.parametrize("reason", ["no teacher", "another teacher"])
 def test_strangers_are_refused_before_anything_is_read(tmp_path, encoder, other_encoder, reason):
     queries = other_encoder if reason == "no teacher" else Student(other_encoder)

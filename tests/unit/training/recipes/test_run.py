@@ -275,6 +275,17 @@ class TestRun:
         assert torch.get_num_threads() == before
         assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == 3
 
+    @pytest.mark.parametrize("prompt", [None, "a "])
+    def test_the_card_records_the_teachers_own_teacher(self, mapping, tmp_path, write_toy_bundle, prompt):
+        """A student of a student embeds in the space of the first teacher, too."""
+        first = {"name": "large", "fingerprint": "f" * 64}
+        source = write_toy_bundle(tmp_path / "teacher.onnx", teacher=first)
+        teacher = {"source": str(source)} | ({} if prompt is None else {"prompt": prompt})
+        changes = {"method": "sct-distillation", "settings": {"queue_size": 8}, "teacher": teacher}
+        run(resolve({**mapping, **changes}), tmp_path / "run", QUIET)
+        card = json.loads((tmp_path / "run" / "run.json").read_text())["teacher"]
+        assert (card["name"], card["teacher"]) == ("toy", first)
+
     def test_a_method_without_teacher_does_not_use_one(self, mapping, tmp_path, monkeypatch):
         monkeypatch.setattr("embedkit.training.recipes.stage.load_vectors", None)
         config = resolve({**mapping, "method": "simcse", "settings": {}, "teacher": {"source": "start"}})
