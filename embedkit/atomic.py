@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, and the folder for files that can be downloaded again."""
+"""Atomic writes of files and folders, home folders, and the folder for files that can be downloaded again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 
-from embedkit.errors import EmbedkitError, StorageError
+from embedkit.errors import EmbedkitError, InputError, StorageError
 
 _FLUSHES = 8
 
@@ -120,4 +120,16 @@ def flush(path: Path) -> None:
 
 def cache_folder(name: str) -> Path:
     """Return ``~/.cache/embedkit/NAME``, or ``$XDG_CACHE_HOME/embedkit/NAME`` if that variable is set."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embedkit" / name
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "embedkit" / name
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path with the home folder in place of a leading ``~`` or ``~user``.
+
+    Raises:
+        InputError: there is no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: there is no home folder {Path(path).parts[0]}") from error

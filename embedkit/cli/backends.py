@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embedkit.atomic import expanded
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -21,7 +23,7 @@ _WORTH_REPORTING = 0.03  # share of unknown tokens; English text has fewer, lang
 
 def locate(source: str) -> str:
     """Return the model folder of a run folder; any other path or name unchanged."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     if (path / "model" / "config.json").is_file():
         return str(path / "model")
     return str(path) if path.exists() else source

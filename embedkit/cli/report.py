@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from embedkit.atomic import expanded
 from embedkit.cli.backends import load_model
 from embedkit.cli.options import add_files, check_form
 
@@ -77,7 +78,7 @@ def _compare(sources: list[str], arguments: argparse.Namespace) -> str:
 
 def is_run(source: str) -> bool:
     """Whether a source is the folder of a run, finished or not."""
-    return (Path(source).expanduser() / "config.toml").is_file()
+    return (expanded(source) / "config.toml").is_file()
 
 
 def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
@@ -85,7 +86,7 @@ def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
 
     Links are relative to the folder of ``page``. To ``identify`` a torch model, it is loaded for its fingerprint.
     """
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     if is_run(source):
         return _run_entry(folder, page, identify=identify)
     if folder.is_dir() and (folder / "config.json").is_file():

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeGuard
 
+from embedkit.atomic import expanded
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation import pairs, sts
 from embedkit.evaluation.pairs import PAIR_TASKS, TRIPLET_COLUMNS, collect_labelled, collect_triplets
@@ -66,7 +67,7 @@ def load_task(
 
 
 def _load(name: str, data: str | None, convention: str | None) -> Task:
-    folder = None if data is None else Path(data).expanduser()
+    folder = None if data is None else expanded(data)
     if folder is not None and not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist")
     conventions = _CONVENTIONS if convention is None else (convention,)
@@ -93,7 +94,7 @@ def _load_known(name: str, revision: str, folder: Path | None, conventions: tupl
 
 def _find_own(name: str, folder: Path | None) -> Source | None:
     """Locate a path, a file in the data folder (with or without ``.jsonl``) or a hub id; None if neither."""
-    if folder is not None and not Path(name).expanduser().exists():
+    if folder is not None and not expanded(name).exists():
         try:
             return DataLocation(folder).find(name, f"{name}.jsonl")
         except DataError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from embedkit.atomic import expanded
 from embedkit.errors import DataError
 from embedkit.records import HubDataset, Row, check_columns, named_cells, read_records, read_table
 
@@ -41,7 +42,7 @@ def locate(source: str | Source, *, revision: str | None = None) -> Source:
     if isinstance(source, HubDataset):
         return source
     if not str(source).startswith("hf://"):
-        path = Path(source).expanduser()
+        path = expanded(source)
         if path.exists():
             return path
         if isinstance(source, Path) or path.suffix in (".gz", ".xz", *SUFFIXES):

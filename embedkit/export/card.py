@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
+from embedkit.atomic import expanded
 from embedkit.config import load_toml
 from embedkit.errors import ModelError
 from embedkit.runtime.folders import read_json
@@ -38,7 +39,7 @@ def find_model_folder(source: str) -> str:
     Raises:
         ModelError: the run has not finished.
     """
-    run = Path(source).expanduser()
+    run = expanded(source)
     if (run / "model").is_dir():
         return str(run / "model")
     if (run / "config.toml").is_file() and not (run / "config.json").is_file():
@@ -59,7 +60,7 @@ def read_card(source: str, *, licence: str = "") -> Card:
         ModelError: ``run.json`` is damaged.
         ConfigError: ``config.toml`` is damaged.
     """
-    run = Path(source).expanduser()
+    run = expanded(source)
     is_cross = run.name == "cross-model"
     run = run.parent if is_cross else run
     if not (run / _RUN_CARD).is_file():

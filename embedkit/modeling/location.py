@@ -7,6 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
+from embedkit.atomic import expanded
 from embedkit.errors import ModelError, ModelNotFoundError, first_line
 from embedkit.runtime.location import is_hub_id
 
@@ -26,7 +27,7 @@ def find_folder(source: str | os.PathLike[str], *, with_code: bool = False) -> P
         ModelNotFoundError: the folder does not exist, or the hub has no such model or cannot be reached.
         ModelError: ``source`` is a file.
     """
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.is_dir():
         return path
     if path.exists():

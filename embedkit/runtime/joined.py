@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embedkit.atomic import atomic_file
+from embedkit.atomic import atomic_file, expanded
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import check_path, check_texts, shown
@@ -121,7 +121,7 @@ class JoinedEncoder:
     """
 
     def __init__(self, encoders: Sequence[TextEncoder], space: str | os.PathLike[str]) -> None:
-        self._space = JoinedSpace.load(Path(check_path(space, "space")).expanduser())
+        self._space = JoinedSpace.load(expanded(check_path(space, "space")))
         if not isinstance(encoders, Sequence) or not all(isinstance(encoder, TextEncoder) for encoder in encoders):
             raise InputError(f"encoders must be encoders, not {shown(encoders)}", parameters=["encoders"])
         self._encoders = tuple(encoders)

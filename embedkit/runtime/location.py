@@ -23,7 +23,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from embedkit.atomic import atomic_file, cache_folder
+from embedkit.atomic import atomic_file, cache_folder, expanded
 from embedkit.errors import DataError, InputError, ModelNotFoundError, first_line
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
@@ -90,7 +90,7 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
         raise InputError(f"a model must be a path or a name, not {shown(source)}")
     if is_url(source):
         return _fetch(str(source))
-    path = Path(source).expanduser()
+    path = expanded(source)
     if source != "" and _exists(path):
         return path
     own = _at_hand(str(source))
@@ -107,7 +107,7 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
 
 def is_at_hand(source: str) -> bool:
     """Return whether a model can be loaded without a network, by its path or by a name of embedkit's own."""
-    return _exists(Path(source).expanduser()) or _at_hand(source) is not None
+    return _exists(expanded(source)) or _at_hand(source) is not None
 
 
 def find_bundle(source: str) -> Path | None:
@@ -116,7 +116,7 @@ def find_bundle(source: str) -> Path | None:
     Raises:
         ModelNotFoundError, StorageError: one of embedkit's own has to be fetched and cannot be.
     """
-    path = Path(source).expanduser()
+    path = expanded(source)
     if _exists(path):
         return path if path.is_file() else None
     own = _at_hand(source)
@@ -270,7 +270,7 @@ class PublishedModel:
     def _local(self) -> Path | None:
         """Its place in the folder that the environment names, if it names one."""
         place = os.environ.get(PLACE)
-        return Path(place).expanduser() / self._file if place and "://" not in place else None
+        return expanded(place) / self._file if place and "://" not in place else None
 
     def _download(self, url: str) -> None:
         import http.client  # noqa: PLC0415 - these two take 25 ms to import

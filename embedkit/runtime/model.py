@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
+from embedkit.atomic import expanded
 from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_names, check_path
@@ -303,7 +304,7 @@ def load_model(
         return path, read_bundle(path / DEFAULT_FILE)
     if (path / marker).exists():
         folder = read(path, file=file)
-        if Path(source).expanduser() != path:
+        if expanded(source) != path:
             # Downloaded: the hub id is more informative than the folder of the cache.
             folder = replace(folder, manifest=replace(folder.manifest, name=str(source)))
         return path, folder

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from embedkit import atomic
-from embedkit.atomic import atomic_file, atomic_folder
-from embedkit.errors import BundleError, StorageError
+from embedkit import CrossEncoder, Encoder, atomic
+from embedkit.atomic import atomic_file, atomic_folder, cache_folder, expanded
+from embedkit.cli.main import main
+from embedkit.errors import BundleError, InputError, StorageError
+from embedkit.evaluation.catalogue import load_task
+from embedkit.modeling.location import find_folder
 
 
 def names(folder):
@@ -161,3 +164,29 @@ def test_a_folder_is_flushed_with_all_that_is_in_it(tmp_path, monkeypatch):
         (folder / "inner/file").touch()
     assert flushed[-1] == tmp_path
     assert sorted(flushed[:-1]) == [folder, folder / "inner", folder / "inner/file"]
+
+
+class TestHomeFolders:
+    def test_a_home_folder_is_expanded(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("USERPROFILE", str(tmp_path))
+        assert expanded("~/models") == tmp_path / "models"
+        assert expanded("a/~/b") == Path("a/~/b")
+
+    @pytest.mark.parametrize("function", [Encoder.load, CrossEncoder.load, find_folder, load_task, expanded])
+    def test_an_unknown_home_folder_is_an_error_of_the_tree(self, function):
+        with pytest.raises(InputError, match=r"^~no-such-user/x\.onnx: there is no home folder ~no-such-user$"):
+            function("~no-such-user/x.onnx")
+
+    def test_the_cache_may_have_none_either(self, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user/cache")
+        with pytest.raises(InputError, match="there is no home folder ~no-such-user"):
+            cache_folder("models")
+
+    @pytest.mark.parametrize("command", [["inspect"], ["report"], ["encode", "-m"], ["export", "-o", "x.onnx"]])
+    def test_commands_say_so(self, command, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        Path("x.txt").write_text("a\n", encoding="utf-8")
+        more = ["x.txt", "-o", "x.npy"] if command[0] == "encode" else []
+        main([command[0], *more, *command[1:], "~no-such-user/x"])
+        assert "there is no home folder ~no-such-user" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
+from embedkit.atomic import expanded
 from embedkit.errors import DataError, InputError
 from embedkit.extras import require
 from embedkit.object_store import is_url
@@ -138,7 +139,7 @@ class BulkEncoding:
         )
         if not any(file.rows for file in inputs):
             raise DataError(f"{', '.join(str(file.path) for file in inputs[:3])}: there are no rows to embed")
-        folder = str(output) if is_url(output) else Path(output).expanduser()
+        folder = str(output) if is_url(output) else expanded(output)
         _check_apart(source, folder)
         encoder = Encoder.load(model, threads=threads, providers=providers)
         job = Job(
@@ -261,7 +262,7 @@ def _check_apart(source: str | os.PathLike[str], output: Path | str) -> None:
         if str(output).rstrip("/").startswith(str(source).rstrip("/")):
             raise InputError(f"{output} is inside the input {source}; choose another folder")
         return
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     if folder.is_dir() and output.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{output} is inside the input {folder}; choose another folder")
     if output.exists() and not output.is_dir():
@@ -270,7 +271,7 @@ def _check_apart(source: str | os.PathLike[str], output: Path | str) -> None:
 
 def _everywhere(model: str | os.PathLike[str]) -> str:
     """Return a model's path so that workers in other folders find it; names and hub ids are unchanged."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     return str(path.resolve()) if path.exists() else os.fspath(model)
 
 

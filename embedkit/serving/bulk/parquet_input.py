@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import parquet
 
+from embedkit.atomic import expanded
 from embedkit.errors import DataError
 from embedkit.object_store import is_url, open_store
 from embedkit.parquet_files import (
@@ -72,11 +73,11 @@ def find_inputs(source: str | os.PathLike[str]) -> list[ParquetInput]:
     with a dot or an underscore, and the columns that folders such as ``lang=en`` name; a pattern such as
     ``"pages/*.parquet"``; or the URL of a file or a folder in an object store.
     """
-    files = _find_objects(str(source)) if is_url(source) else _find_files(Path(source).expanduser())
+    files = _find_objects(str(source)) if is_url(source) else _find_files(expanded(source))
     if not files:
         raise DataError(f"there are no Parquet files at {source}")
     # Folders count from the one that was named, also if all files are in one below it.
-    root = Path(source).expanduser()
+    root = expanded(source)
     paths = [
         path.relative_to(root) if isinstance(path, Path) and root.is_dir() else name
         for name, path in files.items()

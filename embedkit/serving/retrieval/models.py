@@ -15,12 +15,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from embedkit.atomic import expanded
 from embedkit.config import setting
 from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
@@ -106,7 +106,7 @@ def source_of(encoder: TextEncoder | str | os.PathLike[str] | None) -> str | Non
 
 def lasting_source(model: str | os.PathLike[str]) -> str:
     """Where a model can be found again from any working directory: an absolute path, or the name as it is."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     return str(path.resolve()) if path.exists() else os.fspath(model)
 
 
