@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> None:
     check_form(arguments.output, ".txt", ".csv", ".jsonl", ".parquet")
     check_form(arguments.removed, ".jsonl")
     started = time.perf_counter()
-    with SpooledRows(arguments) as rows:
+    with SpooledRows(arguments, rewritten=True) as rows:
         groups = deduplicate(**compared(arguments, rows))
         if arguments.removed is not None:
             _write_removed(rows, groups, arguments.removed)
-        write_rows(rows, groups.kept.tolist(), arguments.output, as_json=arguments.json)
+        write_rows(rows, groups.kept.tolist(), arguments.output)
     _report(arguments, groups, time.perf_counter() - started)
 
 

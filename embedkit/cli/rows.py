@@ -103,10 +103,14 @@ class SpooledRows:
 
     Attributes:
         numbers: the number of each row in the source, from 0.
+        columns: the columns of the first row.
         encoder: the model, if one is needed.
+
+    Args:
+        rewritten: whether `write_rows` follows; a row that it cannot write is then an error when it is read.
     """
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: argparse.Namespace, *, rewritten: bool = False) -> None:
         from embedkit.object_store import is_url, open_store
 
         place = arguments.input
@@ -115,6 +119,8 @@ class SpooledRows:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rows
         self._offsets = array("q", [0])
         self.numbers = array("q")
+        self.columns: list[str] = []
+        self._rewritten, self._output, self._as_json = rewritten, arguments.output, arguments.json
         self.encoder: TextEncoder | None = None
         self._model, self._threads = arguments.model, arguments.threads
 
@@ -158,9 +164,11 @@ class SpooledRows:
         return str(self[row][self._column])
 
     @property
-    def are_lines(self) -> bool:
-        """Whether rows are only texts."""
-        return not len(self) or list(self[0]) == [self._column]
+    def form(self) -> str:
+        """The suffix of the output; without one, ``.txt`` for rows that are only texts, else or as JSON ``.jsonl``."""
+        if self._output is not None:
+            return str(self._output.suffix)
+        return ".txt" if self.columns in ([], [self._column]) and not self._as_json else ".jsonl"
 
     def schema(self) -> Any:
         """Return the Parquet schema of the source."""
@@ -173,7 +181,7 @@ class SpooledRows:
         if not paths or any(file.suffix != ".parquet" for file in paths):
             raise InputError(f"a .parquet output needs Parquet as input, not {self._name}; write .jsonl")
         dataset, *_ = shards.open_dataset(path, paths)
-        return pa.schema([field for field in dataset.schema if not len(self) or field.name in self[0]])
+        return pa.schema([field for field in dataset.schema if not self.columns or field.name in self.columns])
 
     def _record(self, document: Document) -> tuple[str, Mapping[str, Any]]:
         record = {"id": document.id, self._column: document.text, **(document.metadata or {})}
@@ -189,13 +197,29 @@ class SpooledRows:
             text = _text(place, record, self._column, skip_empty=not embedded)
             if text is None:
                 continue
+            self.columns = self.columns or list(record)
+            row = self._writable(place, record, text) if self._rewritten else dict(record)
             with storage_errors(Path(tempfile.gettempdir())):
-                size = self._file.write(pickle.dumps(dict(record)))
+                size = self._file.write(pickle.dumps(row))
             self._offsets.append(self._offsets[-1] + size)
             self.numbers.append(number)
             yield Document(place, text)
         if number + 1 > len(self):
             logger.warning("left out %s without text", counted(number + 1 - len(self), "row"))
+
+    def _writable(self, place: str, record: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """Return a row as the output holds it; DataError if it cannot."""
+        from embedkit.serving.retrieval.documents import plain_value
+
+        if self.form == ".jsonl":
+            return {name: plain_value(value, name, place) for name, value in record.items()}
+        if self.form == ".txt" and ("\n" in text or "\r" in text):
+            raise DataError(f"{place}: the text has several lines; write .jsonl instead of .txt")
+        if self.form == ".csv" and list(record) != self.columns:
+            raise DataError(f"{place}: other columns than in the first row; write .jsonl instead of .csv")
+        if self.form == ".parquet" and not len(self):
+            self.schema()
+        return dict(record)
 
 
 def compared(arguments: argparse.Namespace, rows: SpooledRows) -> dict[str, Any]:
@@ -238,47 +262,23 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def write_rows(rows: SpooledRows, chosen: Iterable[int], output: Path | None, *, as_json: bool) -> None:
-    """Write some rows with all their columns, in the form of the output's suffix.
-
-    Without an output they go to standard output, a text a line if they are only texts, unless ``as_json``.
-    """
-    suffix = output.suffix if output is not None else ".txt" if rows.are_lines and not as_json else ".jsonl"
-    if suffix == ".parquet":
+def write_rows(rows: SpooledRows, chosen: Iterable[int], output: Path | None) -> None:
+    """Write some rows with all their columns, in the form of the output's suffix."""
+    if rows.form == ".parquet":
         assert output is not None
         _write_parquet(rows, chosen, output)
         return
     with lines_to(output) as file:
-        _WRITERS[suffix](rows, chosen, file)
-
-
-def _write_texts(rows: SpooledRows, chosen: Iterable[int], file: TextIO) -> None:
-    for row in chosen:
-        text = rows.text(row)
-        if "\n" in text or "\r" in text:
-            raise DataError(f"row {rows.numbers[row]} has a text of several lines; write .jsonl instead of .txt")
-        file.write(text + "\n")
-
-
-def _write_json(rows: SpooledRows, chosen: Iterable[int], file: TextIO) -> None:
-    from embedkit.serving.retrieval.documents import plain_value
-
-    for row in chosen:
-        place = f"row {rows.numbers[row]}"
-        record = {name: plain_value(value, name, place) for name, value in rows[row].items()}
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
-def _write_csv(rows: SpooledRows, chosen: Iterable[int], file: TextIO) -> None:
-    writer: Any = None
-    for row in chosen:
-        record = rows[row]
-        if writer is None:
-            writer = csv.DictWriter(file, list(record), lineterminator="\n")
-            writer.writeheader()
-        if list(record) != list(writer.fieldnames):
-            raise DataError(f"row {rows.numbers[row]} has other columns than the first; write .jsonl, not .csv")
-        writer.writerow(record)
+        if rows.form == ".csv":
+            writer = csv.DictWriter(file, rows.columns, lineterminator="\n")
+            if rows.columns:
+                writer.writeheader()
+            writer.writerows(rows[row] for row in chosen)
+        else:
+            as_text = rows.form == ".txt"
+            for row in chosen:
+                line = rows.text(row) if as_text else json.dumps(rows[row], ensure_ascii=False)
+                file.write(line + "\n")
 
 
 def _write_parquet(rows: SpooledRows, chosen: Iterable[int], output: Path) -> None:
@@ -290,6 +290,3 @@ def _write_parquet(rows: SpooledRows, chosen: Iterable[int], output: Path) -> No
         for start in range(0, len(waiting), _BATCH):
             records = [rows[row] for row in waiting[start : start + _BATCH]]
             writer.write_table(pa.Table.from_pylist(records, schema=schema))
-
-
-_WRITERS = {".txt": _write_texts, ".jsonl": _write_json, ".csv": _write_csv}

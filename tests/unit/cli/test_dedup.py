@@ -33,6 +33,12 @@ def read_json_lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def _read_only(texts, **_):
+    for _document in texts.documents:
+        pass
+    raise AssertionError("the comparison began")
+
+
 class TestDedup:
     def test_lines_that_remain(self, lines, model, tmp_path, capsys, caplog):
         output = tmp_path / "unique.txt"
@@ -117,14 +123,30 @@ class TestDedup:
         assert written == [json.dumps({"text": text}) for text in UNIQUE] if as_json else written == UNIQUE
         assert b"4 of 6 rows" in done.stderr
 
-    def test_an_error_leaves_the_output_as_it_was(self, model, tmp_path, capsys):
-        path, output = tmp_path / "texts.jsonl", tmp_path / "unique.txt"
-        path.write_text('{"text": "a"}\n{"text": "two\\nlines"}\n', encoding="utf-8")
+    @pytest.mark.parametrize(
+        ("row", "suffix", "message"),
+        [
+            ('{"text": "two\\nlines", "n": 2}', ".txt", "jsonl:2: the text has several lines; write .jsonl"),
+            ('{"text": "b", "n": NaN}', ".jsonl", "jsonl:2: n is nan (float), which JSON does not have"),
+            ('{"text": "b"}', ".csv", "jsonl:2: other columns than in the first row; write .jsonl instead"),
+        ],
+    )
+    def test_a_row_that_cannot_be_written_is_an_error_before_the_comparison(
+        self, row, suffix, message, model, tmp_path, capsys, monkeypatch
+    ):
+        monkeypatch.setattr("embedkit.serving.retrieval.similar.deduplicate", _read_only)
+        path, output = tmp_path / "texts.jsonl", tmp_path / f"unique{suffix}"
+        path.write_text(f'{{"text": "a", "n": 1}}\n{row}\n', encoding="utf-8")
         output.write_text("before", encoding="utf-8")
         assert main(["dedup", str(path), *model, "-o", str(output)]) == 1
-        assert "row 1 has a text of several lines; write .jsonl instead of .txt" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
         assert output.read_text(encoding="utf-8") == "before"
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.jsonl", "unique.txt"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.jsonl", output.name]
+
+    def test_lines_need_no_parquet_comparison(self, lines, model, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr("embedkit.serving.retrieval.similar.deduplicate", _read_only)
+        assert main(["dedup", str(lines), *model, "-o", str(tmp_path / "unique.parquet")]) == 1
+        assert "a .parquet output needs Parquet as input" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("more", "message"),
