@@ -60,6 +60,7 @@ _WORDS = {
 }
 _CLIENT_ERROR = ("invalid_request_error", "invalid_request", "Validation")
 _SERVER_ERROR = ("server_error", "server_error", "Backend")
+_SCALARS = {"str", "int", "float", "bool"}
 
 
 class Response(NamedTuple):
@@ -109,7 +110,7 @@ def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: It
     schema may have been meant.
     """
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
-    place = ".".join(str(part) for part in first["loc"])
+    place = ".".join(str(part) for part in first["loc"] if not _is_label(part))
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(place, known, n=1)
@@ -117,6 +118,11 @@ def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: It
             f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(known)}"
         )
     return problem(path, 400, f"{place}: {message}" if place else message, param=place or None)
+
+
+def _is_label(part: str | int) -> bool:
+    """Whether a part of pydantic's location is a member of a union, such as ``list[str]``, and no field."""
+    return isinstance(part, str) and (not part.isidentifier() or part[0].isupper() or part in _SCALARS)
 
 
 def problem(

@@ -93,14 +93,21 @@ def has_token_ids(value: Any) -> bool:
     return isinstance(first, int)
 
 
-def refuse_token_ids(value: Any) -> Any:
-    """Explain why lists of numbers, which OpenAI's own server accepts, are rejected."""
+_JSON_NAMES: Final[Mapping[type, str]] = {list: "a list", dict: "an object", float: "a number", type(None): "null"}
+
+
+def check_texts(value: Any) -> Any:
+    """Name the first item of a list that is no text; explain why token ids, which OpenAI accepts, are rejected."""
     if has_token_ids(value):
         raise ValueError(
             "expected texts, got token ids, which mean different words in another tokenizer; send texts, or set "
             "`tokenizer` to the model whose tokenizer produced the ids (LangChain's OpenAIEmbeddings sends texts "
             "with check_embedding_ctx_length=False)"
         )
+    for position, text in enumerate(value if isinstance(value, list) else []):
+        if not isinstance(text, str):
+            kind = _JSON_NAMES.get(type(text), "a number")
+            raise ValueError(f"expected a text or a list of texts, got {kind} at position {position}")  # noqa: TRY004 - a 400
     return value
 
 

@@ -19,7 +19,7 @@ from embedkit.serving.http.protocols.fields import (
     Texts,
     Usage,
     as_texts,
-    refuse_token_ids,
+    check_texts,
 )
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, to_base64, to_json
@@ -42,7 +42,7 @@ def read_inputs(value: Any, information: ValidationInfo) -> Any:
         isinstance(item, dict) and isinstance(item.get("text"), str) for item in value
     ):
         return [item["text"] for item in value]
-    return refuse_token_ids(value)
+    return check_texts(value)
 
 
 class EmbeddingsRequest(Schema):

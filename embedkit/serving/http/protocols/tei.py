@@ -20,7 +20,7 @@ from embedkit.serving.http.protocols.fields import (
     Texts,
     Usage,
     as_texts,
-    refuse_token_ids,
+    check_texts,
 )
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, to_json
@@ -60,7 +60,7 @@ class TeiEmbedRequest(Schema):
     dimensions: Dimensions = None
     model: ModelName = None
 
-    _texts = field_validator("inputs", mode="before")(refuse_token_ids)
+    _texts = field_validator("inputs", mode="before")(check_texts)
 
 
 class SimilarityInputs(Schema):
@@ -101,7 +101,7 @@ class TeiTokenizeRequest(Schema):
     prompt_name: PromptName = None
     model: ModelName = None
 
-    _texts = field_validator("inputs", mode="before")(refuse_token_ids)
+    _texts = field_validator("inputs", mode="before")(check_texts)
 
 
 class TeiToken(Schema):

@@ -65,8 +65,10 @@ def test_dimensions_are_the_first_ones_scaled(client_of_openai, toy_encoder):
         ({"input": [[1, 2], [3]]}, "token ids"),
         ({"input": 7}, "token ids"),
         ({"input": []}, "at least one text"),
-        ({"input": ["a", None]}, "input"),
-        ({"input": {"text": "a"}}, "input"),
+        ({"input": ["a", None]}, "input: expected a text or a list of texts, got null at position 1"),
+        ({"input": [[]]}, "input: expected a text or a list of texts, got a list at position 0"),
+        ({"input": [1.5]}, "input: expected a text or a list of texts, got a number at position 0"),
+        ({"input": {"text": "a"}}, "input: Input should be a valid string"),
         ({}, "input: Field required"),
         ({"input": "a", "dimensions": 17}, "from 1 to 16"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
@@ -82,6 +84,9 @@ def test_invalid_requests_get_a_clear_400(client, body, words):
     error = done.json()["error"]
     assert words in error["message"]
     assert error["type"] == "invalid_request_error"
+    field = error["message"].partition(": ")[0]
+    assert error["param"] in {None, field}
+    assert field.isidentifier() or error["param"] is None
 
 
 def test_long_texts_are_refused_if_configured(serve):
