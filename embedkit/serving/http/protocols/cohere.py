@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from embedkit.serving.http.embedding import Role
 from embedkit.serving.http.protocols.fields import (
@@ -31,10 +31,32 @@ def refuse_type(value: Any) -> Any:
     return value
 
 
-class CohereEmbedRequest(Schema):
-    """Cohere's request; images are not supported."""
+def refuse_image(value: Any) -> Any:
+    """Reject images by their name, instead of by what they lack of a text."""
+    if isinstance(value, list) or (isinstance(value, dict) and value.get("type") == "image_url"):
+        raise ValueError("images are not supported, only texts")
+    return value
 
-    texts: list[str] = Field(min_length=1)
+
+class TextContent(Schema):
+    """A text within an input."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CohereInput(Schema):
+    """An input of version 2; several contents are one text, joined by line breaks."""
+
+    content: list[Annotated[TextContent, BeforeValidator(refuse_image)]] = Field(min_length=1)
+
+
+class CohereEmbedRequest(Schema):
+    """Cohere's request, with either texts or inputs; images are not supported."""
+
+    texts: list[str] | None = Field(None, min_length=1)
+    inputs: list[CohereInput] | None = Field(None, min_length=1)
+    images: Annotated[None, BeforeValidator(refuse_image)] = Field(None, description="not supported")
     model: ModelName = None
     input_type: str | None = Field(
         None, description="search_query and search_document select the model's prompts; other values select none"
@@ -46,6 +68,18 @@ class CohereEmbedRequest(Schema):
     truncate: Literal["NONE", "END"] | None = Field(
         None, description="END truncates long texts, NONE rejects them"
     )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.texts is None) == (self.inputs is None):
+            raise ValueError("expected either texts or inputs")
+        return self
+
+    def all_texts(self) -> list[str]:
+        """Return the text of each embedding."""
+        if self.texts is not None:
+            return self.texts
+        return ["\n".join(part.text for part in one.content) for one in self.inputs or ()]
 
 
 class CohereEmbedAnswer(Schema):
@@ -104,7 +138,8 @@ async def embed(body: CohereEmbedRequest, request: Request) -> Response:
     role = _ROLES.get(body.input_type or "")
     truncate = None if body.truncate is None else body.truncate == "END"
     # With all dimensions, from which bytes and bits are computed even if fewer are requested.
-    done = await embedder.embed(body.texts, role=role, truncate=truncate)
+    texts = body.all_texts()
+    done = await embedder.embed(texts, role=role, truncate=truncate)
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     by_type: dict[str, list[Any]] = {}
     for kind in body.embedding_types or ["float"]:
@@ -117,7 +152,7 @@ async def embed(body: CohereEmbedRequest, request: Request) -> Response:
             "id": str(uuid.uuid4()),
             "response_type": "embeddings_floats" if as_rows else "embeddings_by_type",
             "embeddings": by_type["float"] if as_rows else by_type,
-            "texts": body.texts,
+            "texts": texts,
             "meta": {"api_version": {"version": "2"}, "billed_units": units, "tokens": units},
         }
     )

@@ -71,6 +71,16 @@ def test_coheres_client_of_version_2_embeds(url, expected, connection):
     assert done.meta.billed_units.input_tokens > 0
 
 
+def test_coheres_inputs_are_texts(url, toy_encoder, connection):
+    client = cohere.ClientV2(api_key="none", base_url=url, httpx_client=connection)
+    parts = [["a dog", "in the garden"], ["the sea"]]
+    inputs = [cohere.EmbedInput(content=[cohere.TextEmbedContent(text=text) for text in texts]) for texts in parts]
+    done = client.embed(model="toy", input_type="clustering", inputs=inputs, embedding_types=["float"])
+    texts = ["a dog\nin the garden", "the sea"]
+    np.testing.assert_array_equal(np.float32(done.embeddings.float_), toy_encoder.encode(texts))
+    assert done.texts == texts
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of cohere's own models
 def test_coheres_client_of_version_1_embeds(url, expected, connection):
     client = cohere.Client(api_key="none", base_url=url, httpx_client=connection)
@@ -84,6 +94,15 @@ def test_coheres_client_of_version_1_embeds(url, expected, connection):
     ("body", "words"),
     [
         ({"texts": []}, "texts"),
+        ({}, "expected either texts or inputs"),
+        ({"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "either texts or inputs"),
+        ({"inputs": [{"content": []}]}, "inputs.0.content"),
+        ({"inputs": [{"content": [{"type": "text"}]}]}, "inputs.0.content.0.text: Field required"),
+        (
+            {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+            "inputs.0.content.0: images are not supported, only texts",
+        ),
+        ({"images": ["data:image/png;base64,"]}, "images: images are not supported, only texts"),
         ({"texts": ["a"], "truncate": "START"}, "truncate"),
         ({"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types"),
         ({"texts": ["a"], "embedding_types": ["int8"]}, "--calibration"),
