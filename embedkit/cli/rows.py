@@ -165,7 +165,7 @@ class SpooledRows:
 
     @property
     def form(self) -> str:
-        """The suffix of the output; without one, ``.txt`` for rows that are only texts, else or as JSON ``.jsonl``."""
+        """The suffix of the output; standard output has ``.txt`` for rows that are only texts, else ``.jsonl``."""
         if self._output is not None:
             return str(self._output.suffix)
         return ".txt" if self.columns in ([], [self._column]) and not self._as_json else ".jsonl"
