@@ -16,6 +16,7 @@ from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
+from embedkit.runtime.native_network import native_instructions
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]
@@ -97,6 +98,11 @@ def toy_cross_encoder(
 def _config(tokenizer: Tokenizer, family: str, settings: Mapping[str, Any]) -> Any:
     sizes = {"vocab_size": tokenizer.vocabulary_size, "num_hidden_layers": 2}
     return AutoConfig.for_model(family, **sizes | settings)
+
+
+def exact_levels() -> int:
+    """Return the largest int8 weight whose products ONNX Runtime does not saturate on this processor."""
+    return 64 if {*native_instructions()[:1]} <= {"avx2", "portable"} else 127
 
 
 def toy_graph(

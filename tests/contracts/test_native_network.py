@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_networks import TEXTS, toy_encoder, toy_graph
+from toy_networks import TEXTS, exact_levels, toy_encoder, toy_graph
 
 from embedkit.cli.main import main
 from embedkit.errors import ModelError, ProviderError
@@ -42,7 +42,7 @@ from embedkit.runtime.tokenization import Tokenizer, Tokens
 MAX_LENGTH = 300
 # Largest difference of a value. int8-static rounds the same values in the same steps, but occasionally one in
 # the other direction; int8 rounds each token with its own step.
-DIFFERENCE = {"fp32": 2e-6, "int8-static": 5e-3, "int8": 3e-2}
+DIFFERENCE = {"fp32": 2e-6, "int8-static": 1e-2, "int8": 3e-2}
 
 needs_kernel = pytest.mark.skipif(not native_instructions(), reason="no kernel")
 
@@ -77,8 +77,10 @@ def tokens() -> Tokens:
     return Tokens([generator.integers(5, 300, length).tolist() for length in lengths], [])
 
 
-def write(encoder: SentenceEncoder, products: str = "fp32", words: str = "float32", *, levels: int = 127) -> bytes:
-    return toy_graph(encoder, products, words, levels=levels).SerializeToString()
+def write(
+    encoder: SentenceEncoder, products: str = "fp32", words: str = "float32", *, levels: int | None = None
+) -> bytes:
+    return toy_graph(encoder, products, words, levels=levels or exact_levels()).SerializeToString()
 
 
 def run_alone(content: bytes, tokens: Tokens) -> Any:
@@ -152,7 +154,7 @@ def test_smoothed_inputs(make_encoder: Any, tokens: Tokens, products: str, apart
 @needs_kernel
 def test_int8_is_closer_to_float_than_one_scale_per_text(make_encoder: Any, tokens: Tokens) -> None:
     encoder = make_encoder()
-    exact, content = run_alone(write(encoder), tokens), write(encoder, "int8")
+    exact, content = run_alone(write(encoder), tokens), write(encoder, "int8", levels=127)
     native, session = run(NativeNetwork.find(content), tokens), run_alone(content, tokens)
     assert np.square(native - exact).sum() < np.square(session - exact).sum()
 

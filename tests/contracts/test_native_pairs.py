@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_networks import toy_cross_encoder, toy_graph
+from toy_networks import exact_levels, toy_cross_encoder, toy_graph
 
 from embedkit.errors import ModelError, ProviderError
 from embedkit.export.pipeline import export
@@ -81,7 +81,7 @@ def tokens() -> Tokens:
 
 def write(model: PairEncoder, products: str = "fp32", words: str = "float32") -> bytes:
     texts = [text for pair in PAIRS for text in pair]
-    return toy_graph(model, products, words, levels=127, texts=texts).SerializeToString()
+    return toy_graph(model, products, words, levels=exact_levels(), texts=texts).SerializeToString()
 
 
 def find(content: bytes, instructions: str | None = None) -> NativeNetwork:

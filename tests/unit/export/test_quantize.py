@@ -3,7 +3,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_networks import TEXTS
+from toy_networks import TEXTS, exact_levels
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export.gates import Candidate
@@ -95,6 +95,8 @@ def test_the_weights_of_a_target_keep_its_range(make_encoder, target):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("head", [None, 6])
 def test_quantized_embeddings_are_close(make_encoder, target, head):
+    if largest_weight(target) > exact_levels():
+        pytest.skip("ONNX Runtime saturates products of 8-bit weights on this processor")
     encoder = make_encoder(head=head)
     graph = build_graph(encoder, Int8Arithmetic(largest_weight(target)))
 
