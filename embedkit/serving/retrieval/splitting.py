@@ -313,7 +313,7 @@ class _HtmlReader(HTMLParser):
         self._add_reference(f"&#{name}")
 
     def parse_marked_section(self, i: int, report: bool = True) -> int:  # noqa: FBT001, FBT002 - Python's
-        """Take ``<![`` for a comment, as a browser does; Python's parser raises an AssertionError for most."""
+        """Take a marked section for a comment, as a browser does; Python's parser raises AssertionErrors."""
         return self.parse_bogus_comment(i, report)
 
     def _add_reference(self, written: str) -> None:
