@@ -400,8 +400,7 @@ def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts:
 
 def _prefixed(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -> Sequence[str]:
     """Return calibration texts as a model reads them, alone and after each of its prompts."""
-    prefixes = model.prefixes if isinstance(model, SentenceEncoder) else [""]
-    return [prefix + text for prefix in prefixes for text in texts]
+    return [prefix + text for prefix in model.prefixes for text in texts]
 
 
 def _require_golden(path: Path) -> None:

@@ -37,12 +37,11 @@ def prune_vocabulary(model: Model, texts: Sequence[str], size: int | None = None
     if not texts:
         raise ExportError("the vocabulary cannot be pruned without texts")
     before = Tokenizer(model.tokenizer.json, model.max_length)
-    prompts = model.prefixes if isinstance(model, SentenceEncoder) else [""]
-    counts = np.sum([count_pieces(before, _chunks(texts), prompt=prompt) for prompt in prompts], axis=0)
+    counts = np.sum([count_pieces(before, _chunks(texts), prompt=prompt) for prompt in model.prefixes], axis=0)
     kept = choose_pieces(before, counts, size)
     pruned = prune_model(model, kept)
     after = Tokenizer(pruned.tokenizer.json, model.max_length)
-    return pruned, _measure(before, after, texts, prompts, kept)
+    return pruned, _measure(before, after, texts, model.prefixes, kept)
 
 
 def _measure(

@@ -155,7 +155,7 @@ class SentenceEncoder(Network):
 
     @property
     def prefixes(self) -> list[str]:
-        """What can precede a text at inference: nothing, and each prompt."""
+        """See :attr:`Network.prefixes`."""
         return list(dict.fromkeys(["", *self.prompts.values()]))
 
     @property

@@ -109,6 +109,11 @@ class Network(nn.Module, ABC):
         return self.tokenizer.max_length
 
     @property
+    def prefixes(self) -> list[str]:
+        """What can precede a text at inference: nothing, and each prompt of an encoder."""
+        return [""]
+
+    @property
     def device(self) -> torch.device:
         """Device of the weights."""
         return next(self.parameters()).device
