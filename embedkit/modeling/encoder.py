@@ -256,8 +256,6 @@ class SentenceEncoder(Network):
             )
         if pooling is None and layout.pooling is None:
             logger.warning("%s does not specify its pooling; using the mean over tokens", source)
-        if not layout.includes_prompts and any(layout.prompts.values()):
-            raise ModelError(f"{source} excludes prompts from pooling, which embedkit does not support")
         backbone = _load_backbone(layout.backbone, trust_remote_code=trust_remote_code)
         length = max_length if max_length is not None else usual_length(layout, backbone.config)
         memory = _load_memory(layout, words_of(backbone.config))

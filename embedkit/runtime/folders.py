@@ -109,7 +109,6 @@ class Layout:
         architecture: transformers' class of the network, or empty.
         pooling: one of ``POOLINGS``, or several joined by ``+``, None if unspecified.
         pooled_width: width of a token's state, None if unspecified.
-        includes_prompts: whether the tokens of a prompt take part in the pooling.
         max_length: maximum length of a text in tokens, None if unspecified.
         lowercase: whether texts are lowercased before tokenization.
         heads: folders of the dense layers, in order.
@@ -129,7 +128,6 @@ class Layout:
     architecture: str = ""
     pooling: str | None = None
     pooled_width: int | None = None
-    includes_prompts: bool = True
     max_length: int | None = None
     lowercase: bool = False
     heads: tuple[Path, ...] = ()
@@ -185,7 +183,7 @@ def read_layout(folder: Path) -> Layout:
         truncate_dim=_truncate_dim(folder / _CONFIG, settings),
         similarity=str(settings.get("similarity_fn_name") or "cosine"),
         activation=stored_activation(settings, network),
-        **_read_pooling(modules),
+        **_read_pooling(modules, prompts),
     )
 
 
@@ -489,17 +487,18 @@ def _check_modules(folder: Path, kind: str, kinds: list[str]) -> None:
     )
 
 
-def _read_pooling(modules: list[tuple[str, Path]]) -> dict[str, Any]:
+def _read_pooling(modules: list[tuple[str, Path]], prompts: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of the layout that the module of the pooling sets."""
     place = next((path for name, path in modules if name == "Pooling"), None)
     if place is None:
         return {}
     settings = read_json(path := place / "config.json")
     _refuse_unknown(path, settings, _KNOWN_POOLING)
+    if not settings.get("include_prompt", True) and any(prompts.values()):  # without a prompt it has no effect
+        raise ModelError(f"{path}: include_prompt is false, but embedkit includes prompts in the pooling")
     return {
         "pooling": _pooling(path, settings),
         "pooled_width": whole_number(path, settings, "word_embedding_dimension", "embedding_dimension"),
-        "includes_prompts": settings.get("include_prompt", True) is True,
     }
 
 

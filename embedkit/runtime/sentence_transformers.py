@@ -159,8 +159,6 @@ def _supported(folder: Path, layout: Layout) -> tuple[str, int]:
         raise ModelError(f"{folder} holds a cross-encoder; use CrossEncoder.load")
     if layout.truncate_dim is not None:
         raise ModelError(f"{folder} sets truncate_dim, which only a bundle supports; {_ADVICE}")
-    if not layout.includes_prompts:
-        raise ModelError(f"{folder}: include_prompt is false, which embedkit does not support")
     if layout.pooling is None or layout.pooled_width is None:
         raise ModelError(f"{folder} has no modules.json")
     if not layout.heads:

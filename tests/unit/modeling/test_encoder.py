@@ -246,7 +246,7 @@ class TestRefusals:
         assert SentenceEncoder.load(folder).prompts == {}
         (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "query: "}}')
 
-        with pytest.raises(ModelError, match="excludes prompts from pooling"):
+        with pytest.raises(ModelError, match="include_prompt is false"):
             SentenceEncoder.load(folder)
 
     def test_tokenizer_of_another_model(self, folder):

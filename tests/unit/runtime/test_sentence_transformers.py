@@ -215,7 +215,6 @@ def put(folder, kind, **settings):
             lambda f: edit_json(f / "1_Pooling/config.json", pooling_mode_max_tokens=True),
             "gives 16 dimensions, not 32",
         ),
-        (lambda f: edit_json(f / "1_Pooling/config.json", include_prompt=False), "include_prompt is false"),
         (
             lambda f: edit_json(f / "1_Pooling/config.json", word_embedding_dimension="16"),
             "must be a positive integer",
@@ -239,6 +238,16 @@ def put(folder, kind, **settings):
 def test_the_error_of_an_unsupported_folder_gives_the_reason(folder, damage, words):
     damage(folder)
     with pytest.raises(ModelError, match=words):
+        Encoder.load(folder)
+
+
+def test_prompts_excluded_from_pooling_are_refused_where_there_are_any(folder):
+    edit_json(folder / "1_Pooling/config.json", include_prompt=False)
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "", "document": ""}})
+    assert Encoder.load(folder).manifest.prompts == {"query": "", "document": ""}
+
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "find : "}})
+    with pytest.raises(ModelError, match="include_prompt is false"):
         Encoder.load(folder)
 
 
