@@ -34,7 +34,8 @@ KEY_VARIABLE: Final = "EMBEDKIT_QDRANT_KEY"
 _INDEX = "hnsw"
 _USUAL_EF = 128
 _ROWS_PER_REQUEST = 500
-_EXACT = 2**53  # integers up to this are exact in float64
+_INEXACT = 2**53  # from here to _MOST, integers of Qdrant have neighbours of the same float64
+_MOST = 2**64
 _IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # namespace of point ids, which must be numbers or UUIDs
 
 
@@ -222,13 +223,18 @@ def _equal_to(field: str, value: Any) -> list[Any]:
 def _equal(field: str, value: Any) -> Any:
     if value is None:
         return rest.IsNullCondition(is_null=rest.PayloadField(key=_key(field)))
-    if isinstance(value, (str, bool)) or (isinstance(value, int) and _EXACT < abs(value) < 2**63):
+    if isinstance(value, (str, bool)) or (isinstance(value, int) and _INEXACT <= abs(value) < 2**63):
         return rest.FieldCondition(key=_key(field), match=rest.MatchValue(value=value))
     return _within(field, "gte", "lte", value=value)  # a match would not find 2.0 by 2
 
 
 def _within(field: str, *operators: str, value: float) -> rest.FieldCondition:
-    """Compare with a number, for which Qdrant takes a float64."""
+    """Compare with a number; Qdrant converts it and what it is compared with to float64."""
+    if _INEXACT <= abs(value) <= _MOST:
+        raise InputError(
+            f"filter: {field!r}: Qdrant compares numbers as float64, which cannot distinguish integers from 2^53 "
+            f"to 2^64, such as {value!r}; it finds those below 2^63 by their exact value only"
+        )
     try:
         bounds = dict.fromkeys(operators, float(value))
     except OverflowError:

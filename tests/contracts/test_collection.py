@@ -476,8 +476,14 @@ def test_large_and_negative_numbers_are_found(address: str, encoder: Encoder) ->
         if address.startswith("qdrant:"):
             with pytest.raises(InputError, match="numbers up to"):
                 collection.search("a dog", filter={"n": {"lt": 10**400}})
+            for wanted in ({"gt": 2**60}, {"lte": -(2**60) - 1}, {"gte": 2.0**53}, 2.0**60, 2**63):
+                with pytest.raises(InputError, match="cannot distinguish integers"):
+                    collection.search("a dog", filter={"n": wanted})
         else:
             assert len(collection.search("a dog", filter={"n": {"lt": 10**400}})) == 5
+            assert set(ids(collection.search("a dog", filter={"n": {"gt": 2**60}}))) == {"1", "2"}
+        assert set(ids(collection.search("a dog", filter={"n": {"gt": 2**53 - 1}}))) == {"0", "1", "2"}
+        assert set(ids(collection.search("a dog", filter={"n": {"lt": 1e20}}))) == {"0", "1", "2", "3", "4"}
 
 
 def test_a_collection_is_not_replaced_by_accident(collection: Collection, address: str, encoder: Encoder) -> None:
