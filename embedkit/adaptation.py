@@ -91,9 +91,14 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
     if not mapping.get("teacher"):
         name = manifest.teacher.get("name")
         if not name:
-            raise ConfigError(f"{source} does not record its teacher; name it with --teacher")
+            raise ConfigError(
+                f"{source} does not record which model taught it; name one with teacher", parameters=["teacher"]
+            )
         if manifest.teacher.get("joined"):
-            raise ConfigError(f"{source} had several teachers at once, {name}; name one of them with --teacher")
+            raise ConfigError(
+                f"{source} had several teachers at once, {name}; name one of them with teacher",
+                parameters=["teacher"],
+            )
         is_complete = "/" in name or name in published_models()
         mapping["teacher"] = {"source": name if is_complete else f"{_TEACHERS}/{name}", "name": name}
     return resolve(mapping)

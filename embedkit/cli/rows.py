@@ -214,7 +214,8 @@ class SpooledRows:
         if self.form == ".jsonl":
             return {name: plain_value(value, name, place) for name, value in record.items()}
         if self.form == ".txt" and ("\n" in text or "\r" in text):
-            raise DataError(f"{place}: the text has several lines; write .jsonl instead of .txt")
+            advice = "write .jsonl instead of .txt" if self._output is not None else "add --json"
+            raise DataError(f"{place}: the text has several lines; {advice}")
         if self.form == ".csv" and list(record) != self.columns:
             raise DataError(f"{place}: other columns than in the first row; write .jsonl instead of .csv")
         if self.form == ".parquet" and not len(self):

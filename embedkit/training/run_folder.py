@@ -176,7 +176,9 @@ class RunFolder:
         if not self.config.exists() or self._untrained():
             return
         if not resume:
-            raise ConfigError(f"{self.path} already holds a run; add --resume, or choose another folder")
+            raise ConfigError(
+                f"{self.path} already holds a run; set resume, or choose another folder", parameters=["resume"]
+            )
         changed = sorted(_changes(load_toml(self.config), config) - _OWN_TO_A_MACHINE)
         if changed:
             raise ConfigError(f"{self.path} was started with other settings: {', '.join(changed)}")

@@ -100,15 +100,17 @@ def test_one_of_embedkits_own_models_is_no_id_of_the_hub(write_toy_bundle, tmp_p
     assert adaptation_config(path, changes).teacher.source == "tiny"
 
 
-def test_a_bundle_that_names_no_teacher_needs_one(toy_bundle, changes):
+def test_a_bundle_that_names_no_teacher_needs_one(toy_bundle, changes, tmp_path, capsys):
     del changes["teacher"]
-    with pytest.raises(ConfigError, match="does not record its teacher; name it with --teacher"):
+    with pytest.raises(ConfigError, match="does not record which model taught it; name one with teacher"):
         adaptation_config(toy_bundle, changes)
+    assert main(["adapt", str(toy_bundle), "--corpus", "texts.txt", "-o", str(tmp_path / "adapted.onnx")]) == 1
+    assert "name one with --teacher\n" in capsys.readouterr().err
 
 
 def test_of_several_joined_teachers_one_is_asked_for(changes):
     del changes["teacher"]
-    with pytest.raises(ConfigError, match=r"had several teachers at once, bge.*; name one of them with --teacher"):
+    with pytest.raises(ConfigError, match=r"had several teachers at once, bge.*; name one of them with teacher"):
         adaptation_config("tiny", changes)
 
 

@@ -187,8 +187,7 @@ def _plain_value(value: Any, field: str, place: str) -> Any:
     if plain is None:
         raise DataError(
             f"{place}: {field} is {value!r:.80} ({type(value).__name__}), which JSON does not have; convert it, "
-            "or name the columns to keep with metadata_columns",
-            parameters=["metadata_columns"],
+            "or leave it out"
         )
     return plain
 

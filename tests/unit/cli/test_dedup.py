@@ -127,7 +127,11 @@ class TestDedup:
         ("row", "suffix", "message"),
         [
             ('{"text": "two\\nlines", "n": 2}', ".txt", "jsonl:2: the text has several lines; write .jsonl"),
-            ('{"text": "b", "n": NaN}', ".jsonl", "jsonl:2: n is nan (float), which JSON does not have"),
+            (
+                '{"text": "b", "n": NaN}',
+                ".jsonl",
+                "jsonl:2: n is nan (float), which JSON does not have; convert it, or leave it out\n",
+            ),
             ('{"text": "b"}', ".csv", "jsonl:2: other columns than in the first row; write .jsonl instead"),
         ],
     )
@@ -142,6 +146,12 @@ class TestDedup:
         assert message in capsys.readouterr().err
         assert output.read_text(encoding="utf-8") == "before"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.jsonl", output.name]
+
+    def test_a_text_of_several_lines_needs_json_on_standard_output(self, model, tmp_path, capsys):
+        path = tmp_path / "texts.jsonl"
+        path.write_text('{"text": "two\\nlines"}\n', encoding="utf-8")
+        assert main(["dedup", str(path), *model]) == 1
+        assert "jsonl:1: the text has several lines; add --json\n" in capsys.readouterr().err
 
     def test_lines_need_no_parquet_comparison(self, lines, model, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr("embedkit.serving.retrieval.similar.deduplicate", _read_only)

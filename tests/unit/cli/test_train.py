@@ -298,7 +298,7 @@ class TestTraining:
         assert not (run / "model").exists()
 
         assert main([*command, "-q"]) == 1
-        assert "add --resume" in capsys.readouterr().err
+        assert "set --resume" in capsys.readouterr().err
         assert main([*command, "--resume", "--json"]) == 0
         result = json.loads(capsys.readouterr().out)
         assert (result["finished"], result["steps"]) == (True, 100)

@@ -46,7 +46,7 @@ def test_reading_writes_nothing(folder):
 
 
 def test_a_second_run_is_refused_unless_it_resumes(trained):
-    with pytest.raises(ConfigError, match="already holds a run; add --resume"):
+    with pytest.raises(ConfigError, match="already holds a run; set resume"):
         trained.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
     trained.start(CONFIG, ENVIRONMENT, INPUTS, resume=True)
 
