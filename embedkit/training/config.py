@@ -108,6 +108,8 @@ class StudentConfig:
             raise ConfigError('teacher_layers requires start = "layers"')
         if self.word_layers and self.start != "layers":
             raise ConfigError('word_layers requires start = "layers"')
+        if self.source is not None and (self.start != "teacher" or self.tokenizer is not None):
+            raise ConfigError("start and tokenizer are not allowed with student.source, which determines both")
         if self.teacher_layers and min(self.teacher_layers) <= self.word_layers:
             raise ConfigError(f"teacher_layers: only layers after word_layers = {self.word_layers} are left")
         if self.vocabulary_smoothing and self.vocabulary_size is None:

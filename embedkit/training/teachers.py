@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import setting
-from embedkit.errors import CacheError, DataError, TrainingError
+from embedkit.errors import CacheError, ConfigError, DataError, TrainingError
 from embedkit.extras import require
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -81,8 +81,14 @@ def load_encoder(config: TeacherConfig) -> TextEncoder:
 
     Raises:
         ModelNotFoundError, ModelError, BundleError: the source cannot be loaded.
+        ConfigError: a setting does not apply to a bundle.
     """
     if Path(config.source).suffix == ".onnx":
+        if config.pooling is not None or config.max_length is not None:
+            raise ConfigError(
+                f"teacher.pooling and teacher.max_length: {config.source} is a bundle, which determines both; "
+                "remove them, or name a folder"
+            )
         bundle = Encoder.load(config.source)
         return bundle if config.prompt is None else _Prompted(bundle, config.prompt)
     model = SentenceEncoder.load(

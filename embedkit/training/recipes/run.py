@@ -19,7 +19,8 @@ from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.training import processes
-from embedkit.training.config import RunConfig
+from embedkit.training.batches import ViewsConfig
+from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.loop import evaluation_steps, total_steps
 from embedkit.training.methods import METHODS
@@ -58,16 +59,26 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     if config is not None and config.join is not None and not _reads_vectors(entry):
         problems.append(f"[join] joins the vectors of teachers, which the method {config.method} does not use")
     if config is not None:
-        problems += _unused_settings(config, entry)
+        problems += _unused_settings(config, entry, settings)
     if config is None or problems:
         raise ConfigError(problems)
     return dataclasses.replace(config, settings=to_mapping(settings))
 
 
-def _unused_settings(config: RunConfig, entry: Recipe) -> Iterator[str]:
+def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterator[str]:
     """Yield what is wrong with settings that have no use in a run."""
-    if config.student.vocabulary_size is not None and entry.scores_pairs:
-        yield f"student.vocabulary_size is for encoders, not for the cross-encoders of {config.method}"
+    yield from _unused_for_pairs(config, entry, settings)
+    imitating = [name for name, method in METHODS.items() if method.imitates]
+    if config.dev.held_out is not None and config.method not in imitating and not entry.scores_pairs:
+        yield (
+            "dev.held_out measures the distance from a teacher's vectors: it needs a method that imitates them "
+            f"({', '.join(imitating)})"
+        )
+    if config.matryoshka is not None and config.method not in {*imitating, "sct-two-stage"}:
+        yield (
+            "[matryoshka] rotates a teacher's vectors: it needs a method that imitates them "
+            f"({', '.join(imitating)})"
+        )
     teachers = config.every_teacher if _reads_vectors(entry) else ()
     prompts = [source.prompt for source in config.corpus if source.prompt is not None]
     if not teachers and any(source.translation_columns for source in config.corpus):
@@ -76,6 +87,29 @@ def _unused_settings(config: RunConfig, entry: Recipe) -> Iterator[str]:
         yield "corpus.prompt is for one teacher that encodes the texts"
     elif prompts and len(prompts) < len(config.corpus) and teachers[0].prompt is None:
         yield 'some sources have no prompt: set one for them in teacher.prompt, "" for none'
+
+
+def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterator[str]:
+    """Yield what is wrong with settings that training on the scores of pairs does not use."""
+    if not entry.batch_spec.scores:
+        return
+    method, student, dev = config.method, config.student, config.dev
+    if config.views != ViewsConfig():
+        yield f"[views] is not used by {method}, which reads texts as they are"
+    if any(source.repeat != 1 for source in (*config.corpus, *getattr(settings, "queries", ()))):
+        yield f"repeat is not used by {method}, which reads every row once in an epoch"
+    if not entry.scores_pairs:
+        return
+    is_longer = student.max_length != StudentConfig.max_length and student.positions is None
+    for name, is_set, instead in (
+        ("student.vocabulary_size", student.vocabulary_size is not None, ""),
+        ("student.pooling", student.pooling != StudentConfig.pooling, ""),
+        ("student.max_length", is_longer, ": set settings.length"),
+        ("dev.pairs", dev.pairs is not None, ": name re-ranking sets in settings.dev"),
+        ("dev.held_out", dev.held_out is not None, ": name re-ranking sets in settings.dev"),
+    ):
+        if is_set:
+            yield f"{name} is for encoders, not for the cross-encoders of {method}{instead}"
 
 
 def _reads_vectors(entry: Recipe) -> bool:

@@ -142,7 +142,6 @@ def prepare(
         DataError: a source is missing or malformed.
         CacheError: the teacher cache is damaged or in use.
     """
-    _check_matryoshka(config, teacher=teacher)
     pairs = _dev_pairs(config)
     vectors: list[TeacherVectors] = []
     with processes.first_alone():  # the others read its results from the cache
@@ -158,17 +157,6 @@ def prepare(
         config.matryoshka.check(vectors[0].dimension)
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
     return Materials(corpus, tuple(vectors), pairs, Split.of(corpus, config.dev.held_out))
-
-
-def _check_matryoshka(config: RunConfig, *, teacher: bool) -> None:
-    if config.matryoshka is None:
-        return
-    imitating = [name for name, method in METHODS.items() if method.imitates]
-    if not (teacher and config.every_teacher and config.method in {*imitating, "sct-two-stage"}):
-        raise ConfigError(
-            "[matryoshka] rotates a teacher's vectors: it needs a teacher and a method that imitates one "
-            f"({', '.join(imitating)})"
-        )
 
 
 def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
@@ -292,11 +280,6 @@ class Stage:
         pairs, rows, teachers = self.materials.dev, self.materials.split.held_out, self.materials.teachers
         held_out = None
         if rows:
-            if not teachers or encoder.dimension != teachers[0].dimension:
-                raise ConfigError(
-                    "dev.held_out measures the distance from a teacher's vectors, which this student does not "
-                    "imitate"
-                )
             held_out = HeldOut(self.materials.corpus, rows, teachers[0])
         if pairs is None and held_out is None:
             return None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toys import write_parquet
 
-from embedkit.errors import CacheError, DataError, StorageError, TrainingError
+from embedkit.errors import CacheError, ConfigError, DataError, StorageError, TrainingError
 from embedkit.runtime import engine
 from embedkit.runtime.encoder import Encoder
 from embedkit.training import teachers as module
@@ -234,6 +234,11 @@ class TestLoadEncoder:
         assert (plain.name, plain.max_length, plain.fingerprint) == ("teacher", 16, model.fingerprint())
         other = load_encoder(
             TeacherConfig(source=str(tmp_path / "teacher"), name="mine", pooling="cls", max_length=8)
+    @pytest.mark.parametrize("setting", [{"pooling": "cls"}, {"max_length": 8}])
+    def test_a_bundle_cannot_be_read_otherwise(self, toy_bundle, setting):
+        with pytest.raises(ConfigError, match=r"is a bundle, which determines both"):
+            load_encoder(TeacherConfig(source=str(toy_bundle), **setting))
+
         )
         assert (other.name, other.max_length) == ("mine", 8)
         assert other.fingerprint != plain.fingerprint

@@ -94,6 +94,33 @@ class TestResolve:
         assert problems_of({**BARE, **over})
 
     @pytest.mark.parametrize(
+        ("over", "named"),
+        [
+            ({"method": "simcse", "dev": {"held_out": 9}}, "dev.held_out measures the distance"),
+            ({"method": "sct-two-stage", "dev": {"held_out": 9}}, "dev.held_out measures the distance"),
+            ({"method": "simcse", "matryoshka": {"dimensions": [8]}}, "[matryoshka] rotates"),
+            ({"method": "trans-encoder", "views": {"second": "deletion"}}, "[views] is not used by trans-encoder"),
+            ({"method": "trans-encoder", "corpus": [{"path": "a.tsv", "repeat": 2}]}, "repeat is not used by"),
+            ({"method": "labelled-pairs", "corpus": [{"path": "a.tsv", "repeat": 2}]}, "repeat is not used by"),
+            ({"method": "score-distillation", "settings": {"queries": [{"path": "q.txt", "repeat": 2}]}},
+             "repeat is not used by"),
+            ({"method": "labelled-pairs", "student": {"max_length": 512}},
+             "is for encoders, not for the cross-encoders of labelled-pairs: set settings.length"),
+            ({"method": "labelled-pairs", "student": {"pooling": "cls"}}, "student.pooling is for encoders"),
+            ({"method": "labelled-pairs", "dev": {"pairs": "dev.tsv"}},
+             "dev.pairs is for encoders, not for the cross-encoders of labelled-pairs: name re-ranking sets"),
+            ({"method": "score-distillation", "dev": {"held_out": 9}}, "dev.held_out is for encoders"),
+            ({"method": "score-distillation", "matryoshka": {"dimensions": [8]}}, "[matryoshka] rotates"),
+            ({"student": {"source": "m", "start": "layers"}}, "start and tokenizer are not allowed with"),
+            ({"student": {"source": "m", "tokenizer": "n"}}, "start and tokenizer are not allowed with"),
+        ],
+    )  # fmt: skip
+    def test_a_setting_without_a_use_is_refused(self, over, named):
+        mapping = {**BARE, "teacher": {"source": "teacher"}, **over}
+        (problem,) = problems_of(mapping)
+        assert named in problem
+
+    @pytest.mark.parametrize(
         ("name", "message"),
         [
             ("sct-destillation", "unknown method 'sct-destillation'; did you mean sct-distillation?"),
