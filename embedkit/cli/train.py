@@ -48,11 +48,6 @@ _FLAGS = {
     "data": "data",
     "cache": "cache",
 }
-_MEASURES = {
-    "dev_map": "development MAP",
-    "dev_spearman": "development Spearman",
-    "held_out_cosine": "cosine x 100 on held-out text",
-}
 
 # Flags for a student's shape, with their help.
 _SHAPE = {
@@ -230,6 +225,8 @@ def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> N
     result = {
         "folder": str(folder),
         "finished": state.finished,
+    from embedkit.training.config import MEASURES
+
         "steps": state.step,
         "seconds": round(state.seconds, 1),
         measure: state.best_score,
@@ -242,7 +239,7 @@ def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> N
     else:
         print(f"{folder}/model: {state.step:,} steps in {state.seconds:,.0f} s")
         if state.best_score is not None:
-            print(f"best {_MEASURES[measure]} {100 * state.best_score:.2f} at step {state.best_step:,}")
+            print(f"best {MEASURES[measure]} x 100: {100 * state.best_score:.2f} at step {state.best_step:,}")
         print(f"next: embedkit export {folder} -o {folder.name}.onnx --precision int8")
 
 

@@ -16,6 +16,12 @@ from embedkit.training.teacher_spaces import JoinConfig, MatryoshkaConfig
 from embedkit.training.teachers import TeacherConfig
 from embedkit.training.trackers import TrackerName
 
+MEASURES = {
+    "dev_map": "development MAP",
+    "dev_spearman": "development Spearman",
+    "held_out_cosine": "cosine with the teacher on held-out text",
+}
+"""Scores that select a step, by their names in ``run.json``."""
 _STARTS = {"teacher": "{}'s words", "layers": "{}'s layers", "random": "random weights"}
 _SHAPE = ("layers", "layer_repeats", "hidden", "inner", "heads", "memory")
 
@@ -102,14 +108,14 @@ class StudentConfig:
         shape = [name for name in _SHAPE if getattr(self, name) is not None]
         if self.source is not None and shape:
             raise ConfigError(f"{', '.join(shape)}: not allowed with student.source, which determines the shape")
+        if self.source is not None and (self.start != "teacher" or self.tokenizer is not None):
+            raise ConfigError("start and tokenizer are not allowed with student.source, which determines both")
         if self.layers == 0 and self.layer_repeats is not None:
             raise ConfigError("layer_repeats requires layers")
         if self.teacher_layers and self.start != "layers":
             raise ConfigError('teacher_layers requires start = "layers"')
         if self.word_layers and self.start != "layers":
             raise ConfigError('word_layers requires start = "layers"')
-        if self.source is not None and (self.start != "teacher" or self.tokenizer is not None):
-            raise ConfigError("start and tokenizer are not allowed with student.source, which determines both")
         if self.teacher_layers and min(self.teacher_layers) <= self.word_layers:
             raise ConfigError(f"teacher_layers: only layers after word_layers = {self.word_layers} are left")
         if self.vocabulary_smoothing and self.vocabulary_size is None:
@@ -193,10 +199,8 @@ class RunConfig:
 
     @property
     def measure(self) -> str:
-        """Name of the selection score: of a re-ranker, on pairs, or on held-out text."""
-        if self.method in {"score-distillation", "labelled-pairs"}:
-            return "dev_map"
-        return "dev_spearman" if self.dev.pairs is not None else "held_out_cosine"
+        """Name of the selection score, one of :data:`MEASURES`."""
+        return measure_of(self.method, on_pairs=self.dev.pairs is not None)
 
     @property
     def sources(self) -> list[SourceConfig]:
@@ -216,3 +220,10 @@ class RunConfig:
         """
         path = self.resolve(source)
         return str(find_model(path)) if path.removesuffix(".onnx") in published_models() else path
+
+
+def measure_of(method: str, *, on_pairs: bool) -> str:
+    """Return the name of a run's selection score: of a re-ranker, on scored pairs, or on held-out text."""
+    if method in {"score-distillation", "labelled-pairs"}:
+        return "dev_map"
+    return "dev_spearman" if on_pairs else "held_out_cosine"

@@ -33,7 +33,7 @@ from embedkit.records import read_object
 from embedkit.runtime.distributions import installed_versions
 from embedkit.training.optim import AdamW
 from embedkit.training.trackers import Tracker
-from embedkit.write_lock import LOCK, write_lock
+from embedkit.write_lock import write_lock
 
 _FORMAT = "1"
 
@@ -227,6 +227,7 @@ class RunFolder:
         self.check(config, resume=resume)
         if not self.config.exists() or self._untrained():
             shutil.rmtree(self.initial, ignore_errors=True)  # left by a run that never started
+            self.space.unlink(missing_ok=True)
             self._write(self.config, tomli_w.dumps(dict(config)))
             self._write(self.environment, json.dumps(environment, indent=1))
             self._write(self.inputs, json.dumps(inputs, indent=1))
@@ -262,9 +263,9 @@ class RunFolder:
         self._write(self.card, json.dumps(card, indent=1))
 
     def _untrained(self) -> bool:
-        """Whether the folder contains only what is written before the first step."""
-        begun = {self.config, self.environment, self.inputs, self.initial, self.path / LOCK}
-        return set(self.path.iterdir()) <= begun
+        """Whether the folder contains only what is written before the first step, whole or in part."""
+        begun = {self.config, self.environment, self.inputs, self.initial, self.space}
+        return {path for path in self.path.iterdir() if not path.name.startswith(".")} <= begun
 
     def _write(self, path: Path, text: str) -> None:
         with atomic_file(path) as temporary:

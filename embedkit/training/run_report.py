@@ -16,6 +16,7 @@ from embedkit.config import flat, load_toml
 from embedkit.errors import DataError
 from embedkit.records import read_object
 from embedkit.reporting.page import build_page, facts, figures, to_svg, write_png
+from embedkit.training.config import MEASURES, measure_of
 from embedkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -32,25 +33,30 @@ def write_report(folder: str | Path) -> Path:
     run = RunFolder(folder)
     if not run.config.exists():
         raise DataError(f"{run.path} is not a run folder: it has no {run.config.name}")
-    stages = dict(_stages(run.path))
+    config = load_toml(run.config)
+    stages = dict(_stages(run.path, _measure(config)))
     for name, curves in stages.items():
         write_curves(curves.curves, run.path / name / "curves.png")
     page = run.path / "report.html"
-    text = _page(run, stages)
+    text = _page(run, config, stages)
     with atomic_file(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return page
 
 
-def _stages(folder: Path) -> Iterator[tuple[str, RunCurves]]:
+def _measure(config: Mapping[str, Any]) -> str:
+    return MEASURES[measure_of(str(config.get("method")), on_pairs="pairs" in config.get("dev", {}))]
+
+
+def _stages(folder: Path, measure: str) -> Iterator[tuple[str, RunCurves]]:
     """Yield the path in the run of every folder with metrics of its own, in the order of training."""
     for metrics in sorted(folder.rglob("metrics.jsonl"), key=lambda path: (path.stat().st_mtime_ns, path)):
-        if curves := read_curves(metrics):
+        if curves := read_curves(metrics, measure):
             yield metrics.parent.relative_to(folder).as_posix(), curves
 
 
-def _page(run: RunFolder, stages: Mapping[str, RunCurves]) -> str:
-    config, card = load_toml(run.config), _read_json(run.card)
+def _page(run: RunFolder, config: Mapping[str, Any], stages: Mapping[str, RunCurves]) -> str:
+    card = _read_json(run.card)
     title = str(card.get("name") or config.get("name") or run.path.resolve().name)
     return build_page(
         title,
@@ -81,7 +87,7 @@ def _figures(curves: RunCurves) -> Iterator[tuple[str, str]]:
     yield "steps", f"{curves.steps:,}"
     if curves.best is not None:
         step, score = curves.best
-        yield f"best development Spearman, at step {step:,}", f"{score:.2f}"
+        yield f"best {curves.measure} x 100, at step {step:,}", f"{score:.2f}"
     yield "time", _duration(curves.seconds)
     yield "seconds per step", f"{(curves.seconds - curves.dev_seconds) / curves.steps:.3f}"
     if curves.evaluations:
@@ -144,7 +150,10 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class RunCurves:
-    """All curves of a run and its totals; ``seconds`` include evaluations, ``best`` is a step and 100 x score."""
+    """All curves of a run and its totals.
+
+    ``seconds`` include evaluations; ``best`` is a step and 100 x its score, whose name is ``measure``.
+    """
 
     curves: tuple[Curve, ...]
     steps: int
@@ -152,10 +161,13 @@ class RunCurves:
     dev_seconds: float
     evaluations: int
     best: tuple[int, float] | None
+    measure: str
 
 
-def read_curves(metrics: Path) -> RunCurves | None:
+def read_curves(metrics: Path, measure: str = MEASURES["dev_spearman"]) -> RunCurves | None:
     """Read the curves of a ``metrics.jsonl``; return None before the first record.
+
+    ``measure`` is the name of the development score.
 
     Raises:
         DataError: the file is missing or malformed; an incomplete last line is ignored.
@@ -169,7 +181,7 @@ def read_curves(metrics: Path) -> RunCurves | None:
     metrics_of_method = [name for name in trained[0] if name not in _LAID_OUT]
     curves = [_curve(name, name, trained) for name in ("loss", *metrics_of_method)]
     curves = [dataclasses.replace(curve, logarithmic=_spans_magnitudes(curve.values)) for curve in curves]
-    dev = _dev_curve(scored)
+    dev = _dev_curve(scored, measure)
     curves += [] if dev is None else [dev]
     curves += [_curve("learning rate", "lr", trained), _pace(records)]
     last = trained[-1]
@@ -181,6 +193,7 @@ def read_curves(metrics: Path) -> RunCurves | None:
         dev_seconds=sum(record["dev_seconds"] for record in evaluated),
         evaluations=len(evaluated),
         best=None if dev is None or dev.best is None else (dev.steps[dev.best], dev.values[dev.best]),
+        measure=measure,
     )
 
 
@@ -197,14 +210,14 @@ def _curve(title: str, key: str, records: Sequence[Record]) -> Curve:
     return Curve(title, tuple(int(row["step"]) for row in rows), tuple(row[key] for row in rows))
 
 
-def _dev_curve(scored: Sequence[Record]) -> Curve | None:
+def _dev_curve(scored: Sequence[Record], measure: str) -> Curve | None:
     if not scored:
         return None
     steps, values = (tuple(record[key] for record in scored) for key in ("step", "dev"))
     is_constant = len(set(values)) == 1
     best = len(values) - 1 if is_constant else values.index(max(values))  # the first of equals, as in the loop
     percent = tuple(100 * value for value in values)
-    return Curve("development Spearman times 100", tuple(map(int, steps)), percent, best)
+    return Curve(f"{measure} x 100", tuple(map(int, steps)), percent, best)
 
 
 def _pace(records: Sequence[Record]) -> Curve:

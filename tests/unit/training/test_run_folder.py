@@ -55,10 +55,13 @@ def test_a_second_run_is_refused_unless_it_resumes(trained):
 def test_a_folder_without_a_step_is_free_for_any_run(folder, resume):
     folder.start(CONFIG, ENVIRONMENT, INPUTS, resume=False)
     (folder.initial / "model").mkdir(parents=True)
+    (folder.path / ".initial.5f0c.part").mkdir()  # left by a kill
+    folder.space.write_bytes(b"of the other run")
     folder.start({**CONFIG, "seed": 2}, {"python": "3.14.0"}, INPUTS, resume=resume)
     assert load_toml(folder.config)["seed"] == 2
     assert json.loads(folder.environment.read_text()) == {"python": "3.14.0"}
     assert not folder.initial.exists()  # of the other run
+    assert not folder.space.exists()
 
 
 @pytest.mark.parametrize("made", ["checkpoints", "cycle-1", "self-supervised"])

@@ -148,7 +148,7 @@ def test_each_figure_is_a_curve_by_step(write):
     assert list(curves) == [
         "loss",
         "contrast",
-        "development Spearman times 100",
+        "development Spearman x 100",
         "learning rate",
         "seconds per step",
     ]
@@ -159,9 +159,27 @@ def test_each_figure_is_a_curve_by_step(write):
 
 def test_the_first_of_equal_scores_is_best(write):
     found = read_curves(write(RECORDS))
-    dev = by_title(found)["development Spearman times 100"]
+    dev = by_title(found)["development Spearman x 100"]
     assert (dev.steps, dev.values, dev.best) == ((15, 20, 30), (50.0, 75.0, 75.0), 1)
     assert (found.best, found.evaluations) == ((20, 75.0), 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "dev", "measure"),
+    [
+        ("mse", {"held_out": 500}, "cosine with the teacher on held-out text"),
+        ("labelled-pairs", {}, "development MAP"),
+        ("mse", {"held_out": 500, "pairs": "dev.tsv"}, "development Spearman"),
+    ],
+)
+def test_the_development_score_has_its_name(tmp_path, method, dev, measure):
+    run = RunFolder(tmp_path / "run")
+    run.start({**CONFIG, "method": method, "dev": dev}, {}, {}, resume=False)
+    for record in RECORDS:
+        run.log(record)
+    text = text_of(write_report(run.path))
+    assert f"best {measure} x 100, at step 20" in text
+    assert ("Spearman" in text) == ("Spearman" in measure)
 
 
 def test_the_pace_is_that_of_training_alone(write):
