@@ -57,7 +57,8 @@ class Adaptation:
 
     Attributes:
         report: of the new bundle.
-        before: source of text -> mean cosine of the old bundle with the teacher on held-out texts of that source.
+        before: source of text -> mean cosine of the old bundle with the teacher on held-out texts of that source;
+            empty if their widths differ.
         after: the same for the new bundle.
         steps: number of training steps.
         seconds: their duration.
@@ -123,8 +124,8 @@ def adapt(
 
     Raises:
         InputError: an argument has another type.
-        GateError: the new bundle failed a gate, or is no closer to the teacher than the old one on held-out text;
-            nothing was written.
+        GateError: the new bundle failed a gate, or is no closer to the teacher than the old one on held-out text,
+            where these can be compared; nothing was written.
         EmbedkitError: a step of the run or of the export failed.
     """
     if not isinstance(config, RunConfig):
@@ -141,7 +142,7 @@ def adapt(
         return None
     materials = prepare(config, control, teacher=True)  # from the cache filled by the run
     held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
-    before = _cosines(held_out, old)
+    before = _cosines(held_out, old) if old.dimension == materials.teachers[0].dimension else {}
     precision, _, words = old.manifest.precision.partition(_WORDS)
     with atomic_file(output) as temporary:
         report = export_source(
@@ -153,7 +154,8 @@ def adapt(
             licence=old.manifest.licence,
         )
         after = _cosines(held_out, Encoder.load(temporary))
-        _require_nearer(before, after)
+        if before:
+            _require_nearer(before, after)
     report = dataclasses.replace(report, path=Path(output))
     return Adaptation(report, before, after, state.step, state.seconds)
 
@@ -167,7 +169,6 @@ def _require_nearer(before: Mapping[str, float], after: Mapping[str, float]) -> 
     if new <= old:
         raise GateError(
             f"nothing was written: on held-out text the cosine with the teacher is {new:.4f}, compared with "
-            f"{old:.4f}  "
-            "before; train longer (optim.steps) or on more text",
+            f"{old:.4f} before; train longer (optim.steps) or on more text",
             {"adaptation": {"passed": False, "before": old, "after": new}},
         )

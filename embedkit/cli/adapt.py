@@ -90,5 +90,6 @@ def _lines(adaptation: Adaptation) -> Iterator[str]:
     form = f"{report.manifest.precision}, {report.size_bytes / 1e6:.2f} MB"
     yield f"{report.path}: {form}, after {adaptation.steps:,} steps in {adaptation.seconds:,.0f} s"
     yield "cosine with the teacher on held-out texts:"
-    for name, before in adaptation.before.items():
-        yield f"  {name:<32} {before:.4f} -> {adaptation.after[name]:.4f}"
+    for name, after in adaptation.after.items():
+        before = adaptation.before.get(name)
+        yield f"  {name:<32} {'' if before is None else f'{before:.4f} -> '}{after:.4f}"

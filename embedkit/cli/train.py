@@ -93,8 +93,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_student(parser)
     parser.add_argument("--dev", help="scored sentence pairs for checkpoint selection, for example STS-B dev")
-    parser.add_argument("--epochs", type=int, help="passes over the corpus")
-    parser.add_argument("--steps", type=int, help="number of steps, instead of epochs")
+    duration = parser.add_mutually_exclusive_group()
+    duration.add_argument("--epochs", type=int, help="passes over the corpus")
+    duration.add_argument("--steps", type=int, help="number of steps, instead of epochs")
     parser.add_argument("--seed", type=int, help="seed of all random numbers; default: 1000")
     parser.add_argument("--name", help="name of the encoder")
     parser.add_argument("--data", help="base folder for relative paths in the recipe")
@@ -153,6 +154,8 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     from embedkit.training.recipes.run import resolve
 
     mapping: dict[str, Any] = functools.reduce(merge, map(load_toml, arguments.recipe), {})
+    if arguments.epochs is not None and isinstance(optim := mapping.get("optim"), dict):
+        optim.pop("steps", None)  # they would override the epochs
     mapping = lay_flags_over(mapping, arguments, _FLAGS)
     if sources := _sources(arguments):
         mapping["corpus"] = sources
@@ -222,11 +225,11 @@ def _report(folder: Path) -> None:
 
 
 def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> None:
+    from embedkit.training.config import MEASURES
+
     result = {
         "folder": str(folder),
         "finished": state.finished,
-    from embedkit.training.config import MEASURES
-
         "steps": state.step,
         "seconds": round(state.seconds, 1),
         measure: state.best_score,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from embedkit.adaptation import adapt, adaptation_config
+from embedkit.cli.adapt import _lines
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, GateError
 from embedkit.export.card import Card
@@ -86,6 +87,16 @@ def test_a_bundle_that_is_no_better_is_not_written(student, changes, tmp_path, m
     with pytest.raises(GateError, match="nothing was written: on held-out text"):
         adapt(adaptation_config(student, changes), tmp_path / "run", tmp_path / "new.onnx")
     assert (tmp_path / "new.onnx").read_bytes() == b"precious"
+
+
+def test_the_width_of_another_teacher_is_taken_over(student, changes, toy_tokenizer_json, tmp_path):
+    wide = random(Tokenizer(toy_tokenizer_json, 12), Size(1, 24, 2), max_length=12, seed=2)
+    wide.save(tmp_path / "wide")
+    changes["teacher"] = {"source": str(tmp_path / "wide")}
+    found = adapt(adaptation_config(student, changes), tmp_path / "run", tmp_path / "new.onnx")
+    assert (found.before, [*found.after]) == ({}, ["own"])
+    assert Encoder.load(tmp_path / "new.onnx").dimension == 24
+    assert "\n".join(_lines(found)).endswith(f"{found.after['own']:.4f}")
 
 
 def test_the_teacher_is_the_one_that_the_bundle_names(student, changes):

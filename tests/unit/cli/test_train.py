@@ -132,6 +132,12 @@ class TestConfiguration:
         assert check(capsys, *flags) == check(capsys, *flags, "--size", size)
         assert check(capsys, *flags, "--size", "tiny")["student"]["size"] == "tiny"
 
+    def test_epochs_replace_the_steps_of_a_recipe(self, capsys, tmp_path):
+        recipe = tmp_path / "r.toml"
+        recipe.write_text("[optim]\nsteps = 8000\nlr = 1e-3\n")
+        found = check(capsys, str(recipe), *self.BARE, "--epochs", "2")["optim"]
+        assert (found["epochs"], found["lr"], "steps" in found) == (2, 1e-3, False)
+
     def test_flags_override_the_recipe(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
         recipe.write_text('method = "sct"\nseed = 3\n[student]\nsize = "mini"\n[[corpus]]\npath = "r.txt"\n')
