@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import setting
-from embedkit.errors import CacheError, ConfigError
+from embedkit.errors import CacheError, ConfigError, TrainingError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.engine import embed_parts
@@ -137,15 +138,18 @@ def score(
 
     Raises:
         CacheError: the cached scores are damaged.
+        TrainingError: the teacher returned scores that are not finite.
         StorageError: the cache cannot be written.
     """
     path = folder / f"scores-{teacher.fingerprint[:16]}.npy"
     if not path.exists():
         _save(path, np.full(candidates.shape, np.nan, dtype=np.float32))
-    _load(path, candidates.shape)
+    known: FloatArray = _load(path, candidates.shape)
+    left = np.flatnonzero(np.isnan(known).any(axis=1))
+    if not len(left):
+        return known
     with storage_errors(path):
         scores = np.load(path, mmap_mode="r+")
-    left = np.flatnonzero(np.isnan(scores).any(axis=1))
     with Progress(f"score by {teacher.name}", len(left), unit="queries", enabled=show_progress) as progress:
         for start in range(0, len(left), _QUERIES_PER_PART):
             if should_stop():
@@ -153,8 +157,11 @@ def score(
             rows = left[start : start + _QUERIES_PER_PART]
             texts = passages.texts(candidates[rows].ravel())
             asked = np.repeat(queries.texts(rows), candidates.shape[1]).tolist()
+            logits = teacher.logits(list(zip(asked, texts, strict=True)))
+            if not np.isfinite(logits).all():
+                raise TrainingError(f"teacher {teacher.name} returned scores that are not finite")
             with storage_errors(path):
-                scores[rows] = teacher.logits(list(zip(asked, texts, strict=True))).reshape(len(rows), -1)
+                scores[rows] = logits.reshape(len(rows), -1)
                 scores.flush()
             progress.advance(len(rows))
     return np.array(scores)
@@ -231,7 +238,7 @@ def _save(path: Path, values: npt.NDArray[np.generic]) -> None:
         np.save(file, values)
 
 
-def _load(path: Path, shape: tuple[int, ...]) -> Rows:
+def _load(path: Path, shape: tuple[int, ...]) -> Any:
     try:
         values = np.load(path)
     except (OSError, ValueError, EOFError) as error:

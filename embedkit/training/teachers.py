@@ -277,16 +277,25 @@ def _load_aligned(config: TeacherConfig) -> Any:
         if path.suffix == ".npy":
             vectors = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
-            parquet: Any = require("pyarrow.parquet", extra="train")
-            column = parquet.read_table(path, columns=[config.vector_column])[config.vector_column]
-            vectors = np.asarray(column.to_pylist(), dtype=np.float32)
-    except (OSError, ValueError, KeyError) as error:
+            vectors = _read_column(path, config.vector_column)
+    except (OSError, ValueError) as error:
         raise DataError(f"cannot read vectors from {path}: {error}") from error
     if vectors.ndim not in (2, 3) or vectors.dtype.kind != "f":
         raise DataError(
             f"{path}: expected floats of shape (N, D) or (N, V, D), found {vectors.dtype} {vectors.shape}"
         )
     return vectors
+
+
+def _read_column(path: Path, name: str) -> FloatArray:
+    """Return a list column, read in batches: as numbers of Python, it would take eight times the memory."""
+    parquet: Any = require("pyarrow.parquet", extra="train")
+    with parquet.ParquetFile(path) as file:
+        if name not in file.schema_arrow.names:
+            raise ValueError(f"it has no column {name}; its columns are {', '.join(file.schema_arrow.names)}")
+        batches = file.iter_batches(_CHUNK, columns=[name])
+        parts = [np.asarray(batch.column(0).to_pylist(), dtype=np.float32) for batch in batches]
+    return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
 
 
 def _taught_hashes(corpus: Corpus, view: int, prompt: str) -> npt.NDArray[np.uint64]:
@@ -343,7 +352,8 @@ class VectorCache:
         with storage_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             for file in (self._vectors, self._records):
-                file.touch()
+                if not file.exists():  # a complete cache may be read-only
+                    file.touch()
         self._check_identity(identity)
         self._index()
 

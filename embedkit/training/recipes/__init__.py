@@ -20,7 +20,12 @@ from embedkit.training.recipes.labelled_pairs import (
     check_labelled_pairs,
     labelled_pairs,
 )
-from embedkit.training.recipes.score_distillation import SCORE_PRESETS, ScoreDistillationConfig, score_distillation
+from embedkit.training.recipes.score_distillation import (
+    SCORE_PRESETS,
+    ScoreDistillationConfig,
+    check_score_distillation,
+    score_distillation,
+)
 from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, check_two_stages, sct_two_stage
 from embedkit.training.recipes.stage import Stage, check_stage
 from embedkit.training.recipes.trans_encoder import (
@@ -104,7 +109,7 @@ RECIPES: dict[str, Recipe] = {
     "score-distillation": Recipe(
         ScoreDistillationConfig,
         score_distillation,
-        lambda *_: None,
+        check_score_distillation,
         SCORE_PRESETS,
         BatchSpec(several_teachers=True, scores=True),
         "Hofstaetter et al., 2020",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -163,11 +164,12 @@ def read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) ->
     Raises:
         DataError: the column is missing, or a label is not a number of at least 0.
     """
-    values = [
-        (record.get(column), f"{source.path}:{line}") for source in sources for line, record in source.records()
-    ]
-    kept = [values[row] for row in corpus.source_rows.tolist()]  # other rows, such as blank ones, need no label
-    labels = np.array([_label(value, place, column) for value, place in kept], dtype=np.float32)
+    rows = ((record, source, line) for source in sources for line, record in source.records())
+    kept = np.zeros(sum(card.read for card in corpus.cards), dtype=bool)
+    kept[corpus.source_rows] = True  # other rows, such as blank ones, need no label
+    chosen = itertools.compress(rows, kept)
+    values = (_label(record.get(column), f"{source.path}:{line}", column) for record, source, line in chosen)
+    labels = np.fromiter(values, np.float32, len(corpus))
     return labels / max(1.0, float(labels.max()))
 
 

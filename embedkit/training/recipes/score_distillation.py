@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
-from embedkit.evaluation.reranking import average_precisions, load_lists, merged
+from embedkit.evaluation.reranking import RerankingSet, average_precisions, load_lists, merged
 from embedkit.evaluation.tasks import PairPool
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.sizes import SIZES, Size
@@ -119,11 +119,7 @@ class PairGroups(Batches):
     """
 
     def __init__(self, pairs: Pairs, tokenizer: PairTokenizer, *, batch_size: int, group: int, seed: int) -> None:
-        if batch_size % group or group > pairs.scores.shape[1]:
-            raise ConfigError(
-                f"settings.group = {group} must divide optim.batch_size = {batch_size} and may not exceed the "
-                f"{pairs.scores.shape[1]} candidates of a query"
-            )
+        _check_groups(batch_size, group, candidates=pairs.scores.shape[1], queries=len(pairs.queries))
         super().__init__(len(pairs.queries), batch_size=batch_size // group, seed=seed)
         self._pairs, self._tokenizer, self._group, self._choice = pairs, tokenizer, group, seed
 
@@ -136,6 +132,31 @@ class PairGroups(Batches):
         scores = np.take_along_axis(pairs.scores[rows], places, axis=1).ravel()
         texts = list(zip(queries, passages, strict=True))
         return pair_batch(self._tokenizer, texts, scores, on_gpu=self.on_gpu)
+
+
+def _check_groups(batch_size: int, group: int, *, candidates: int, queries: int) -> None:
+    if batch_size % group or group > candidates:
+        raise ConfigError(
+            f"settings.group = {group} must divide optim.batch_size = {batch_size} and may not exceed the "
+            f"{candidates} candidates of a query"
+        )
+    if queries * group < batch_size:
+        raise ConfigError(
+            f"{queries:,} queries with settings.group = {group} pairs each are fewer pairs than "
+            f"optim.batch_size = {batch_size}; add queries or lower the batch size"
+        )
+
+
+def check_score_distillation(config: RunConfig, settings: ScoreDistillationConfig, _: Corpus) -> None:
+    """Check batches, development sets and the model to start from, before teachers score any pair."""
+    queries = Corpus.prepare(settings.sources(config), Path(config.cache))
+    _check_groups(config.optim.batch_size, settings.group, candidates=settings.mining.count, queries=len(queries))
+    _ranking_sets(config, settings.dev)
+    length = config.student.positions or settings.length
+    if config.student.source is not None:
+        load_cross_encoder(config, max_length=length)
+    else:
+        _origin(config)
 
 
 def score_distillation(
@@ -211,7 +232,7 @@ def _teacher(teacher: TeacherConfig, settings: ScoreDistillationConfig, config: 
         shorter = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, max_length=length))
         scored = CrossEncoder(shorter, threads=config.threads)
         return PairTeacher(
-            scored.name,
+            teacher.name or scored.name,
             hashlib.sha256(f"{bundle.fingerprint} {length}".encode()).hexdigest(),
             lambda pairs: scored.predict(pairs, activation_fn="identity", show_progress_bar=False),
         )
@@ -219,7 +240,9 @@ def _teacher(teacher: TeacherConfig, settings: ScoreDistillationConfig, config: 
     model.tokenizer = model.tokenizer.with_max_length(min(model.max_length, settings.length))
     scorer = TorchCrossEncoder(model, precision=teacher.precision, device=teacher.device)
     return PairTeacher(
-        scorer.name, scorer.fingerprint, lambda pairs: scorer.logits(scorer.model.tokenizer.tokenize(pairs))
+        teacher.name or scorer.name,
+        scorer.fingerprint,
+        lambda pairs: scorer.logits(scorer.model.tokenizer.tokenize(pairs)),
     )
 
 
@@ -237,9 +260,8 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
     )
     size = SIZES[student.size]
     shape = Size(student.layers or size.layers, student.hidden or size.hidden, 1, student.inner)
-    source = student.tokenizer or config.every_teacher[0].source
     cut = cross_from_layers(
-        PairEncoder.load(config.resolve_model(source)),
+        _origin(config),
         shape,
         sample,
         layers=student.teacher_layers or None,
@@ -250,11 +272,20 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
     return cut
 
 
+def _origin(config: RunConfig) -> PairEncoder:
+    """Load the model that a student without source is cut from."""
+    return PairEncoder.load(config.resolve_model(config.student.tokenizer or config.every_teacher[0].source))
+
+
+def _ranking_sets(config: RunConfig, paths: Sequence[str]) -> list[RerankingSet]:
+    return [load_lists(Path(config.resolve(path)), name=Path(path).stem) for path in paths]
+
+
 def ranking_evaluation(
     config: RunConfig, paths: Sequence[str], student: PairEncoder
 ) -> Callable[[], Scores] | None:
     """Return the function that measures a cross-encoder's MAP on re-ranking sets, or None without any."""
-    sets = [load_lists(Path(config.resolve(path)), name=Path(path).stem) for path in paths]
+    sets = _ranking_sets(config, paths)
     if not sets:
         return None
 

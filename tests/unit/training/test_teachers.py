@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,9 +179,18 @@ class TestAligned:
         with pytest.raises(DataError, match="there is no file"):
             AlignedVectors(self.config(tmp_path / name), corpus)
 
+    @pytest.mark.parametrize("shape", [(6, 4), (6, 2, 4)])
+    def test_parquet_is_read_in_batches(self, corpus, tmp_path, monkeypatch, shape):
+        monkeypatch.setattr(module, "_CHUNK", 4)
+        table = self.vectors(*shape)
+        write_parquet(tmp_path / "v.parquet", {"id": [*range(6)], "v": table.tolist()})
+        vectors = AlignedVectors(self.config(tmp_path / "v.parquet", vector_column="v"), corpus)
+        expected = self.unit(table[[0, 2, 5]])
+        assert np.allclose(read_all(vectors, corpus), expected.reshape(3, -1, 4)[:, 0], atol=1e-6)
+
     def test_a_missing_column(self, corpus, tmp_path):
-        write_parquet(tmp_path / "v.parquet", {"v": [[1.0]] * 6})
-        with pytest.raises(DataError, match="cannot read vectors"):
+        write_parquet(tmp_path / "v.parquet", {"id": [0] * 6, "v": [[1.0]] * 6})
+        with pytest.raises(DataError, match="it has no column embedding; its columns are id, v"):
             AlignedVectors(self.config(tmp_path / "v.parquet"), corpus)
 
 
@@ -223,6 +234,11 @@ class TestLoadEncoder:
         vectors = load_vectors(TeacherConfig(source=source, prompt="the cat "), corpus, cache)
         assert np.allclose(read_all(vectors, corpus), asked.encode(["a good dog"]), atol=1e-6)
 
+    @pytest.mark.parametrize("setting", [{"pooling": "cls"}, {"max_length": 8}])
+    def test_a_bundle_cannot_be_read_otherwise(self, toy_bundle, setting):
+        with pytest.raises(ConfigError, match=r"is a bundle, which determines both"):
+            load_encoder(TeacherConfig(source=str(toy_bundle), **setting))
+
     def test_cards_name_it_as_configured(self, toy_bundle, make_corpus, cache):
         corpus, config = make_corpus(["one"]), TeacherConfig(source=str(toy_bundle), name="the teacher")
         assert load_vectors(config, corpus, cache, show_progress=False).name == "the teacher"
@@ -234,11 +250,6 @@ class TestLoadEncoder:
         assert (plain.name, plain.max_length, plain.fingerprint) == ("teacher", 16, model.fingerprint())
         other = load_encoder(
             TeacherConfig(source=str(tmp_path / "teacher"), name="mine", pooling="cls", max_length=8)
-    @pytest.mark.parametrize("setting", [{"pooling": "cls"}, {"max_length": 8}])
-    def test_a_bundle_cannot_be_read_otherwise(self, toy_bundle, setting):
-        with pytest.raises(ConfigError, match=r"is a bundle, which determines both"):
-            load_encoder(TeacherConfig(source=str(toy_bundle), **setting))
-
         )
         assert (other.name, other.max_length) == ("mine", 8)
         assert other.fingerprint != plain.fingerprint
@@ -395,6 +406,20 @@ class TestConcurrency:
             assert np.array_equal(get(early, TEXTS[:5]), rows)
             assert np.array_equal(get(late, TEXTS[:5]), rows)
             assert np.array_equal(get(late, TEXTS[5:]), vectors(5, seed=1))
+
+
+def test_a_complete_cache_may_be_read_only(open_cache, monkeypatch):
+    cache = open_cache()
+    hashes, rows = text_hashes(TEXTS), np.eye(10, cache.dimension, dtype=np.float32)
+    with cache.writing():
+        cache.append(hashes, rows)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    again = open_cache()
+    assert np.array_equal(again.read(again.find(hashes)), rows)
 
 
 def test_hashes_are_128_bits_of_blake2():

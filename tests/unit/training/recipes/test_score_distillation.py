@@ -11,7 +11,7 @@ import torch
 
 from embedkit import CrossEncoder
 from embedkit.config import from_mapping, load_toml, merge
-from embedkit.errors import ConfigError
+from embedkit.errors import ConfigError, DataError, ModelNotFoundError, TrainingError
 from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
@@ -306,6 +306,32 @@ def test_impossible_runs_are_refused(recipe, tmp_path):
     settings = {**recipe["settings"], "queries": []}
     with pytest.raises(ConfigError, match="needs queries"):
         run(resolve({**recipe, "settings": settings}), tmp_path / "b")
-    settings = {**recipe["settings"], "group": 3}
-    with pytest.raises(ConfigError, match="group = 3 must divide"):
-        run(resolve({**recipe, "settings": settings}), tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"settings": {"group": 3}}, ConfigError, "group = 3 must divide"),
+        ({"optim": {"batch_size": 32}}, ConfigError, r"12 queries with settings\.group = 2 pairs each are fewer"),
+        ({"settings": {"dev": ["gone.jsonl"]}}, DataError, r"gone\.jsonl"),
+        ({"student": {"tokenizer": "./gone"}}, ModelNotFoundError, "gone"),
+    ],
+)
+def test_what_training_lacks_is_reported_before_pairs_are_mined(recipe, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        run(resolve(merge(recipe, changes)), tmp_path / "run")
+    assert not list((tmp_path / "cache").glob("pairs-*"))
+
+
+def test_the_card_names_the_teacher_as_configured(recipe, tmp_path):
+    run(resolve(merge(recipe, {"teacher": {"name": "large"}})), tmp_path / "run", Control(show_progress=False))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["teacher"]["name"] == "large"
+
+
+def test_scores_that_are_not_finite_are_reported_and_not_kept(corpora, tmp_path):
+    folder, candidates = mine(*corpora, Encoder(), MINING, tmp_path, seed=1)
+    broken = PairTeacher("broken", "b" * 64, lambda pairs: np.full(len(pairs), np.inf, np.float32))
+    with pytest.raises(TrainingError, match="broken returned scores that are not finite"):
+        score(*corpora, candidates, broken, folder)
+    honest = dataclasses.replace(broken, logits=shared_words)
+    assert np.isfinite(score(*corpora, candidates, honest, folder)).all()
