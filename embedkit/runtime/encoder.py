@@ -302,10 +302,12 @@ class Encoder(Model[Tokenizer]):
         Raises:
             InputError: a number is out of range, or the model has no such prompt.
         """
-        room = self._room(self._prompt_of(role, prompt_name))
+        prompt = self._prompt_of(role, prompt_name)
+        room = self._room(prompt)
         width = room if max_tokens is None else check_whole(max_tokens, "max_tokens", most=room)
         shared = check_whole(overlap, "overlap", least=0)
-        return [self._windows(text, width, shared) for text in check_texts(check_iterable(texts), "texts")]
+        checked = check_texts(check_iterable(texts), "texts")
+        return [self._windows(text, prompt, width, shared) for text in checked]
 
     def check_token_ids(self, ids: Sequence[Sequence[int]]) -> Tokens:
         """Token ids of this model made elsewhere, special tokens included, as :meth:`encode_tokens` takes them.
@@ -457,7 +459,7 @@ class Encoder(Model[Tokenizer]):
     def _mean_of_windows(self, texts: list[str], plan: _Plan) -> FloatArray:
         """Encode long texts as the means of their windows, weighted by their tokens: ``(n, D)``, not packed."""
         room = self._room(plan.prompt)
-        spans_of_texts = [self._windows(text, room, 0) for text in texts]
+        spans_of_texts = [self._windows(text, plan.prompt, room, 0) for text in texts]
         pieces = [
             text[start:stop] for text, spans in zip(texts, spans_of_texts, strict=True) for start, stop in spans
         ]
@@ -480,13 +482,19 @@ class Encoder(Model[Tokenizer]):
             raise InputError(f"the prompt fills all {self.max_length} tokens of {self.name}")
         return room
 
-    def _windows(self, text: str, size: int, overlap: int) -> list[Span]:
+    def _windows(self, text: str, prompt: str, size: int, overlap: int) -> list[Span]:
+        most = self.max_length - self._room(prompt) + size
+
+        def fits(window: str) -> bool:
+            tokens = self._tokenizer.tokenize([window], prompt=prompt)
+            return not tokens.overflowing and len(tokens.ids[0]) <= most
+
         spans = [
             (token.stop - len(token.text.lstrip()), token.stop)  # some tokenizers include the space before a word
             for token in self._spans.find([text], special_tokens=False)[0]
             if token.stop is not None
         ]
-        return find_windows(text, spans, size, overlap)
+        return find_windows(text, spans, size, overlap, fits=fits)
 
     def _tokenize_with(self, prompt: str) -> Callable[[list[Any], int], Tokens]:
         def tokenize(chunk: list[Any], first: int) -> Tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 
@@ -40,6 +41,23 @@ class TestPauses:
 
     def test_without_a_pause_windows_are_full(self):
         assert split("a-b-c-d-e", 4) == ["a-b-", "c-d-", "e"]
+
+    @pytest.mark.parametrize(
+        ("text", "windows"),
+        [
+            ("一二。三四五。六七八九", ["一二。三四五。", "六七八九"]),
+            ("「一二三四。。」五六七八九", ["「一二三四。。」", "五六七八九"]),
+            ("一二三 四 五六七八九", ["一二三 四", "五六七八九"]),
+        ],
+    )
+    def test_sentences_without_white_space_between_them(self, text, windows):
+        characters = [found.span() for found in re.finditer(r"\S", text)]
+        assert [text[start:stop] for start, stop in find_windows(text, characters, 8)] == windows
+
+    def test_a_window_that_does_not_fit_alone_ends_earlier(self):
+        text = "a b c d e f g-h"
+        found = find_windows(text, words(text), 4, fits=lambda window: len(window) <= 5)
+        assert [text[start:stop] for start, stop in found] == ["a b c", "d e f", "g-h"]
 
     def test_a_pause_in_the_first_half_does_not_end_a_window(self):
         assert split("a.\n\nb c d e f g", 6) == ["a.\n\nb c d e", "f g"]
@@ -86,6 +104,14 @@ class TestEncoding:
         assert pieces[0] == "a dog in the garden."
         assert not encoder.tokenize(pieces).overflowing
         assert "".join(pieces).replace(" ", "") == self.LONG.replace(" ", "")
+
+    def test_windows_that_begin_inside_a_word_fit_into_the_model(self):
+        text = "".join(hashlib.sha256(bytes([number])).hexdigest() + "/" for number in range(40))
+        encoder = Encoder.load("tiny")
+        (spans,) = encoder.windows([text], max_tokens=20)
+        pieces = [text[start:stop] for start, stop in spans]
+        assert "".join(pieces) == text
+        assert encoder.tokenize(pieces).lengths.max() == 22
 
     def test_a_long_text_is_the_mean_of_its_windows_by_tokens(self, encoder):
         (spans,) = encoder.windows([self.LONG])
