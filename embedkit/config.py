@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from embedkit.errors import ConfigError
+from embedkit.errors import ConfigError, did_you_mean
 
 Config = TypeVar("Config")
 
@@ -229,12 +229,9 @@ class _Reader:
         return field.default is _MISSING and field.default_factory is _MISSING
 
     def _unknown(self, path: str, key: str, fields: Mapping[str, Any]) -> str:
-        import difflib
-
         if self._written:
             return f"{path} is not known in this format"
-        near = difflib.get_close_matches(key, fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(fields))}"
+        hint = did_you_mean(key, fields, f"known here: {', '.join(sorted(fields))}")
         return f"{path} is not a setting; {hint}"
 
     def _convert(self, value: Any, hint: Any, path: str) -> Any:

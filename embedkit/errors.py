@@ -32,7 +32,8 @@ would catch::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class EmbedkitError(Exception):
@@ -168,6 +169,12 @@ class StorageError(EmbedkitError, OSError):
 
 class CommittedError(StorageError):
     """A write is complete and durable, but what follows it failed; it need not be repeated."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the question for the known name that is similar to a wrong one, or ``otherwise`` if none is."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def first_line(error: BaseException) -> str:

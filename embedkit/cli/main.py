@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import logging
 import os
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 from embedkit import __version__
-from embedkit.errors import EmbedkitError, MissingExtraError
+from embedkit.errors import EmbedkitError, MissingExtraError, did_you_mean
 from embedkit.extras import DISTRIBUTION
 
 logger = logging.getLogger("embedkit")
@@ -153,8 +152,7 @@ def _missing_packages_named(command: Command) -> Iterator[None]:
 
 
 def _unknown_command(name: str) -> str:
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(COMMANDS)}"
+    hint = did_you_mean(name, COMMANDS, f"expected one of {', '.join(COMMANDS)}")
     return f"unknown command {name!r}; {hint}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _check_name(name: str, table: dict[str, Any]) -> None:
-    from embedkit.errors import ConfigError
+    from embedkit.errors import ConfigError, did_you_mean
 
     if name not in table:
-        near = difflib.get_close_matches(name, table, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(table)}"
+        hint = did_you_mean(name, table, f"expected one of {', '.join(table)}")
         raise ConfigError(f"unknown method {name!r}; {hint}")
 
 

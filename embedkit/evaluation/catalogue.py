@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from itertools import chain
 from pathlib import Path
 from typing import TypeGuard
 
 from embedkit.atomic import expanded
-from embedkit.errors import DataError, InputError
+from embedkit.errors import DataError, InputError, did_you_mean
 from embedkit.evaluation import pairs, sts
 from embedkit.evaluation.pairs import PAIR_TASKS, TRIPLET_COLUMNS, collect_labelled, collect_triplets
 from embedkit.evaluation.reranking import RERANKING_TASKS, mteb_task
@@ -76,8 +75,7 @@ def _load(name: str, data: str | None, convention: str | None) -> Task:
         return _load_known(known, revision, folder, conventions)
     source = _find_own(name, folder)
     if source is None:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the tasks are {', '.join(TASKS)}, a file or a hub id"
+        hint = did_you_mean(name, TASKS, f"the tasks are {', '.join(TASKS)}, a file or a hub id")
         raise InputError(f"unknown task {name!r}; {hint}")
     return _load_own(source, conventions)
 

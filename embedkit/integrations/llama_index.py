@@ -11,10 +11,9 @@ Needs ``pip install llama-index-core``.
 from __future__ import annotations
 
 import asyncio
-import difflib
 from typing import Any
 
-from embedkit.errors import InputError, MissingExtraError
+from embedkit.errors import InputError, MissingExtraError, did_you_mean
 from embedkit.runtime.arguments import check_count, check_text
 from embedkit.runtime.encoder import Encoder
 
@@ -65,8 +64,7 @@ class EmbedkitEmbedding(BaseEmbedding):  # type: ignore[misc]  # LlamaIndex's ty
             if value is not None:
                 check_text(value, name)
         for name in settings.keys() - fields.keys():
-            near = difflib.get_close_matches(name, ("model", *fields), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(('model', *fields))}"
+            hint = did_you_mean(name, ("model", *fields), f"expected {', '.join(('model', *fields))}")
             raise InputError(f"EmbedkitEmbedding has no argument {name!r}; {hint}")
         if model is not None and settings.setdefault("model_name", model) != model:
             raise InputError(f"expected one model, got {model!r} and {settings['model_name']!r}")

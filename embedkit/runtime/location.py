@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from embedkit.atomic import atomic_file, cache_folder, expanded
-from embedkit.errors import DataError, InputError, ModelNotFoundError, first_line
+from embedkit.errors import DataError, InputError, ModelNotFoundError, did_you_mean, first_line
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
 from embedkit.progress import Progress
@@ -162,9 +161,7 @@ def _bundled_sentence(wanted: str) -> str:
     names = bundled_names()
     if not names:
         return "no bundles come with this embedkit"
-    near = difflib.get_close_matches(wanted, names, n=1)
-    question = f"did you mean {near[0]!r}? " if near else ""
-    return f"{question}the bundled models are {', '.join(names)}"
+    return f"{did_you_mean(wanted, names, '')} the bundled models are {', '.join(names)}".lstrip()
 
 
 def _download(hub_id: str, file: str | None) -> Path:

@@ -80,8 +80,8 @@ class TestFromMapping:
     @pytest.mark.parametrize(
         ("over", "problem"),
         [
-            ({"door": 3}, "door is not a setting; did you mean doors?"),
-            ({"front": {"radus": 1}}, "front.radus is not a setting; did you mean radius?"),
+            ({"door": 3}, "door is not a setting; did you mean 'doors'?"),
+            ({"front": {"radus": 1}}, "front.radus is not a setting; did you mean 'radius'?"),
             ({"front": {"zzz": 1}}, "front.zzz is not a setting; known here: kind, radius"),
             ({"doors": "four"}, "doors is a whole number, not 'four'"),
             ({"doors": 2.5}, "doors is a whole number, not 2.5"),
@@ -117,9 +117,9 @@ class TestFromMapping:
             {"door": 1, "doors": "x", "front": {"radius": 0, "kynd": 1}, "load": 7}, source="a.toml"
         )
         assert sorted(found) == [
-            "a.toml: door is not a setting; did you mean doors?",
+            "a.toml: door is not a setting; did you mean 'doors'?",
             "a.toml: doors is a whole number, not 'x'",
-            "a.toml: front.kynd is not a setting; did you mean kind?",
+            "a.toml: front.kynd is not a setting; did you mean 'kind'?",
             "a.toml: front.radius is greater than 0, not 0.0",
             "a.toml: load is less than 1, not 7.0",
             "a.toml: name is missing: what people call it",

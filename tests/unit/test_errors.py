@@ -67,3 +67,8 @@ def test_errors_can_be_sent_between_processes(error):
     again = pickle.loads(pickle.dumps(made))
     assert type(again) is error
     assert str(again) == "what happened"
+
+
+def test_a_similar_name_is_suggested_else_the_alternative():
+    assert errors.did_you_mean("yaer", iter(["lang", "year"]), "none") == "did you mean 'year'?"
+    assert errors.did_you_mean("xyzzy", {"lang": 1}, "none") == "none"

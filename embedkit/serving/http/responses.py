@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import difflib
 import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from embedkit.errors import (
     OverloadedError,
     StorageError,
     TooLargeError,
+    did_you_mean,
 )
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -113,10 +113,7 @@ def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: It
     place = ".".join(str(part) for part in first["loc"] if not _is_label(part))
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place, known, n=1)
-        message = "unknown field; " + (
-            f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(known)}"
-        )
+        message = "unknown field; " + did_you_mean(place, known, f"the fields are {', '.join(known)}")
     return problem(path, 400, f"{place}: {message}" if place else message, param=place or None)
 
 

@@ -9,7 +9,6 @@ All conditions must hold. A condition holds for a list if it holds for one of it
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embedkit.errors import InputError
+from embedkit.errors import InputError, did_you_mean
 from embedkit.runtime.arguments import is_unicode
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.exact_index import BoolArray
@@ -69,8 +68,7 @@ class _Operator:
 
 def unknown_field(field: str, known: Iterable[str]) -> str:
     """Return a sentence on a field that no document has, suggesting a similar one."""
-    near = difflib.get_close_matches(field, sorted(known), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the fields are {', '.join(sorted(known)) or 'none'}"
+    hint = did_you_mean(field, sorted(known), f"the fields are {', '.join(sorted(known)) or 'none'}")
     return f"filter: no document has the field {field!r}; {hint}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import hashlib
 import json
 import logging
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from embedkit.config import from_mapping, load_toml, merge, to_mapping
-from embedkit.errors import ConfigError
+from embedkit.errors import ConfigError, did_you_mean
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.training import processes
@@ -169,8 +168,7 @@ def find_method(name: object) -> Recipe:
         )
     if isinstance(name, str) and name in names:
         return RECIPES.get(name) or one_stage(name)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
+    hint = did_you_mean(str(name), names, f"choose one of {', '.join(names)}")
     raise ConfigError(f"unknown method {name!r}; {hint}")
 
 

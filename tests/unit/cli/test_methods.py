@@ -93,4 +93,4 @@ def test_settings_of_one_method_are_shown_in_the_form_of_set(capsys, name):
 
 def test_a_typo_gets_a_suggestion(capsys):
     assert main(["methods", "sct-two-stages"]) == 1
-    assert "did you mean sct-two-stage?" in capsys.readouterr().err
+    assert "did you mean 'sct-two-stage'?" in capsys.readouterr().err

@@ -180,11 +180,11 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            (["--method", "stc", "--corpus", "a"], "did you mean sct?"),
+            (["--method", "stc", "--corpus", "a"], "did you mean 'sct'?"),
             (["--method", "sct"], "corpus is missing"),
             (["--corpus", "a"], "method is missing"),
             ([*BARE, "--size", "large"], "student.size is one of tiny, mini, small"),
-            ([*BARE, "--set", "optim.lrr=1"], "optim.lrr is not a setting; did you mean lr?"),
+            ([*BARE, "--set", "optim.lrr=1"], "optim.lrr is not a setting; did you mean 'lr'?"),
             ([*BARE, "--set", "nonsense"], "reads key=value"),
             (["--method", "sct-distillation", "--corpus", "a"], "needs a teacher"),
             ([*BARE, "--teacher-name", "x"], "teacher.source is missing"),

@@ -83,7 +83,7 @@ def test_the_model_has_the_name_that_it_has_elsewhere(write_toy_bundle, tmp_path
 
 @pytest.mark.parametrize(("argument", "near"), [("truncate_dims", "truncate_dim"), ("model_names", "model_name")])
 def test_unknown_arguments_are_refused(argument, near):
-    with pytest.raises(InputError, match=f"no argument '{argument}'; did you mean {near}"):
+    with pytest.raises(InputError, match=f"no argument '{argument}'; did you mean '{near}'"):
         EmbedkitEmbedding(**{argument: "mine.onnx"})
 
 

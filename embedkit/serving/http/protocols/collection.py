@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from embedkit.errors import InputError
+from embedkit.errors import InputError, did_you_mean
 from embedkit.serving.http.protocols.fields import OwnSchema, Problem, Schema
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, problem, to_json
@@ -85,12 +84,9 @@ class DocumentBody(OwnSchema):
             return data
         flat = {name: value for name, value in data.items() if name not in cls.model_fields}
         for name, value in flat.items():
-            if (
-                isinstance(value, dict)
-                and "metadata" not in data
-                and difflib.get_close_matches(name, ["metadata"])
-            ):
-                raise ValueError(f"unknown field {name!r:.40}; did you mean 'metadata'?")
+            hint = did_you_mean(name, ["metadata"], "") if isinstance(value, dict) else ""
+            if hint and "metadata" not in data:
+                raise ValueError(f"unknown field {name!r:.40}; {hint}")
         nested = data.get("metadata") or {}
         if not isinstance(nested, dict):
             return data

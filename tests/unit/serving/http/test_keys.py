@@ -95,7 +95,7 @@ def test_a_missing_key_file_is_named(tmp_path, name):
             "unknown scope 'root'; expected admin, metrics, read, write",
         ),
         ('[keys.a]\nkey = "long enough"\nshare = 2', "keys.a: share"),
-        ('[keys.a]\nkey = "long enough"\nshares = 1', "did you mean share"),
+        ('[keys.a]\nkey = "long enough"\nshares = 1', "did you mean 'share'"),
         ('[keys.a]\nkey = "long enough"\n[keys.b]\nkey = "long enough"', "two names have the same key"),
     ],
 )

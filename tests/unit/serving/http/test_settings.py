@@ -18,7 +18,7 @@ from embedkit.serving.http.settings import ServerSettings
     ("mapping", "words"),
     [
         ({"port": 70_000}, "port is at most 65535"),
-        ({"prot": 1}, "did you mean port"),
+        ({"prot": 1}, "did you mean 'port'"),
         ({"tls_key": "key.pem"}, "belong together"),
         ({"root_path": "embeddings"}, "starts with a slash"),
         ({"root_path": "/embeddings/"}, "does not end with one"),

@@ -75,11 +75,11 @@ class TestResolve:
             "settings": {"queue_syze": 1, "weight": 0},
         }
         assert sorted(problems_of(mapping, source="r.toml")) == [
-            "r.toml settings: queue_syze is not a setting; did you mean queue_size?",
+            "r.toml settings: queue_syze is not a setting; did you mean 'queue_size'?",
             "r.toml settings: weight is greater than 0, not 0.0",
             "r.toml: corpus is missing: name files or hub sets with --corpus or [[corpus]]",
             "r.toml: optim.lr is greater than 0, not -1.0",
-            "r.toml: sead is not a setting; did you mean seed?",
+            "r.toml: sead is not a setting; did you mean 'seed'?",
             "r.toml: student.size is one of tiny, mini, small, not 'huge'",
             "this method needs a teacher: name one with --teacher or [teacher]",
         ]
@@ -123,7 +123,7 @@ class TestResolve:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("sct-destillation", "unknown method 'sct-destillation'; did you mean sct-distillation?"),
+            ("sct-destillation", "unknown method 'sct-destillation'; did you mean 'sct-distillation'?"),
             ("xyzzy", "unknown method 'xyzzy'; choose one of sct, "),
             ("static", "a static encoder comes from a teacher's words, by `embedkit distill-static"),
             (None, "method is missing; choose one of sct, "),
