@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
+from toy_networks import exact_levels
 
 from embedkit.adaptation import adapt, adaptation_config
 from embedkit.cli.adapt import _lines
@@ -15,7 +15,7 @@ from embedkit.cli.main import main
 from embedkit.errors import ConfigError, GateError
 from embedkit.export.card import Card
 from embedkit.export.pipeline import export
-from embedkit.export.verify import THRESHOLDS
+from embedkit.export.quantize import TARGETS
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.encoder import Encoder
@@ -35,8 +35,7 @@ def corpus(tmp_path):
 
 @pytest.fixture
 def student(toy_tokenizer_json, tmp_path, monkeypatch):
-    lax = dataclasses.replace(THRESHOLDS["int8"], cosine=0.9, agreement=0.9)  # 8-bit weights saturate without VNNI
-    monkeypatch.setitem(THRESHOLDS, "int8", lax)
+    monkeypatch.setitem(TARGETS, "cpu-vnni", exact_levels())
     encoder = random(Tokenizer(toy_tokenizer_json, 12), Size(1, 32, 2), max_length=12, seed=1)
     with torch.random.fork_rng():
         torch.manual_seed(1)

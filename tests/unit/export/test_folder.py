@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from toy_networks import exact_levels
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import folder as folder_module
@@ -16,6 +17,7 @@ from embedkit.export.folder import export_folder
 from embedkit.export.graph_parts import read_head
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
+from embedkit.export.quantize import TARGETS
 from embedkit.export.verify import THRESHOLDS
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
@@ -51,7 +53,6 @@ def test_a_model_s_folder_has_weights_and_graphs(encoder, model, tmp_path):
     report = export_folder(model, tmp_path / "st", precision="int8", licence="MIT")
 
     assert list(report.graphs) == ["onnx/model.onnx", "onnx/model_qint8_avx2.onnx"]
-    assert folder_module._name("int8", "cpu-vnni") == "model_qint8_avx512_vnni.onnx"
     assert report.graphs["onnx/model.onnx"].gates["parity"]["largest_difference"] <= 1e-5
     assert report.size_bytes == sum(file.stat().st_size for file in (tmp_path / "st").rglob("*") if file.is_file())
     loaded = SentenceEncoder.load(tmp_path / "st")
@@ -60,6 +61,15 @@ def test_a_model_s_folder_has_weights_and_graphs(encoder, model, tmp_path):
     card = (tmp_path / "st" / "README.md").read_text()
     assert "license: mit" in card
     assert card.count("- parity: ") == 2
+
+
+def test_a_graph_is_named_after_its_processor(make_encoder, tmp_path, monkeypatch):
+    monkeypatch.setitem(TARGETS, "cpu-vnni", exact_levels())
+    make_encoder(initializer_range=0.1).save(tmp_path / "model")
+
+    report = export_folder(str(tmp_path / "model"), tmp_path / "st", precision="int8", target="cpu-vnni")
+
+    assert list(report.graphs) == ["onnx/model.onnx", "onnx/model_qint8_avx512_vnni.onnx"]
 
 
 @pytest.mark.parametrize(("file", "least"), [("model.onnx", 0.99999), ("model_qint8_avx2.onnx", 0.99)])

@@ -5,6 +5,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from toy_networks import exact_levels
 
 from embedkit import __version__
 from embedkit.errors import ExportError, GateError, ModelError, ModelNotFoundError
@@ -14,6 +15,7 @@ from embedkit.export.card import Card
 from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
+from embedkit.export.quantize import TARGETS
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
@@ -44,12 +46,11 @@ def test_a_bundle_encodes_as_the_model_does(encoder, tmp_path, precision, tolera
     assert [path.name for path in tmp_path.iterdir()] == ["toy.onnx"]
 
 
-def test_the_manifest_describes_the_model(encoder, tmp_path):
+def test_the_manifest_describes_the_model(encoder, tmp_path, monkeypatch):
+    monkeypatch.setitem(TARGETS, "arm64", exact_levels())
     card = Card(base="random", method="none", metrics={"dev_spearman": 0.5}, licence="MIT")
-    lax = dataclasses.replace(THRESHOLDS["int8"], agreement=0.9)  # 8-bit weights saturate without VNNI
-    options = {"precision": "int8", "target": "arm64", "thresholds": lax}
 
-    export(encoder, tmp_path / "toy.onnx", name="mine", card=card, **options)
+    export(encoder, tmp_path / "toy.onnx", precision="int8", target="arm64", name="mine", card=card)
 
     manifest = read_bundle(tmp_path / "toy.onnx").manifest
     assert (manifest.name, manifest.base, manifest.method, manifest.licence) == ("mine", "random", "none", "MIT")

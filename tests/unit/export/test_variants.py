@@ -2,11 +2,13 @@ import dataclasses
 import json
 
 import pytest
+from toy_networks import exact_levels
 
 from embedkit.benchmarking import variants as variants_module
 from embedkit.benchmarking.variants import Variant, choose, export_all
 from embedkit.cli.main import main
 from embedkit.export.probes import PROBE_TEXTS
+from embedkit.export.quantize import TARGETS
 from embedkit.export.verify import THRESHOLDS
 from embedkit.runtime.bundle import read_bundle
 
@@ -25,9 +27,7 @@ def merits(name, size, speed, score):
 
 
 def test_every_variant_is_written_and_measured(model, tmp_path, monkeypatch):
-    for precision in ("int8", "int8-static"):  # 8-bit weights saturate on a processor without VNNI
-        lax = dataclasses.replace(THRESHOLDS[precision], cosine=0.9, agreement=0.9)
-        monkeypatch.setitem(THRESHOLDS, precision, lax)
+    monkeypatch.setitem(TARGETS, "arm64", exact_levels())
 
     variants = export_all(model, tmp_path / "all", target="arm64", calibration=PROBE_TEXTS, vocabulary=PROBE_TEXTS)
 
