@@ -133,7 +133,9 @@ def perform(job: Job) -> dict[str, Any]:
     if job["kind"] == "start":
         return _scores(TorchEncoder(build_student(resolve(job["recipe"]))), data, job["recipe"])
     with tempfile.TemporaryDirectory() as folder:
-        job["recipe"]["student"] |= {"source": str(_start(job["recipe"]))}
+        source, student = str(_start(job["recipe"])), job["recipe"]["student"]
+        kept = {key: value for key, value in student.items() if key not in ("start", "tokenizer")}
+        job["recipe"]["student"] = kept | {"source": source}
         if job["pairs"]:
             job["recipe"]["corpus"] = [_pairs(data, Path(folder))]
         place = Path(folder) / "run"

@@ -293,9 +293,18 @@ def _read_column(path: Path, name: str) -> FloatArray:
     with parquet.ParquetFile(path) as file:
         if name not in file.schema_arrow.names:
             raise ValueError(f"it has no column {name}; its columns are {', '.join(file.schema_arrow.names)}")
-        batches = file.iter_batches(_CHUNK, columns=[name])
-        parts = [np.asarray(batch.column(0).to_pylist(), dtype=np.float32) for batch in batches]
+        parts: list[FloatArray] = []
+        for batch in file.iter_batches(_CHUNK, columns=[name]):
+            rows = batch.column(0).to_pylist()
+            _check_lengths(rows, start=sum(map(len, parts)))
+            parts.append(np.asarray(rows, dtype=np.float32))
     return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+
+
+def _check_lengths(rows: list[Any], *, start: int) -> None:
+    for number, row in enumerate(rows, start):
+        if not isinstance(row, list) or len(row) != len(rows[0] or ()):
+            raise ValueError(f"row {number:,}, counted from 0, holds no vector, or one of another length")
 
 
 def _taught_hashes(corpus: Corpus, view: int, prompt: str) -> npt.NDArray[np.uint64]:

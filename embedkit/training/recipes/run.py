@@ -17,6 +17,7 @@ from embedkit.config import from_mapping, load_toml, merge, to_mapping
 from embedkit.errors import ConfigError, did_you_mean
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
+from embedkit.modeling.torch_encoder import to_device
 from embedkit.training import processes
 from embedkit.training.batches import ViewsConfig
 from embedkit.training.config import RunConfig, StudentConfig
@@ -183,8 +184,9 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
     control, place = control or Control(), RunFolder(folder)
     with processes.group(config.device), _threads(config.threads):
         place.check(to_mapping(config), resume=control.resume)
-        # Report missing packages before any expensive work.
+        # Report missing packages and devices before any expensive work.
         find_trackers(config.trackers, place.path, name="", config={})
+        to_device(torch.nn.Identity(), config.device)
         processes.wait()  # before any process writes, which check() would reject
         entry = find_method(config.method)
         settings = from_mapping(entry.settings_class, config.settings)

@@ -83,10 +83,14 @@ class ScoreDistillationConfig:
         """The sources of the queries, with paths relative to the current folder."""
         return [dataclasses.replace(source, path=config.resolve(source.path)) for source in self.queries]
 
-    def inputs(self, config: RunConfig, _: Corpus, control: Control) -> dict[str, str]:
+    def inputs(self, config: RunConfig, _: Corpus, __: Control) -> dict[str, str]:
         """Return the digests of the queries."""
-        queries = Corpus.prepare(self.sources(config), Path(config.cache), show_progress=control.show_progress)
-        return corpus_inputs(self.queries, queries)
+        return corpus_inputs(self.queries, self.corpus(config))
+
+    def corpus(self, config: RunConfig) -> Corpus:
+        """Return the queries, which :func:`check_score_distillation` has prepared and reported."""
+        sources, cache = self.sources(config), Path(config.cache)
+        return Corpus.find(sources, cache) or Corpus.prepare(sources, cache)
 
     def epoch_rows(self, config: RunConfig, _: Corpus) -> int | None:
         """Return the number of pairs in an epoch, or None if the queries are not prepared yet."""
@@ -189,7 +193,7 @@ def prepare_pairs(
 ) -> Pairs | None:
     """Mine and score the pairs; None if the run was stopped."""
     cache = Path(config.cache)
-    queries = Corpus.prepare(settings.sources(config), cache, show_progress=control.show_progress)
+    queries = settings.corpus(config)
     encoder = Encoder.load(config.resolve_model(settings.mining.encoder), threads=config.threads)
     folder, candidates = mine(
         queries, passages, encoder, settings.mining, cache, seed=config.seed, show_progress=control.show_progress
@@ -274,7 +278,13 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
 
 def _origin(config: RunConfig) -> PairEncoder:
     """Load the model that a student without source is cut from."""
-    return PairEncoder.load(config.resolve_model(config.student.tokenizer or config.every_teacher[0].source))
+    source = config.resolve_model(config.student.tokenizer or config.every_teacher[0].source)
+    if source.endswith(".onnx"):
+        raise ConfigError(
+            f"a student is cut from a model folder, not from {source}: name one in student.tokenizer, or a model "
+            "to start from in student.source"
+        )
+    return PairEncoder.load(source)
 
 
 def _ranking_sets(config: RunConfig, paths: Sequence[str]) -> list[RerankingSet]:

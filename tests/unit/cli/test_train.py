@@ -281,9 +281,10 @@ class TestTraining:
         assert (result["finished"], result["steps"], result["best_step"]) == (True, 2, 2)
         assert -1 <= result["dev_spearman"] <= 1
 
-    def test_an_interrupted_run_continues_with_resume(self, command, student, capsys, tmp_path):
+    def test_an_interrupted_run_continues_with_resume(self, command, student, toy_bundle, capsys, tmp_path):
         run = tmp_path / "runs" / "small"
-        command = [*command, "--student", student, "--steps", "100"]
+        kept = [part for part in command if part not in ("--tokenizer", str(toy_bundle), "--start", "random")]
+        command = [*kept, "--student", student, "--steps", "100"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(
             [sys.executable, "-m", "embedkit", *command],

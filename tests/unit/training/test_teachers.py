@@ -188,6 +188,15 @@ class TestAligned:
         expected = self.unit(table[[0, 2, 5]])
         assert np.allclose(read_all(vectors, corpus), expected.reshape(3, -1, 4)[:, 0], atol=1e-6)
 
+    @pytest.mark.parametrize("row", [None, [1.0], []])
+    def test_a_row_without_a_vector_is_named(self, corpus, tmp_path, monkeypatch, row):
+        monkeypatch.setattr(module, "_CHUNK", 2)
+        table = self.vectors(6, 4).tolist()
+        table[3] = row
+        write_parquet(tmp_path / "v.parquet", {"embedding": table})
+        with pytest.raises(DataError, match=r"v\.parquet: row 3, counted from 0, holds no vector"):
+            AlignedVectors(self.config(tmp_path / "v.parquet"), corpus)
+
     def test_a_missing_column(self, corpus, tmp_path):
         write_parquet(tmp_path / "v.parquet", {"id": [0] * 6, "v": [[1.0]] * 6})
         with pytest.raises(DataError, match="it has no column embedding; its columns are id, v"):

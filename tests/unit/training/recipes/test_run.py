@@ -290,6 +290,13 @@ class TestRun:
         with pytest.raises(ConfigError, match="other settings: seed"):
             run(resolve({**mapping, "seed": 3}), tmp_path / "run", Control(resume=True))
 
+    def test_a_device_that_is_not_there_is_reported_before_anything_is_loaded(
+        self, mapping, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
+        with pytest.raises(ConfigError, match="device 'abacus' cannot be used here"):
+            run(resolve({**mapping, "device": "abacus"}), tmp_path / "run", QUIET)
+
     def test_a_missing_start_leaves_no_folder(self, mapping, tmp_path):
         config = resolve({**mapping, "student": {"source": str(tmp_path / "gone")}})
         with pytest.raises(ModelNotFoundError):
@@ -356,9 +363,10 @@ class TestRun:
         assert not (tmp_path / "run").exists()
 
     def test_a_run_refused_at_its_first_stage_leaves_the_folder_to_the_next(self, mapping, tmp_path):
-        wrong = resolve({**mapping, "device": "nonsense"})
-        with pytest.raises(ConfigError, match="cannot be used here"):
-            run(wrong, tmp_path / "run", QUIET)
+        student, optim = mapping["student"] | {"word_table": "int4"}, mapping["optim"] | {"compile": True}
+        with pytest.raises(ConfigError, match=r"cannot be combined with optim\.compile"):
+            run(resolve({**mapping, "student": student, "optim": optim}), tmp_path / "run", QUIET)
+        assert (tmp_path / "run" / "config.toml").exists()
         state = run(resolve({**mapping, "seed": 3}), tmp_path / "run", QUIET)
         assert state.finished
         assert load_toml(tmp_path / "run" / "config.toml")["seed"] == 3

@@ -314,6 +314,7 @@ def test_impossible_runs_are_refused(recipe, tmp_path):
         ({"settings": {"group": 3}}, ConfigError, "group = 3 must divide"),
         ({"optim": {"batch_size": 32}}, ConfigError, r"12 queries with settings\.group = 2 pairs each are fewer"),
         ({"settings": {"dev": ["gone.jsonl"]}}, DataError, r"gone\.jsonl"),
+        ({"student": {"tokenizer": "tiny.onnx"}}, ConfigError, "a student is cut from a model folder, not from"),
         ({"student": {"tokenizer": "./gone"}}, ModelNotFoundError, "gone"),
     ],
 )
