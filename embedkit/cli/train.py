@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import logging
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -243,7 +244,8 @@ def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> N
         print(f"{folder}/model: {state.step:,} steps in {state.seconds:,.0f} s")
         if state.best_score is not None:
             print(f"best {MEASURES[measure]} x 100: {100 * state.best_score:.2f} at step {state.best_step:,}")
-        print(f"next: embedkit export {folder} -o {folder.name}.onnx --precision int8")
+        command = ["embedkit", "export", str(folder), "-o", f"{folder.name}.onnx", "--precision", "int8"]
+        print(f"next: {shlex.join(command)}")
 
 
 @contextlib.contextmanager

@@ -239,11 +239,11 @@ class TestTraining:
         return str(tmp_path / "student")
 
     def test_prints_the_path_of_the_encoder_and_the_next_command(self, command, capsys, tmp_path):
-        assert main([*command, "--steps", "2"]) == 0
+        run = tmp_path / "runs" / "a run"
+        assert main([*command, "--steps", "2", "-o", str(run)]) == 0
         captured = capsys.readouterr()
-        run = tmp_path / "runs" / "small"
         assert captured.out.splitlines()[0].startswith(f"{run}/model: 2 steps in ")
-        assert captured.out.splitlines()[-1] == f"next: embedkit export {run} -o small.onnx --precision int8"
+        assert captured.out.splitlines()[-1] == f"next: embedkit export '{run}' -o 'a run.onnx' --precision int8"
         assert "corpus texts: 36 rows of 36 read" in captured.err
         assert (run / "model" / "model.safetensors").exists()
 
