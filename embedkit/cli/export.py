@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from embedkit.cli.options import add_output, check_output
 
@@ -184,9 +184,9 @@ def _variant_lines(variants: Sequence[Variant], chosen: Variant | None) -> Itera
 def _vocabulary_texts(path: Path | None) -> list[str] | None:
     if path is None or not path.is_dir():
         return _read_all(path)
-    from embedkit.training.recipes.run import training_text
+    from embedkit.extras import require
 
-    return training_text(path)
+    return cast(list[str], require("embedkit.training.recipes.run", extra="train").training_text(path))
 
 
 def _read_all(path: Path | None) -> list[str] | None:

@@ -26,7 +26,7 @@ logger = logging.getLogger("embedkit")
 
 
 class Command(NamedTuple):
-    """The module of a command, and the extra that provides its dependencies."""
+    """The module of a command, and the extras that provide its dependencies, in pip's syntax."""
 
     module: str
     extra: str | None = None
@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("embedkit.cli.train", extra="train"),
-    "adapt": Command("embedkit.cli.adapt", extra="train"),
+    "adapt": Command("embedkit.cli.adapt", extra="train,export"),
     "methods": Command("embedkit.cli.methods"),
     "report": Command("embedkit.cli.report", extra="train"),
     "export": Command("embedkit.cli.export", extra="export"),

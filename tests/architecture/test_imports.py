@@ -5,18 +5,23 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from embedkit.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "embedkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "transformers", "onnx", "faiss", "scipy", "sklearn", "datasets", "huggingface_hub", "pyarrow"}
 HEAVY |= {"fastapi", "pydantic", "starlette", "uvicorn"}
+MODULES = {"faiss-cpu": "faiss", "scikit-learn": "sklearn", "markdown-it-py": "markdown_it"}  # of other names
 RUN_GRAPHS = [PACKAGE / "runtime" / "model.py"]
 
 # One violation of each contract in pyproject.toml: (file, line added to it, name of the contract).
@@ -156,3 +161,58 @@ def test_modules_are_imported_by_name_only_in_allowed_files():
         PACKAGE / "export" / "reading.py",  # the library that a folder is compared with, if it is installed
     }
     assert {path for path in FILES if "import_module" in path.read_text(encoding="utf-8")} <= allowed
+
+
+def imported_by(path, *, late):
+    """Return the modules that a file imports, late those of its functions, too, and the arguments of `require`."""
+    waiting, imported, required = list(ast.parse(path.read_text(encoding="utf-8")).body), [], []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not late:
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "require":
+            required.append(ast.literal_eval(node.args[0]))
+        waiting += ast.iter_child_nodes(node)
+    return imported, required
+
+
+def packages_needed(module):
+    """Return the packages that a command imports itself, without `require`, which names the right extra."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    needed, named, late = set(), set(sys.stdlib_module_names), True
+    seen, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        if name in files and name not in seen | named:
+            imported, required = imported_by(files[name], late=late)
+            seen.add(name)
+            named |= {each if each.startswith("embedkit.") else each.partition(".")[0] for each in required}
+            waiting += [name.rpartition(".")[0], *imported]
+            late = False
+        elif name and not name.startswith("embedkit"):
+            needed.add(name.partition(".")[0])
+    return needed - named
+
+
+def provided_by(extras):
+    """Return the packages that embedkit and these extras of it install, by the names of their modules."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = ["huggingface-hub", *project["dependencies"]]  # a dependency of tokenizers
+    for extra in extras:
+        listed += project["optional-dependencies"][extra]
+    names = {re.split(r"[^\w-]", requirement)[0] for requirement in listed}
+    return {MODULES.get(name, name.replace("-", "_")) for name in names}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_extras_of_a_command_have_every_package_that_it_imports(name):
+    extras = [extra for extra in (COMMANDS[name].extra or "").split(",") if extra]
+    extras += ["serve"] if "mcp" in extras else []  # that extra includes the other
+    assert packages_needed(COMMANDS[name].module) <= provided_by(extras)
