@@ -187,15 +187,18 @@ def unread() -> tuple[Figures, bool]:
     """Responses of several megabytes that are never read."""
     with Server() as server:
         request = whole("/v1/embeddings", {"input": [" ".join(WORDS[:3])] * 2000})
+        began = time.monotonic()
         server.ask("POST", "/v1/embeddings", {"input": ["a"] * 2000})
+        seconds = 36 + 40 * (time.monotonic() - began)  # a slow processor computes the last response late
         before, largest, own = server.resident_mb(), 0.0, server.sockets()
         greedy = [server.open(request, receive_bytes=4096) for _ in range(40)]
-        for _ in range(36):
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < 36 or (server.sockets() > own and passed < seconds):
             time.sleep(1)
             largest = max(largest, server.resident_mb() - before)
         still = server.sockets() - own
         del greedy
-    figures = {"grown MB": round(largest, 1), "connections": 40, "open after 36 s": still}
+    figures = {"grown MB": round(largest, 1), "connections": 40, f"open after {passed:.0f} s": still}
     return figures, still == 0 and largest < 350
 
 
