@@ -19,7 +19,6 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.modeling.torch_encoder import to_device
 from embedkit.training import processes
-from embedkit.training.batches import ViewsConfig
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.loop import evaluation_steps, total_steps
@@ -94,8 +93,6 @@ def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterat
     if not entry.batch_spec.scores:
         return
     method, student, dev = config.method, config.student, config.dev
-    if config.views != ViewsConfig():
-        yield f"[views] is not used by {method}, which reads texts as they are"
     if any(source.repeat != 1 for source in (*config.corpus, *getattr(settings, "queries", ()))):
         yield f"repeat is not used by {method}, which reads every row once in an epoch"
     if not entry.scores_pairs:

@@ -99,7 +99,6 @@ class TestResolve:
             ({"method": "simcse", "dev": {"held_out": 9}}, "dev.held_out measures the distance"),
             ({"method": "sct-two-stage", "dev": {"held_out": 9}}, "dev.held_out measures the distance"),
             ({"method": "simcse", "matryoshka": {"dimensions": [8]}}, "[matryoshka] rotates"),
-            ({"method": "trans-encoder", "views": {"second": "deletion"}}, "[views] is not used by trans-encoder"),
             ({"method": "trans-encoder", "corpus": [{"path": "a.tsv", "repeat": 2}]}, "repeat is not used by"),
             ({"method": "labelled-pairs", "corpus": [{"path": "a.tsv", "repeat": 2}]}, "repeat is not used by"),
             ({"method": "score-distillation", "settings": {"queries": [{"path": "q.txt", "repeat": 2}]}},
