@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from embedkit.cli.options import add_output, check_output
+from embedkit.errors import InputError
 
 if TYPE_CHECKING:
     from embedkit.benchmarking.variants import Variant
@@ -81,7 +82,14 @@ def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
         metavar="TEXTS",
         help="file of a few thousand representative texts (.txt, or a column `text`): the ranges of their "
         "embeddings are stored in the bundle for int8 and uint8 output, and biases compensate for rounded "
-        "weights; required by --precision int8-static",
+        "weights; required by --precision int8-static and --spread",
+    )
+    group.add_argument(
+        "--spread",
+        type=float,
+        metavar="POWER",
+        help="with --calibration: subtract the mean embedding, and divide principal components by their standard "
+        "deviation to this power, from 0 to 1, which is whitening; 0.4 suits many multilingual models",
     )
 
 
@@ -109,6 +117,8 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.evaluation.sts import load_scored_pairs
 
     check_output(arguments, whole_folder=arguments.format == "sentence-transformers" and not arguments.all)
+    if arguments.spread is not None and (arguments.all or arguments.format != "bundle"):
+        raise InputError("--spread writes one bundle; with --all or --format, export that bundle again")
     options: dict[str, Any] = {
         "target": arguments.target,
         "name": arguments.name,
@@ -126,6 +136,8 @@ def _export(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     from embedkit.export.folder import export_folder
     from embedkit.export.pipeline import ExportReport, export_source
 
+    if arguments.spread is not None:
+        options["spread"] = arguments.spread
     report = (export_source if arguments.format == "bundle" else export_folder)(
         arguments.source,
         arguments.output,

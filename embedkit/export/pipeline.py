@@ -33,6 +33,7 @@ from embedkit.export.quantize import (
     largest_weight,
 )
 from embedkit.export.reading import Origin, check_reading
+from embedkit.export.spread import spread_embeddings
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
 from embedkit.export.writer import Arithmetic, FloatArithmetic, Products, find_twins, merge_twins
 from embedkit.modeling.bundles import load_bundle
@@ -88,6 +89,7 @@ class ExportOptions(TypedDict, total=False):
     vocabulary: Sequence[str] | None
     vocabulary_size: int | None
     calibration: Sequence[str] | None
+    spread: float | None
     thresholds: Thresholds | None
 
 
@@ -165,6 +167,7 @@ def export(
     vocabulary: Sequence[str] | None = None,
     vocabulary_size: int | None = None,
     calibration: Sequence[str] | None = None,
+    spread: float | None = None,
     thresholds: Thresholds | None = None,
     origin: Origin | None = None,
 ) -> ExportReport:
@@ -189,6 +192,9 @@ def export(
             compensate for weights rounded to int8; this is measured on these texts, or else those of the
             vocabulary, or else English sentences that come with embedkit, and on the same texts after each of the
             model's prompts.
+        spread: whiten an encoder by the calibration texts, alone and after each prompt: subtract the mean of their
+            embeddings, and divide each principal component by its standard deviation to this power, from 0 to 1.
+            The bundle then has a space of its own, which is not that of the model's teacher.
         thresholds: the gates' thresholds; by default those of the precision.
         origin: the folder that the model was loaded from, to compare texts with its own library.
 
@@ -204,6 +210,9 @@ def export(
         raise ExportError(f"{path} is a folder; name the file to write, e.g. {path / 'model.onnx'}")
     words = word_table or _WORD_TABLE.get(precision, "")
     _check_forms(model, precision, target, words, calibration)
+    as_read = model
+    if spread is not None:
+        model, card = _spread(model, card, calibration, spread)
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
     inputs = _measure_inputs(model, precision, calibration or vocabulary)
     is_rounded = precision.startswith("int8") or (precision == "fp32" and words != "float32")
@@ -222,9 +231,9 @@ def export(
     if unrounded is not None:
         gates.append(check_weights(unrounded, content))
     if origin is not None:
-        candidate = Candidate(content, model.tokenizer) if vocabulary is None else None
+        candidate = Candidate(content, model.tokenizer) if model is as_read else None
         most = limits.difference
-        gates.append(check_reading(original, origin, candidate=candidate, least=limits.cosine, most=most))
+        gates.append(check_reading(as_read, origin, candidate=candidate, least=limits.cosine, most=most))
     _require(gates)
 
     manifest = Manifest(
@@ -292,6 +301,19 @@ def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
         "prompts": model.prompts,
         "default_prompt": model.default_prompt or "",
     }
+
+
+def _spread(
+    model: SentenceEncoder | PairEncoder, card: Card, texts: Sequence[str] | None, spread: float
+) -> tuple[SentenceEncoder, Card]:
+    """Return the encoder with embeddings spread out over calibration texts, and its card, which tells it."""
+    if isinstance(model, PairEncoder):
+        raise ExportError("spread is for embeddings: a cross-encoder has none", parameters=["spread"])
+    if texts is None:
+        raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
+    logger.info("spreading the embeddings of %s over %d texts", model.name, len(texts))
+    teacher = {**card.teacher, "spread": spread} if card.teacher else {}
+    return spread_embeddings(model, _prefixed(model, texts), spread), dataclasses.replace(card, teacher=teacher)
 
 
 def _prune(

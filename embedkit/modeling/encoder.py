@@ -377,7 +377,7 @@ def _load_head(layout: Layout, pooled_width: int) -> DenseHead | None:
                 f"the dense head in {folder} expects width {layer.linear.in_features}, but the model has {width}"
             )
         width = layer.linear.out_features
-        head = _chain(head, layer)
+        head = chain(head, layer)
     return head if layout.truncate_dim is None else _truncate(head, layout.truncate_dim, pooled_width)
 
 
@@ -390,7 +390,8 @@ def _dense_maker(activation: Activation) -> Callable[[dict[str, Tensor]], DenseH
     return make
 
 
-def _chain(head: DenseHead | None, layer: DenseHead) -> DenseHead:
+def chain(head: DenseHead | None, layer: DenseHead) -> DenseHead:
+    """Return one head for a layer after another head, if there is one; two linear layers become one."""
     if head is None:
         return layer
     if head.activation != "linear":

@@ -194,10 +194,13 @@ def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: T
 
 
 def _teachers(encoder: TextEncoder) -> list[str]:
-    """Return name and fingerprint of the model that an encoder was distilled from, and of that model's teacher."""
+    """Return name and fingerprint of the model that an encoder was distilled from, and of that model's teacher.
+
+    A spread encoder has left its teacher's space.
+    """
     marks: list[object] = []
     teacher = getattr(getattr(encoder, "manifest", None), "teacher", None)
-    while isinstance(teacher, Mapping):
+    while isinstance(teacher, Mapping) and "spread" not in teacher:
         marks += [teacher.get("name"), teacher.get("fingerprint")]
         teacher = teacher.get("teacher")
     return [_short(mark) for mark in marks if isinstance(mark, str) and mark]

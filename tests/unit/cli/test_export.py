@@ -72,6 +72,25 @@ def test_calibrated_bundles_encode_to_bytes(model, tmp_path, capsys):
     assert (rows.max(axis=0) == 255).all()
 
 
+def test_embeddings_are_spread_over_a_file_of_texts(model, tmp_path, capsys):
+    words = np.random.default_rng(0).choice(["the", "cat", "dog", "house", "sea", "walks", "far"], (80, 5))
+    (tmp_path / "texts.txt").write_text("\n".join(map(" ".join, words)), encoding="utf-8")
+    command = ["export", str(model), "--precision", "fp32", "--calibration", str(tmp_path / "texts.txt")]
+
+    assert main([*command, "-o", str(tmp_path / "plain.onnx")]) == 0
+    assert main([*command, "-o", str(tmp_path / "spread.onnx"), "--spread", "0.4"]) == 0
+
+    texts = [" ".join(row) for row in words]
+    plain, spread = (Encoder.load(tmp_path / f"{name}.onnx").encode(texts) for name in ("plain", "spread"))
+    assert np.linalg.norm(spread.mean(axis=0)) < np.linalg.norm(plain.mean(axis=0)) / 2
+
+
+@pytest.mark.parametrize("form", [["--all"], ["--format", "sentence-transformers"]])
+def test_only_a_bundle_is_spread(model, tmp_path, capsys, form):
+    assert main(["export", str(model), "-o", str(tmp_path / "out"), "--spread", "0.4", *form]) == 1
+    assert capsys.readouterr().err.startswith("error: --spread writes one bundle")
+
+
 @pytest.mark.parametrize(
     "command", [["export"], ["distill-static"], ["adapt", "--corpus", "texts.txt"]], ids=lambda command: command[0]
 )

@@ -60,6 +60,12 @@ def test_the_manifest_knows_both(pair, encoder, student):
     assert 0.5 < queries.agreement < 1
 
 
+def test_a_student_that_was_spread_has_left_the_space_of_its_teacher(tmp_path, encoder, student):
+    student.manifest.teacher["spread"] = 0.4
+    with pytest.raises(FingerprintError, match="was not made for documents embedded by"):
+        Collection.build(DOCUMENTS, encoder=encoder, queries=student, path=tmp_path / "idx")
+
+
 def test_writes_keep_it(pair):
     before = pair.manifest.queries
     pair.upsert([("wasps", "wasps and bees")])
