@@ -89,7 +89,7 @@ def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
         type=float,
         metavar="POWER",
         help="with --calibration: subtract the mean embedding, and divide principal components by their standard "
-        "deviation to this power, from 0 to 1, which is whitening; 0.4 suits many multilingual models",
+        "deviation to this power, from 0 to 1, which is whitening; `multilingual` has 0.4",
     )
 
 
