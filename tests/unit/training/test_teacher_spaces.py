@@ -149,7 +149,7 @@ def test_dimensions_are_below_the_width(mapping, tmp_path, dimensions):
 
 @pytest.mark.parametrize("method", ["simcse", "distillcse", "dclr"])
 def test_a_method_that_imitates_no_vectors_is_refused(mapping, tmp_path, method):
-    with pytest.raises(ConfigError, match=r"a method that imitates one \(sct-distillation, congen, ckd, mse\)"):
+    with pytest.raises(ConfigError, match=r"a method that imitates them \(sct-distillation, congen, ckd, mse\)"):
         run(resolve(mapping | {"method": method}), tmp_path / "run", QUIET)
 
 
