@@ -17,6 +17,7 @@ from embedkit.runtime.tokenization import Tokenizer
 
 CORPUS = ["the cat sleeps in the house", "der Hund schläft im Haus", "猫は家で眠る", "a catalogue of houses, 84"]
 TEXTS = [*CORPUS, "a house by the sea", "cats and dogs", "Häuser am Meer", "家の猫", "unrelated: 12345 ?!"]
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def byte_level():
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+        special_tokens=SPECIAL,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         min_frequency=1,
         show_progress=False,
@@ -79,7 +80,7 @@ def test_a_size_keeps_the_way_to_each_piece(byte_level):
                 assert [token.value for token in found] == [piece]
 
 
-@given(st.text(max_size=30))
+@given(st.text(max_size=30).filter(lambda text: not any(name in text for name in SPECIAL)))
 def test_nothing_becomes_unknown_and_nothing_is_lost(byte_level, text):
     after = prune_tokenizer(byte_level, choose_pieces(byte_level, count_pieces(byte_level, [CORPUS]), 290))
     ids = after.with_max_length(400).tokenize([text]).ids[0]
