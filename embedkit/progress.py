@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Self, TextIO, TypeVar
 
 logger = logging.getLogger("embedkit")
@@ -57,12 +56,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._drawn:
             self._draw()
             self._stream.write("\n")

@@ -148,13 +148,13 @@ def load_lists(source: Source, *, name: str) -> RerankingSet:
     return collect_lists(name, folder_rows(source, ("", "data"), "test") if source.is_dir() else read_rows(source))
 
 
-def load_tables(source: Source, *, name: str, split: str = "test") -> RerankingSet:
+def load_tables(source: Source, *, name: str) -> RerankingSet:
     """Load a set in MTEB 2's form: a folder or a hub data set.
 
     Raises:
         DataError: a table is missing, empty or malformed.
     """
-    tables = Tables(source, split)
+    tables = Tables(source)
     corpus, texts, judgements = tables.documents(), tables.queries(), tables.judgements()
     queries, skipped = [], Counter[str]()
     for query_id, ids in tables.candidates(corpus, texts).items():

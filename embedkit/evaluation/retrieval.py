@@ -214,8 +214,8 @@ _NO_RELEVANT = "without a relevant document"
 _NO_TEXT = "that are judged but have no text"
 
 
-def load_retrieval(source: Source, *, name: str, split: str = "test") -> RetrievalSet:
-    """Load a corpus, its queries and the judgements of one split.
+def load_retrieval(source: Source, *, name: str) -> RetrievalSet:
+    """Load a corpus, its queries and the judgements of one split, by default the test set.
 
     Only judged queries are scored. As in trec_eval, a relevant document that is missing in the corpus counts as
     not retrieved. The source is a folder of ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/SPLIT.tsv``, also as
@@ -225,7 +225,7 @@ def load_retrieval(source: Source, *, name: str, split: str = "test") -> Retriev
     Raises:
         DataError: a table is missing, empty or malformed.
     """
-    written = str(source)
+    written, split = str(source), "test"
     if isinstance(source, Path) and source.is_file():
         source, split = source.parent.parent, plain_stem(source)
     tables = Tables(source, split)

@@ -29,12 +29,11 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 """Names of the hub's files: ``test-00000-of-00003.parquet``."""
 
 
-def locate(source: str | Source, *, revision: str | None = None) -> Source:
+def locate(source: str | Source) -> Source:
     """Distinguish a path from a hub id: anything that exists locally or looks like a file is a path.
 
     Args:
         source: a path, a hub data set, ``org/name`` or ``hf://org/name[@revision][:split]``.
-        revision: default revision of a hub id.
 
     Raises:
         DataError: the file does not exist, and it is not a hub id.
@@ -47,8 +46,7 @@ def locate(source: str | Source, *, revision: str | None = None) -> Source:
             return path
         if isinstance(source, Path) or path.suffix in (".gz", ".xz", *SUFFIXES):
             raise DataError(f"there is no file or folder {path}")
-    dataset = HubDataset.parse(str(source))
-    return replace(dataset, revision=dataset.revision or revision)
+    return HubDataset.parse(str(source))
 
 
 @dataclass(frozen=True)

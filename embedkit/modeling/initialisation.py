@@ -116,7 +116,7 @@ def remember_words(student: SentenceEncoder, teacher: SentenceEncoder | None, wi
     student.memory = memory
 
 
-def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> SentenceEncoder:
+def static_words(teacher: SentenceEncoder, dimension: int) -> SentenceEncoder:
     """Create a static encoder from its teacher's words alone, without text and without training.
 
     An embedding is the mean of the words' vectors, which are those of :func:`from_teacher`: a direction reduced by
@@ -146,7 +146,7 @@ def static_words(teacher: SentenceEncoder, dimension: int, *, seed: int = 0) -> 
         embeddings: FloatArray = functional.normalize(states, dim=1).numpy(force=True)
     else:
         embeddings = _embed_words(teacher, words, times=2)
-    directions = _project(embeddings, dimension, seed, flatten=0.5)
+    directions = _project(embeddings, dimension, seed=0, flatten=0.5)
     table = StaticTable(StaticConfig(tokenizer.vocabulary_size, dimension))
     rows = torch.zeros(tokenizer.vocabulary_size, dimension)
     rows[words] = torch.from_numpy(_smooth_inverse_frequencies(len(words))[:, None] * directions).float()

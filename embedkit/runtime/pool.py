@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from queue import SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 import numpy as np
@@ -84,9 +83,7 @@ class EncoderPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._end(at_once=kind is not None)
 
     def close(self) -> None:

@@ -171,13 +171,6 @@ def to_text(report: SpeedReport) -> str:
     return "\n\n".join([*tables, "\n".join(footnotes(report))]) + "\n"
 
 
-def to_markdown(report: SpeedReport) -> str:
-    """Return the report as a Markdown document."""
-    tables = (table.to_markdown() for table in speed_tables(report))
-    notes = "\n".join(f"- {note}" for note in footnotes(report))
-    return "\n\n".join(["# Speed", *tables, notes]) + "\n"
-
-
 def speed_tables(report: SpeedReport) -> list[Table]:
     """Return tables of latency, throughput and resource use."""
     return [_latency(report), _throughput(report), _cost(report)]

@@ -198,10 +198,6 @@ def _shortlist(scores: FloatArray, k: int, threshold: np.float32, slack: np.floa
 
 
 def _merge(one: Ranking, other: Ranking, k: int) -> Ranking:
-    both = Ranking(np.concatenate((one.scores, other.scores)), np.concatenate((one.rows, other.rows)))
-    return _best(both, k)
-
-
-def _best(ranking: Ranking, k: int) -> Ranking:
-    order = np.lexsort((ranking.rows, -ranking.scores))[:k]
-    return Ranking(ranking.scores[order], ranking.rows[order])
+    scores, rows = np.concatenate((one.scores, other.scores)), np.concatenate((one.rows, other.rows))
+    order = np.lexsort((rows, -scores))[:k]
+    return Ranking(scores[order], rows[order])

@@ -73,6 +73,5 @@ def test_a_name_like_a_file_never_uses_the_network(source):
         locate(source)
 
 
-def test_a_revision_in_the_name_wins():
-    assert locate("org/name", revision="r1") == HubDataset("org/name", "r1")
-    assert locate("hf://org/name@r2:dev", revision="r1") == HubDataset("org/name", "r2", "dev")
+def test_a_name_on_the_hub_may_have_a_revision_and_a_split():
+    assert locate("hf://org/name@r2:dev") == HubDataset("org/name", "r2", "dev")

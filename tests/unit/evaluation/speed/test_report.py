@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from embedkit.evaluation.speed.figures import to_markdown, to_text
+from embedkit.evaluation.speed.figures import to_text
 
 FAST = {("8 words", 1): 0.0005, ("8 words", 32): 0.004, ("24 words", 1): 0.001}
 SLOW = {("8 words", 1): 0.025, ("24 words", 1): 4.0}
@@ -66,11 +66,3 @@ def test_energy_where_it_is_measured(make_model, make_report):
     header, first, *_ = rows(text, "One text, ms")
     assert (header[-1], first[-1]) == ("mJ", "12.3")
     assert "energy: of the whole processor" in text
-
-
-def test_markdown_has_a_table_for_each(report):
-    text = to_markdown(report)
-    assert text.startswith("# Speed\n\n## One text, ms\n\n| model | text | p50 |")
-    assert "\n|---|---|---:|" in text
-    assert "\n| tiny | 8 words | 2,000 | 8,000 |" in text
-    assert "\n- huge: random weights\n" in text
