@@ -30,6 +30,7 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.engine import embed_parts
 from embedkit.training.corpus import Corpus
+from embedkit.write_lock import write_lock
 
 Rows = npt.NDArray[np.int64]
 
@@ -134,7 +135,7 @@ def score(
 ) -> FloatArray | None:
     """Return a teacher's logits of all candidates ``(Q, C) float32``, continuing where an earlier run stopped.
 
-    Returns None if ``should_stop`` became true.
+    If another run is scoring the same pairs, it waits for that run. Returns None if ``should_stop`` became true.
 
     Raises:
         CacheError: the cached scores are damaged.
@@ -142,6 +143,25 @@ def score(
         StorageError: the cache cannot be written.
     """
     path = folder / f"scores-{teacher.fingerprint[:16]}.npy"
+    known: FloatArray | None = _load(path, candidates.shape) if path.exists() else None
+    if known is not None and not np.isnan(known).any():
+        return known  # without a lock, because a complete cache may be read-only
+    with write_lock(folder, refusal=CacheError, patient=True):
+        return _score(
+            *(queries, passages, candidates, teacher, path), should_stop=should_stop, show_progress=show_progress
+        )
+
+
+def _score(
+    queries: Corpus,
+    passages: Corpus,
+    candidates: Rows,
+    teacher: PairTeacher,
+    path: Path,
+    *,
+    should_stop: Callable[[], bool],
+    show_progress: bool | None,
+) -> FloatArray | None:
     if not path.exists():
         _save(path, np.full(candidates.shape, np.nan, dtype=np.float32))
     known: FloatArray = _load(path, candidates.shape)

@@ -111,7 +111,7 @@ def load_vectors(
 
     Raises:
         DataError: aligned vectors do not fit the corpus.
-        CacheError: the cache is damaged or in use.
+        CacheError: the cache is damaged, or on a file system without locks.
         TrainingError: the teacher returned vectors that are not finite.
     """
     if config.aligned:
@@ -406,14 +406,14 @@ class VectorCache:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Acquire the right to :meth:`append`; on entry, load what other writers added.
+        """Wait for the right to :meth:`append`; on entry, load what other writers added.
 
         Raises:
-            CacheError: another process is writing, or the file system does not support locks.
+            CacheError: the file system does not support locks.
             StorageError: the folder cannot be opened.
         """
         # Without a lock, a second writer would truncate what the first one added, while others read it.
-        with write_lock(self.folder, refusal=CacheError, needed=True):
+        with write_lock(self.folder, refusal=CacheError, needed=True, patient=True):
             self._index()
             try:
                 yield

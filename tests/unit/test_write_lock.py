@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -38,6 +39,23 @@ def test_a_second_holder_is_refused_until_the_first_is_done(way, tmp_path):
         write_lock(tmp_path).__enter__()
     with write_lock(tmp_path):
         pass
+
+
+def test_a_patient_writer_waits_and_says_so(way, tmp_path, monkeypatch):
+    waiting, done = threading.Event(), threading.Event()
+    monkeypatch.setattr(module.logger, "info", lambda *_: waiting.set())
+
+    def write():
+        with write_lock(tmp_path, patient=True):
+            done.set()
+
+    thread = threading.Thread(target=write)
+    with write_lock(tmp_path):
+        thread.start()
+        assert waiting.wait(60)
+        assert not done.is_set()
+    thread.join(60)
+    assert done.is_set()
 
 
 def test_the_error_is_the_callers_choice(way, tmp_path):

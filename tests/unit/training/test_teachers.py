@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -382,16 +383,27 @@ def test_a_damaged_card_is_reported(open_cache, content):
 
 
 class TestConcurrency:
-    def test_a_second_writer_is_refused(self, open_cache):
+    def test_a_second_writer_waits_and_finds_what_the_first_has_added(self, open_cache, monkeypatch):
         first, second = open_cache(), open_cache()
-        with first.writing(), pytest.raises(CacheError, match="another process is writing"), second.writing():
-            pass
-        with second.writing():
-            pass
+        waiting, seen = threading.Event(), []
+        monkeypatch.setattr("embedkit.write_lock.logger.info", lambda *_: waiting.set())
+
+        def write():
+            with second.writing():
+                seen.append(len(second))
+
+        thread = threading.Thread(target=write)
+        with first.writing():
+            thread.start()
+            assert waiting.wait(60)
+            first.append(text_hashes(["a"]), np.ones((1, first.dimension), np.float32))
+            assert seen == []
+        thread.join(60)
+        assert seen == [1]
 
     def test_nothing_is_written_where_nothing_can_be_locked(self, open_cache, monkeypatch):
         cache = open_cache()
-        monkeypatch.setattr("embedkit.write_lock._flock", lambda *_: False)
+        monkeypatch.setattr("embedkit.write_lock._flock", lambda *_, **__: False)
         with pytest.raises(CacheError, match="has no locks"):
             fill(cache)
         assert len(open_cache()) == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,28 @@ def test_scoring_continues_where_it_stopped(corpora, tmp_path, monkeypatch):
     asked = np.repeat(corpora[0].texts(np.arange(len(QUERIES))), 8).tolist()
     expected = shared_words(list(zip(asked, corpora[1].texts(candidates.ravel()), strict=True)))
     np.testing.assert_array_equal(scores.ravel(), expected)
+
+
+def test_a_second_run_waits_for_the_scores_of_the_first(corpora, tmp_path, monkeypatch):
+    folder, candidates = mine(*corpora, Encoder(), MINING, tmp_path / "cache", seed=1)
+    waiting, counts = threading.Event(), []
+    monkeypatch.setattr("embedkit.write_lock.logger.info", lambda *_: waiting.set())
+
+    def logits(pairs):
+        if not counts:
+            other.start()
+            assert waiting.wait(60)
+        counts.append(len(pairs))
+        return shared_words(pairs)
+
+    teacher = PairTeacher("words", "e" * 64, logits)
+    other = threading.Thread(target=lambda: score(*corpora, candidates, teacher, folder, show_progress=False))
+    score(*corpora, candidates, teacher, folder, show_progress=False)
+    other.join(60)
+    assert sum(counts) == candidates.size
+
+    monkeypatch.setattr(mining, "write_lock", lambda *_, **__: pytest.fail("locked a complete cache"))
+    score(*corpora, candidates, teacher, folder, show_progress=False)
 
 
 def test_groups_span_the_range_of_scores(corpora, toy_tokenizer_json):
