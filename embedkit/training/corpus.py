@@ -239,13 +239,18 @@ class _Table:
         if len(row) != (self.views or len(row)):
             raise DataError(f"a source has {len(row)} views per row, but the previous one has {self.views}")
         self.views = len(row)
-        digest = hashlib.blake2b("\0".join(row).encode("utf-8"), digest_size=8).digest()
-        self.hashes.append(int.from_bytes(digest, "little"))
+        self.hashes.append(row_hash(row))
         self.source_rows.append(self.read - 1)
         self.spans.append(self._position)
         for text in row:
             self._position += self._file.write(text.encode("utf-8"))
             self.spans.append(self._position)
+
+
+def row_hash(row: tuple[str, ...]) -> int:
+    """Return the 64-bit hash of a row's texts, by which repeated rows are found."""
+    digest = hashlib.blake2b("\0".join(row).encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _write(sources: Sequence[SourceConfig], folder: Path, *, show_progress: bool | None) -> None:
@@ -257,7 +262,7 @@ def _write(sources: Sequence[SourceConfig], folder: Path, *, show_progress: bool
     ):
         table = _Table(file)
         for source in sources:
-            for row in _rows(source):
+            for _, _, row in read_rows(source):
                 variants = contrasts(row[0]) if source.contrasts and row else ()
                 table.add(row, variants, translated=bool(source.translation_columns))
                 progress.advance()
@@ -302,12 +307,16 @@ def _card(
     )
 
 
-def _rows(source: SourceConfig) -> Iterator[tuple[str, ...] | None]:
-    """Yield the normalised views of each row; None for a row that is empty or out of bounds."""
+def read_rows(source: SourceConfig) -> Iterator[tuple[int, Record, tuple[str, ...] | None]]:
+    """Yield each row's line, record and normalised views, which are None if it is empty or out of bounds.
+
+    Raises:
+        DataError: the source is missing or malformed.
+    """
     columns: tuple[str, ...] = ()
     for line, record in source.records():
         if all(value in ("", None) for value in record.values()):
-            yield None
+            yield line, record, None
             continue
         columns = columns or _columns(source, record)
         try:
@@ -319,7 +328,7 @@ def _rows(source: SourceConfig) -> Iterator[tuple[str, ...] | None]:
             ) from error
         except UnicodeEncodeError as error:
             raise DataError(f"{source.path}:{line}: invalid Unicode: unpaired surrogate") from error
-        yield row if all(_fits(text, source) for text in row) else None
+        yield line, record, row if all(_fits(text, source) for text in row) else None
 
 
 def _text(value: Any) -> str:

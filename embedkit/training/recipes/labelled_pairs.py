@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
+import logging
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,13 +29,15 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, PairBatchSource, pair_batch
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.corpus import Corpus, SourceConfig, read_rows, row_hash
 from embedkit.training.method import Batch, PairLearner, Presets
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes.score_distillation import ranking_evaluation
 from embedkit.training.recipes.stage import Control, Stage
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import load_cross_encoder
+
+logger = logging.getLogger(__name__)
 
 _PRESET: Mapping[str, Mapping[str, Any]] = {
     "optim": {"lr": 2e-5, "batch_size": 32, "epochs": 2, "warmup": 0.1},
@@ -129,7 +132,12 @@ def labelled_pairs(stage: Stage, settings: LabelledPairsConfig, _: Sequence[Pair
     """
     config, corpus = stage.config, stage.materials.corpus
     student = load_cross_encoder(config, max_length=settings.length)
-    labels = read_labels(config.sources, settings.label, corpus)
+    labels, disputed = _read_labels(config.sources, settings.label, corpus)
+    if disputed:
+        logger.warning(
+            "%s pairs occur with different labels in %s: each learns their mean",
+            *(f"{disputed:,}", settings.label),
+        )
     made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
     evaluate = ranking_evaluation(config, settings.dev, student)
     if settings.loss == "bce":
@@ -159,18 +167,31 @@ def check_labelled_pairs(config: RunConfig, settings: LabelledPairsConfig, corpu
 def read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) -> FloatArray:
     """Return the label of each row of a corpus, divided by the largest: ``(N,) float32`` in [0, 1].
 
-    The sources are those that the corpus was prepared from, with paths relative to the current folder.
+    A pair that occurs with several labels has their mean. The sources are those that the corpus was prepared from,
+    with paths relative to the current folder.
 
     Raises:
         DataError: the column is missing, or a label is not a number of at least 0.
     """
-    rows = ((record, source, line) for source in sources for line, record in source.records())
-    kept = np.zeros(sum(card.read for card in corpus.cards), dtype=bool)
-    kept[corpus.source_rows] = True  # other rows, such as blank ones, need no label
-    chosen = itertools.compress(rows, kept)
-    values = (_label(record.get(column), f"{source.path}:{line}", column) for record, source, line in chosen)
-    labels = np.fromiter(values, np.float32, len(corpus))
-    return labels / max(1.0, float(labels.max()))
+    return _read_labels(sources, column, corpus)[0]
+
+
+def _read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) -> tuple[FloatArray, int]:
+    """Return :func:`read_labels`, and the number of pairs with several labels."""
+    hashes, values = array("Q"), array("f")
+    for source in sources:
+        for line, record, row in read_rows(source):
+            if row is not None:  # other rows need no label
+                hashes.append(row_hash(row))
+                values.append(_label(record.get(column), f"{source.path}:{line}", column))
+    labels = np.frombuffer(values, dtype=np.float32)
+    _, first, pair = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_index=True, return_inverse=True)
+    means = np.bincount(pair, weights=labels) / np.bincount(pair)
+    disputed = np.unique(pair[labels != labels[first[pair]]])
+    in_order = means[np.argsort(first)]
+    if len(in_order) != len(corpus):
+        raise DataError(f"{corpus.folder} holds {len(corpus):,} pairs, but {len(in_order):,} were read")
+    return (in_order / max(1.0, float(labels.max()))).astype(np.float32), len(disputed)
 
 
 def _label(value: object, place: str, column: str) -> float:

@@ -124,6 +124,17 @@ def test_labels_follow_the_rows_that_a_corpus_keeps(pairs, tmp_path):
     assert read_labels([source], "grade", corpus).tolist() == [1.0, 0.5, ROWS[20]["grade"] / 2]
 
 
+def test_a_pair_with_several_labels_learns_their_mean_and_is_counted(recipe, pairs, tmp_path, caplog):
+    rows = [*ROWS, ROWS[0], {**ROWS[0], "grade": 0}, {**ROWS[5], "grade": 1}]
+    assert [row["grade"] for row in (ROWS[0], ROWS[5])] == [2, 0]
+    source = pairs(rows)
+    labels = read_labels([source], "grade", Corpus.prepare([source], tmp_path / "cache"))
+    assert (labels[0], labels[5], labels[1]) == (pytest.approx(4 / 3 / 2), 0.25, 1.0)
+    recipe["optim"]["steps"] = 1
+    train(recipe, tmp_path / "run")
+    assert "2 pairs occur with different labels in grade: each learns their mean" in caplog.messages
+
+
 @pytest.mark.parametrize("value", [None, "good", -1, math.inf])
 def test_a_label_is_a_number(pairs, tmp_path, value):
     source = pairs([ROWS[0], {**ROWS[5], "grade": value}])
