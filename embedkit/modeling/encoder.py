@@ -197,14 +197,9 @@ class SentenceEncoder(Network):
         """Write the files of :meth:`save` into an existing folder.
 
         Raises:
-            ModelError: the model is static, or has several dense layers with activations between them.
+            ModelError: see :meth:`require_writable`.
         """
-        if self.config.model_type == STATIC:
-            raise ModelError(
-                f"{self.name} is a static model; embedkit exports it and learns from it, but does not train it"
-            )
-        if self.head is not None and self.head.before is not None:
-            raise ModelError(f"{self.name} has several dense layers; embedkit exports it, but saves only one")
+        self.require_writable()
         with quiet_transformers():
             self.backbone.save_pretrained(folder, state_dict=separate(self.backbone.state_dict()))
         write_tokenizer(folder, self.tokenizer)
@@ -222,6 +217,19 @@ class SentenceEncoder(Network):
         for part, place in ((self.memory, written.memory), (self.head, head_folder)):
             if part is not None and place is not None:
                 save_file(part.state_dict(), place / "model.safetensors")
+
+    def require_writable(self) -> None:
+        """Check that :meth:`save` can write the encoder.
+
+        Raises:
+            ModelError: the model is static, or has several dense layers with activations between them.
+        """
+        if self.config.model_type == STATIC:
+            raise ModelError(
+                f"{self.name} is a static model; embedkit exports it and learns from it, but does not train it"
+            )
+        if self.head is not None and self.head.before is not None:
+            raise ModelError(f"{self.name} has several dense layers; embedkit exports it, but saves only one")
 
     @classmethod
     def load(

@@ -176,6 +176,11 @@ class Method(Learner):
         return cls.batch_spec
 
     @classmethod
+    def settings_problem(cls, config: Any, teachers: int) -> str | None:  # noqa: ARG003 - as for ``needs``
+        """Return what is wrong with these settings for this number of teachers, or None."""
+        return None
+
+    @classmethod
     def teacher_arguments(cls, teacher_dimensions: Sequence[int]) -> dict[str, Any]:
         """Return the constructor's arguments about teachers: the widths of all, or of the one it imitates."""
         if cls.batch_spec.several_teachers:

@@ -46,7 +46,8 @@ def build_student(config: RunConfig) -> SentenceEncoder:
     Raises:
         ConfigError: the student's vocabulary is undefined or too small, or its start does not fit the source.
         DataError: the corpus cannot be read.
-        ModelNotFoundError, ModelError: a model cannot be loaded, or the student is larger than its teacher.
+        ModelNotFoundError, ModelError: a model cannot be loaded, or the student cannot be saved or is larger than
+            its teacher.
     """
     student = config.student
     if student.source is not None:
@@ -56,6 +57,7 @@ def build_student(config: RunConfig) -> SentenceEncoder:
             encoder = prune_model(encoder, _wanted_pieces(config, encoder.tokenizer, student.vocabulary_size))
     else:
         encoder = _new(config, _vocabulary_source(config))
+    encoder.require_writable()
     adjust(encoder, student)
     return encoder
 

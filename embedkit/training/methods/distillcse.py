@@ -103,6 +103,8 @@ class DistillCSEConfig:
     window_stop: int = setting(12, "last rank of the window, exclusive", minimum=1)
 
     def __post_init__(self) -> None:
+        if self.teacher_weights and (min(self.teacher_weights) < 0 or sum(self.teacher_weights) == 0):
+            raise ConfigError("teacher_weights must be non-negative and not all 0")
         if self.window_start >= self.window_stop:
             raise ConfigError(
                 f"window_start = {self.window_start} must be less than window_stop = {self.window_stop}"
@@ -113,9 +115,6 @@ class DistillCSE(Method):
     """Contrastive learning plus distillation of averaged and shuffled cosines.
 
     An existing head is removed. Of ``teacher_dimensions``, only the number matters.
-
-    Raises:
-        ConfigError: the number of weights differs from the number of teachers, or the weights are invalid.
     """
 
     settings_class: ClassVar[type[Any]] = DistillCSEConfig
@@ -130,8 +129,17 @@ class DistillCSE(Method):
         encoder.set_head(None)
         self.encoder, self.config = encoder, config
         self.head = training_head(encoder, seed=seed)
-        self.weights = teacher_weights(config, len(teacher_dimensions))
+        weights = config.teacher_weights or (1.0,) * len(teacher_dimensions)
+        self.weights = [weight / sum(weights) for weight in weights]
         self.grouping = _GROUPINGS[config.shuffle](config)
+
+    @classmethod
+    def settings_problem(cls, config: DistillCSEConfig, teachers: int) -> str | None:
+        """Report weights of another number of teachers."""
+        count = len(config.teacher_weights)
+        if count not in (0, teachers):
+            return f"teacher_weights has {count} weights for {teachers} teachers"
+        return None
 
     def forward(self, batch: Batch) -> StepOutput:
         """Return InfoNCE of two passes, plus distillation into the first."""
@@ -150,20 +158,6 @@ class DistillCSE(Method):
         )
         parts = {"contrastive": contrast.detach(), "distillation": distillation.detach()}
         return StepOutput(contrast + config.distillation * distillation, parts)
-
-
-def teacher_weights(config: DistillCSEConfig, count: int) -> tuple[float, ...]:
-    """Return the teachers' weights, normalised to sum to 1.
-
-    Raises:
-        ConfigError: their number differs from the number of teachers, or they are negative or all 0.
-    """
-    weights = config.teacher_weights or (1.0,) * count
-    if len(weights) != count:
-        raise ConfigError(f"settings.teacher_weights has {len(weights)} weights for {count} teachers")
-    if min(weights) < 0 or sum(weights) == 0:
-        raise ConfigError("settings.teacher_weights must be non-negative and not all 0")
-    return tuple(weight / sum(weights) for weight in weights)
 
 
 _GROUPINGS: dict[str, Callable[[DistillCSEConfig], Grouping | None]] = {

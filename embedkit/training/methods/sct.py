@@ -113,9 +113,6 @@ class SCTDistillation(Distillation):
     """Cross-view distillation of an encoder that gets a dense head of the teacher's width.
 
     A head is added unless the student has the first teacher's width.
-
-    Raises:
-        ConfigError: there are several teachers, but the objective has no distributions to average.
     """
 
     settings_class: ClassVar[type[Any]] = SCTDistillationConfig
@@ -137,8 +134,6 @@ class SCTDistillation(Distillation):
         seed: int,
         teacher_dimensions: Sequence[int],
     ) -> None:
-        if config.objective == "contrastive" and len(teacher_dimensions) > 1:
-            raise ConfigError("objective = contrastive supports one teacher: name it in [teacher]")
         super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimensions[0])
         self.queues = TeacherQueues(
             CrossViewQueues(config.queue_size, width, kind=config.queues, seed=seed)
@@ -149,6 +144,13 @@ class SCTDistillation(Distillation):
     def needs(cls, config: SCTDistillationConfig) -> BatchSpec:  # type: ignore[override]
         """Return the requirements for the configured number of views."""
         return config.add_views(dataclasses.replace(cls.batch_spec, views=config.views))
+
+    @classmethod
+    def settings_problem(cls, config: SCTDistillationConfig, teachers: int) -> str | None:
+        """Report several teachers of an objective that has no distributions to average."""
+        if config.objective == "contrastive" and teachers > 1:
+            return "objective = contrastive supports one teacher: name it in [teacher]"
+        return None
 
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
         """Return ``L_CD``, plus the weighted squared distance from the (first) teacher's vectors."""

@@ -13,7 +13,12 @@ from embedkit.training.method import BatchSpec, Presets
 from embedkit.training.methods import METHODS
 from embedkit.training.methods.sct import SCTDistillation
 from embedkit.training.recipes.distillcse_rounds import PRESETS as ROUNDS_PRESETS
-from embedkit.training.recipes.distillcse_rounds import RoundsConfig, check_rounds, distillcse_rounds
+from embedkit.training.recipes.distillcse_rounds import (
+    RoundsConfig,
+    check_rounds,
+    distillcse_rounds,
+    weights_problem,
+)
 from embedkit.training.recipes.labelled_pairs import (
     LABEL_PRESETS,
     LabelledPairsConfig,
@@ -26,7 +31,13 @@ from embedkit.training.recipes.score_distillation import (
     check_score_distillation,
     score_distillation,
 )
-from embedkit.training.recipes.sct_two_stage import PRESETS, TwoStageConfig, check_two_stages, sct_two_stage
+from embedkit.training.recipes.sct_two_stage import (
+    PRESETS,
+    TwoStageConfig,
+    check_two_stages,
+    sct_two_stage,
+    two_stage_problem,
+)
 from embedkit.training.recipes.stage import Stage, check_stage
 from embedkit.training.recipes.trans_encoder import (
     TRANS_ENCODER_PRESETS,
@@ -52,6 +63,7 @@ class Recipe(NamedTuple):
         batch_spec: the requirements of the most demanding stage.
         paper: the publication.
         paired: further presets for values of a setting, as for a method.
+        settings_problem: returns what is wrong with the settings for a number of teachers, or None.
         scores_pairs: whether it trains a cross-encoder, which it builds itself; then its settings have
             ``inputs``, digests of what it reads apart from the corpus, ``epoch_rows`` and ``dev``.
     """
@@ -63,6 +75,7 @@ class Recipe(NamedTuple):
     batch_spec: BatchSpec
     paper: str
     paired: Presets = MappingProxyType({})
+    settings_problem: Callable[[Any, int], str | None] = lambda _settings, _teachers: None
     scores_pairs: bool = False
 
 
@@ -77,7 +90,8 @@ def one_stage(name: str) -> Recipe:
 
     method = METHODS[name]
     return Recipe(
-        method.settings_class, train, check, method.presets, method.batch_spec, method.paper, method.paired
+        *(method.settings_class, train, check, method.presets, method.batch_spec, method.paper, method.paired),
+        settings_problem=method.settings_problem,
     )
 
 
@@ -89,6 +103,7 @@ RECIPES: dict[str, Recipe] = {
         PRESETS,
         SCTDistillation.batch_spec,
         "authors' code of Limkonchotiwat et al., TACL 2023",
+        settings_problem=two_stage_problem,
     ),
     "distillcse-rounds": Recipe(
         RoundsConfig,
@@ -97,6 +112,7 @@ RECIPES: dict[str, Recipe] = {
         ROUNDS_PRESETS,
         BatchSpec(several_teachers=True),
         "Xu et al., Findings of EMNLP 2023",
+        settings_problem=weights_problem,
     ),
     "trans-encoder": Recipe(
         TransEncoderConfig,

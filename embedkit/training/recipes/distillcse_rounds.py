@@ -15,7 +15,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import processes
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
-from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig, teacher_weights
+from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Stage, check_stage
@@ -49,11 +49,15 @@ PRESETS = {
 
 
 def check_rounds(config: RunConfig, settings: RoundsConfig, corpus: Corpus) -> None:
-    """Check that corpus, views and teacher weights fit every round."""
-    teacher_weights(settings.distillation, len(config.every_teacher) or settings.teachers)
+    """Check that corpus and views fit every round."""
     if not config.every_teacher:
         check_stage("simcse", settings.contrastive, settings.contrastive_optim, config, corpus)
     check_stage("distillcse", settings.distillation, config.optim, config, corpus)
+
+
+def weights_problem(settings: RoundsConfig, teachers: int) -> str | None:
+    """Return what is wrong with the weights of the first round's teachers, named or trained, or None."""
+    return DistillCSE.settings_problem(settings.distillation, teachers or settings.teachers)
 
 
 def distillcse_rounds(stage: Stage, settings: RoundsConfig, encoder: SentenceEncoder) -> TrainState:

@@ -24,6 +24,7 @@ from embedkit.training.corpus import Corpus
 from embedkit.training.loop import evaluation_steps, total_steps
 from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
+from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES, Recipe, one_stage
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
 from embedkit.training.recipes.stage import Control, Materials, Split, Stage, corpus_inputs, prepare
@@ -53,7 +54,11 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     problems: list[str] = []
     config = _read(RunConfig, merged, source, problems)
     settings = _read(entry.settings_class, merged.get("settings", {}), f"{source} settings".strip(), problems)
-    if problem := entry.batch_spec.teacher_problem(_teacher_count(mapping)):
+    teachers = _teacher_count(mapping)
+    problem = entry.batch_spec.teacher_problem(teachers)
+    if settings is not None:
+        problem = problem or entry.settings_problem(settings, teachers)
+    if problem:
         problems.append(problem)
     if config is not None and config.join is not None and not _reads_vectors(entry):
         problems.append(f"[join] joins the vectors of teachers, which the method {config.method} does not use")
@@ -67,6 +72,7 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
 def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterator[str]:
     """Yield what is wrong with settings that have no use in a run."""
     yield from _unused_for_pairs(config, entry, settings)
+    yield from _uncompilable(config, settings)
     imitating = [name for name, method in METHODS.items() if method.imitates]
     if config.dev.held_out is not None and config.method not in imitating and not entry.scores_pairs:
         yield (
@@ -86,6 +92,18 @@ def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterato
         yield "corpus.prompt is for one teacher that encodes the texts"
     elif prompts and len(prompts) < len(config.corpus) and teachers[0].prompt is None:
         yield 'some sources have no prompt: set one for them in teacher.prompt, "" for none'
+
+
+def _uncompilable(config: RunConfig, settings: Any) -> Iterator[str]:
+    """Yield what the optimizer of any stage cannot combine with compilation."""
+    names = () if settings is None else [field.name for field in dataclasses.fields(settings)]
+    stages = {f"settings.{name}": getattr(settings, name) for name in names}
+    for name, optim in {"optim": config.optim, **stages}.items():
+        if isinstance(optim, OptimConfig) and optim.compile:
+            if config.student.word_table == "int4":
+                yield f'student.word_table = "int4" cannot be combined with {name}.compile'
+            if optim.activation_limit is not None:
+                yield f"{name}.activation_limit cannot be combined with {name}.compile"
 
 
 def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterator[str]:

@@ -159,8 +159,10 @@ def check_score_distillation(config: RunConfig, settings: ScoreDistillationConfi
     length = config.student.positions or settings.length
     if config.student.source is not None:
         load_cross_encoder(config, max_length=length)
+    elif config.student.tokenizer is not None:
+        PairEncoder.load(_origin(config))
     else:
-        _origin(config)
+        _origin(config)  # the first teacher, which is loaded already
 
 
 def score_distillation(
@@ -265,7 +267,7 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
     size = SIZES[student.size]
     shape = Size(student.layers or size.layers, student.hidden or size.hidden, 1, student.inner)
     cut = cross_from_layers(
-        _origin(config),
+        PairEncoder.load(_origin(config)),
         shape,
         sample,
         layers=student.teacher_layers or None,
@@ -276,15 +278,15 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
     return cut
 
 
-def _origin(config: RunConfig) -> PairEncoder:
-    """Load the model that a student without source is cut from."""
+def _origin(config: RunConfig) -> str:
+    """Return the folder or hub id of the model that a student without source is cut from."""
     source = config.resolve_model(config.student.tokenizer or config.every_teacher[0].source)
     if source.endswith(".onnx"):
         raise ConfigError(
             f"a student is cut from a model folder, not from {source}: name one in student.tokenizer, or a model "
             "to start from in student.source"
         )
-    return PairEncoder.load(source)
+    return source
 
 
 def _ranking_sets(config: RunConfig, paths: Sequence[str]) -> list[RerankingSet]:

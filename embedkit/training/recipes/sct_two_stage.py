@@ -46,6 +46,11 @@ def check_two_stages(config: RunConfig, settings: TwoStageConfig, corpus: Corpus
     check_stage("sct-distillation", settings.distillation, config.optim, config, corpus)
 
 
+def two_stage_problem(settings: TwoStageConfig, teachers: int) -> str | None:
+    """Return what is wrong with the settings of stage two for this number of teachers, or None."""
+    return SCTDistillation.settings_problem(settings.distillation, teachers)
+
+
 def sct_two_stage(stage: Stage, settings: TwoStageConfig, encoder: SentenceEncoder) -> TrainState:
     """Self-supervised cross-view training, then distillation from its result.
 

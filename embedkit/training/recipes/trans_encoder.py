@@ -191,6 +191,7 @@ def _gather(config: RunConfig, settings: TransEncoderConfig, encoder: SentenceEn
         model = SentenceEncoder.load(
             config.resolve_model(peer.source), pooling=peer.pooling, max_length=config.student.max_length
         )
+        model.require_writable()
         members.append(_Member(f"peer-{number}", model, peer.backbone, copy.deepcopy(model)))
     return members
 

@@ -265,14 +265,6 @@ def test_the_gradient_lowers_the_activation(product):
     assert activations.grad.tolist() == [[0.0, pytest.approx(0.02), 0.0]]
 
 
-@pytest.mark.parametrize("limited", [True, False])
-def test_compilation_is_refused(make_encoder, limited):
-    optim = OptimConfig(compile=True, activation_limit=4.0 if limited else None)
-    config = stage_config(optim=optim, seed=0, student=StudentConfig(word_table="float32" if limited else "int4"))
-    with pytest.raises(ConfigError, match=r"optim\.compile"):
-        train(SimCSE(make_encoder(), SimCSEConfig(), seed=0), None, config, None)
-
-
 COMPILER = next(filter(shutil.which, ("g++", "clang++", "c++")), None)
 
 

@@ -45,6 +45,12 @@ def wide_teacher(tokenizer, tmp_path):
     return str(tmp_path / "wide")
 
 
+def test_a_model_that_cannot_be_saved_is_refused_before_the_run(make_static_folder):
+    static = config(source=str(make_static_folder("model2vec").path))
+    with pytest.raises(ModelError, match="does not train it"):
+        build_student(static)
+
+
 @pytest.fixture
 def text(sentences, tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(sentences(60)), encoding="utf-8")

@@ -16,7 +16,6 @@ from embedkit.training.methods.distillcse import (
     average_cosines,
     cosines_with_others,
     similarity_distillation_loss,
-    teacher_weights,
 )
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -91,20 +90,16 @@ def test_only_the_first_view_of_each_teacher_counts(make, batch, make_view):
 
 
 class TestWeights:
-    def test_weights_are_equal_by_default(self):
-        assert teacher_weights(DistillCSEConfig(), 4) == (0.25,) * 4
+    def test_weights_are_equal_by_default(self, make):
+        assert make(2).weights == [0.5, 0.5]
 
-    def test_they_are_brought_to_sum_1(self):
-        config = DistillCSEConfig(teacher_weights=(0.33, 0.33, 1.34))
-        assert teacher_weights(config, 3) == pytest.approx((0.165, 0.165, 0.67))
+    def test_they_are_brought_to_sum_1(self, make):
+        assert make(3, teacher_weights=(0.33, 0.33, 1.34)).weights == pytest.approx([0.165, 0.165, 0.67])
 
-    @pytest.mark.parametrize(
-        ("weights", "message"),
-        [((1.0,), "1 weights for 2 teachers"), ((0.0, 0.0), "not all 0"), ((2.0, -1.0), "non-negative")],
-    )
-    def test_others_are_refused(self, make, weights, message):
+    @pytest.mark.parametrize(("weights", "message"), [((0.0, 0.0), "not all 0"), ((2.0, -1.0), "non-negative")])
+    def test_others_are_refused(self, weights, message):
         with pytest.raises(ConfigError, match=message):
-            make(teacher_weights=weights)
+            DistillCSEConfig(teacher_weights=weights)
 
 
 def test_a_window_that_ends_before_it_starts_is_refused():

@@ -12,6 +12,7 @@ from embedkit.training.losses import Keys, own_cross_entropy, squared_distance
 from embedkit.training.method import Batch, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.methods.congen import congen_loss
+from embedkit.training.methods.sct import SCTDistillation, SCTDistillationConfig
 from embedkit.training.self_supervision import cross_view_loss
 
 WIDTH = 6
@@ -114,10 +115,11 @@ class TestSeveralTeachers:
         expected = [f"{queue}.{part}" for queue in queues for part in ("rows", "pointer")]
         assert [key for key in state if key.startswith("queues.")] == expected
 
-    def test_a_loss_without_distributions_has_nothing_to_average(self, make):
-        assert make("sct-distillation", WIDTH, queue_size=8, objective="contrastive")
-        with pytest.raises(ConfigError, match="contrastive supports one teacher"):
-            make("sct-distillation", WIDTH, WIDTH, queue_size=8, objective="contrastive")
+    def test_a_loss_without_distributions_has_nothing_to_average(self):
+        config = SCTDistillationConfig(objective="contrastive")
+        assert SCTDistillation.settings_problem(config, 1) is None
+        assert "contrastive supports one teacher" in SCTDistillation.settings_problem(config, 2)
+        assert SCTDistillation.settings_problem(SCTDistillationConfig(), 2) is None
 
 
 def test_one_view_learns_its_own_distribution(make, make_view, embeddings):

@@ -110,6 +110,16 @@ class TestResolve:
              "dev.pairs is for encoders, not for the cross-encoders of labelled-pairs: name re-ranking sets"),
             ({"method": "score-distillation", "dev": {"held_out": 9}}, "dev.held_out is for encoders"),
             ({"method": "score-distillation", "matryoshka": {"dimensions": [8]}}, "[matryoshka] rotates"),
+            ({"method": "distillcse", "settings": {"teacher_weights": [1, 2]}},
+             "teacher_weights has 2 weights for 1 teachers"),
+            ({"method": "distillcse-rounds", "settings": {"distillation": {"teacher_weights": [1, 2]}}},
+             "teacher_weights has 2 weights for 1 teachers"),
+            ({"method": "sct-two-stage", "teacher": None, "teachers": [{"source": "a"}, {"source": "b"}],
+              "settings": {"distillation": {"objective": "contrastive"}}}, "contrastive supports one teacher"),
+            ({"method": "sct-distillation", "student": {"word_table": "int4"}, "optim": {"compile": True}},
+             'student.word_table = "int4" cannot be combined with optim.compile'),
+            ({"method": "trans-encoder", "settings": {"cross_optim": {"compile": True, "activation_limit": 3.0}}},
+             "settings.cross_optim.activation_limit cannot be combined with settings.cross_optim.compile"),
             ({"student": {"source": "m", "start": "layers"}}, "start and tokenizer are not allowed with"),
             ({"student": {"source": "m", "tokenizer": "n"}}, "start and tokenizer are not allowed with"),
         ],
@@ -361,10 +371,13 @@ class TestRun:
             run(resolve(pairs), tmp_path / "run", QUIET)
         assert not (tmp_path / "run").exists()
 
-    def test_a_run_refused_at_its_first_stage_leaves_the_folder_to_the_next(self, mapping, tmp_path):
-        student, optim = mapping["student"] | {"word_table": "int4"}, mapping["optim"] | {"compile": True}
-        with pytest.raises(ConfigError, match=r"cannot be combined with optim\.compile"):
-            run(resolve({**mapping, "student": student, "optim": optim}), tmp_path / "run", QUIET)
+    def test_a_run_refused_at_its_first_stage_leaves_the_folder_to_the_next(self, mapping, tmp_path, monkeypatch):
+        def fail(*_):
+            raise RuntimeError("no compiler found")
+
+        monkeypatch.setattr(torch, "compile", fail)
+        with pytest.raises(ConfigError, match="no compiler found"):
+            run(resolve({**mapping, "optim": {**mapping["optim"], "compile": True}}), tmp_path / "run", QUIET)
         assert (tmp_path / "run" / "config.toml").exists()
         state = run(resolve({**mapping, "seed": 3}), tmp_path / "run", QUIET)
         assert state.finished
