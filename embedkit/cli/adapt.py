@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.options import add_output, add_settings, check_output, explicit, lay_flags_over
 from embedkit.cli.rows import kept_file
-from embedkit.cli.train import stop_flag
+from embedkit.cli.train import stop_control
 
 if TYPE_CHECKING:
     from embedkit.adaptation import Adaptation
@@ -55,13 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int | None:
     """Adapt the encoder, and print its similarity to the teacher before and after."""
     from embedkit.adaptation import adapt, adaptation_config
-    from embedkit.training.recipes.stage import Control
 
     check_output(arguments)
     config = adaptation_config(arguments.model, _changes(arguments))
     folder = Path(arguments.run or Path("runs") / arguments.output.stem)
-    with stop_flag() as should_stop:
-        adaptation = adapt(config, folder, arguments.output, Control(arguments.resume, should_stop))
+    with stop_control(resume=arguments.resume) as control:
+        adaptation = adapt(config, folder, arguments.output, control)
     if adaptation is None:
         print("stopped; resume with the same command and --resume")
         return 130

@@ -9,7 +9,7 @@ import json
 import logging
 import shlex
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from embedkit.cli.rows import kept_file
 
 if TYPE_CHECKING:
     from embedkit.training.config import RunConfig
+    from embedkit.training.recipes.stage import Control
     from embedkit.training.run_folder import TrainState
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,6 @@ def run(arguments: argparse.Namespace) -> int | None:
     from embedkit.config import to_mapping
     from embedkit.training import processes
     from embedkit.training.recipes.run import run as train
-    from embedkit.training.recipes.stage import Control
 
     config = _config(arguments)
     folder = Path(arguments.output or Path("runs") / (config.name or config.method))
@@ -142,8 +142,8 @@ def run(arguments: argparse.Namespace) -> int | None:
     with processes.group(config.device):
         if not processes.first():
             logging.getLogger("embedkit").setLevel(logging.ERROR)  # the first one reports everything
-        with stop_flag(insist=processes.count() == 1) as should_stop:
-            state = train(config, folder, Control(arguments.resume, should_stop))
+        with stop_control(resume=arguments.resume, insist=processes.count() == 1) as control:
+            state = train(config, folder, control)
         if processes.first():
             _report(folder)
             _print(state, folder, config.measure, as_json=arguments.json)
@@ -151,10 +151,10 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
-    from embedkit.config import apply_overrides, load_toml, merge
+    from embedkit.config import apply_overrides, load_toml
     from embedkit.training.recipes.run import resolve
 
-    mapping: dict[str, Any] = functools.reduce(merge, map(load_toml, arguments.recipe), {})
+    mapping: dict[str, Any] = functools.reduce(_merge_recipes, map(load_toml, arguments.recipe), {})
     if arguments.epochs is not None and isinstance(optim := mapping.get("optim"), dict):
         optim.pop("steps", None)  # they would override the epochs
     mapping = lay_flags_over(mapping, arguments, _FLAGS)
@@ -162,6 +162,28 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         mapping["corpus"] = sources
     mapping = apply_overrides(_with_teachers(mapping, arguments), arguments.set)
     return resolve(mapping, source=", ".join(arguments.recipe))
+
+
+# Settings of [teacher] that say how any model is run and stored, not how one of them reads text.
+_OF_ANY_TEACHER = {"precision", "device", "dtype"}
+
+
+def _merge_recipes(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Lay a recipe over earlier ones."""
+    from embedkit.config import merge
+
+    teacher = over.get("teacher")
+    if isinstance(teacher, dict) and "source" in teacher:
+        under = _without_other_teacher(under, teacher["source"])
+    return merge(under, over)
+
+
+def _without_other_teacher(mapping: dict[str, Any], source: object) -> dict[str, Any]:
+    """Remove the name, prompt and permissions of another teacher than ``source``, which would not fit it."""
+    teacher = mapping.get("teacher")
+    if not isinstance(teacher, dict) or teacher.get("source") in (None, source):
+        return mapping
+    return {**mapping, "teacher": {key: teacher[key] for key in _OF_ANY_TEACHER & teacher.keys()}}
 
 
 def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -173,9 +195,10 @@ def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> di
     if len(sources) <= 1:
         if len(names) > 1:
             raise ConfigError(f"--teacher-name is given {len(names)} times, --teacher {len(sources)} times")
-        for key, values in (("source", sources), ("name", names)):
-            for value in values:
-                mapping = lay_over(mapping, f"teacher.{key}", value)
+        for source in sources:
+            mapping = lay_over(_without_other_teacher(mapping, source), "teacher.source", source)
+        for name in names:
+            mapping = lay_over(mapping, "teacher.name", name)
         return {key: value for key, value in mapping.items() if key != "teachers" or not sources}
     if names and len(names) != len(sources):
         raise ConfigError(f"--teacher is given {len(sources)} times, --teacher-name {len(names)} times")
@@ -249,32 +272,43 @@ def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> N
 
 
 @contextlib.contextmanager
-def stop_flag(*, insist: bool = True) -> Iterator[Callable[[], bool]]:
+def stop_control(*, resume: bool, insist: bool = True) -> Iterator[Control]:
     """End training after the current step on the first Ctrl-C or SIGTERM, and immediately on the next one.
 
     Without ``insist``, further signals are ignored: torchrun sends each process a SIGTERM after the Ctrl-C that
     all of them have received, and kills the remaining processes after half a minute.
 
-    Before the first step, while text is read and the teacher encodes it, the first signal ends training
-    immediately, and the teacher's cache is kept.
+    Between steps, while text is read, a model encodes or scores it, or the result is exported, the first signal
+    ends the command immediately; caches and checkpoints are kept.
     """
-    asked = training = False
+    from embedkit.training.recipes.stage import Control
+
+    asked = stepping = False
 
     def ask(*_: object) -> None:
         nonlocal asked
-        if (asked and insist) or not training:
+        if asked and not insist:
+            return
+        if asked or not stepping:
             raise KeyboardInterrupt
         asked = True
 
-    def should_stop() -> bool:
-        nonlocal training
-        training = True
-        return asked
+    @contextlib.contextmanager
+    def in_steps() -> Iterator[None]:
+        nonlocal stepping
+        stepping = True
+        try:
+            yield
+        finally:
+            stepping = False
 
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, ask) for number in signals]
     try:
-        yield should_stop
+        yield Control(resume, should_stop=lambda: asked, stepping=in_steps)
+    except KeyboardInterrupt:
+        logger.info("continue with the same command and --resume")
+        raise
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)

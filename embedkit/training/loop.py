@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -69,6 +70,7 @@ def train(
     evaluate: Callable[[], Scores] | None = None,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    stepping: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     show_progress: bool | None = None,
 ) -> TrainState:
     """Train a method and write the encoder to ``folder.model``; return the state, not ``finished`` if stopped.
@@ -76,19 +78,19 @@ def train(
     With ``evaluate`` the encoder with the highest score is kept, otherwise the last one. An interrupted run
     resumes from its last checkpoint and ends with the same bits as an uninterrupted one, on the same machine and
     with the same versions, number of threads and number of processes. ``should_stop`` is called after each step;
-    if True, a checkpoint is saved. Of the configuration, ``[optim]`` is that of this stage.
+    if True, a checkpoint is saved. All steps are made inside ``stepping()``. Of the configuration, ``[optim]`` is
+    that of this stage.
 
     Several processes (:mod:`~embedkit.training.processes`) share the rows of each batch. The first one evaluates
     and writes.
 
     Raises:
-        ConfigError: the processes cannot share a batch evenly, ``optim.compile`` finds no compiler, or it is
-            combined with rounded words or a limit of activations.
+        ConfigError: the processes cannot share a batch evenly, or ``optim.compile`` finds no compiler.
         TrainingError: the loss is not finite.
         CheckpointError: the checkpoint is damaged or was written with other settings.
         StorageError: the disk is full; the last checkpoint is kept.
     """
-    run = _Run(method, batches, config, folder, evaluate, should_stop)
+    run = _Run(method, batches, config, folder, evaluate, should_stop, stepping)
     return run.train(resume=resume, show_progress=show_progress)
 
 
@@ -103,18 +105,15 @@ class _Run:
         folder: RunFolder,
         evaluate: Callable[[], Scores] | None,
         should_stop: Callable[[], bool],
+        stepping: Callable[[], AbstractContextManager[object]],
     ) -> None:
         if config.optim.batch_size % processes.count():
             raise ConfigError(
                 f"{processes.count()} processes cannot share optim.batch_size = {config.optim.batch_size} evenly"
             )
         self.round_words = config.student.word_table == "int4"
-        if self.round_words and config.optim.compile:
-            raise ConfigError('student.word_table = "int4" cannot be combined with optim.compile')
-        if config.optim.activation_limit and config.optim.compile:
-            raise ConfigError("optim.activation_limit cannot be combined with optim.compile")
         self.method, self.batches, self.config, self.folder = method, batches, config, folder
-        self.evaluate, self.should_stop = evaluate, should_stop
+        self.evaluate, self.should_stop, self.stepping = evaluate, should_stop, stepping
         self.optim = config.optim
         self.device = method.encoder.device
         batches.on_gpu = self.device.type != "cpu"
@@ -159,7 +158,15 @@ class _Run:
         quicker = contextlib.nullcontext() if self.optim.compile else _quicker_on_cpu(self.method)
         rounded = rounded_words(self.method) if self.round_words else contextlib.nullcontext()
         watched = self.penalty.watch(self.method.encoder.body) if self.penalty else contextlib.nullcontext()
-        with contextlib.closing(stream), progress, self.folder.tracked(first), quicker, rounded, watched:
+        with (
+            self.stepping(),
+            contextlib.closing(stream),
+            progress,
+            self.folder.tracked(first),
+            quicker,
+            rounded,
+            watched,
+        ):
             for _ in range(first, self.total):
                 if self._exhausted():
                     break
@@ -273,7 +280,7 @@ class _Run:
         defined = math.isfinite(score)  # the correlation of a collapsed encoder, or with equal labels, is not
         measured = {name: value for name, value in scores.items() if math.isfinite(value)}
         self._write({"step": self.state.step, **measured, "dev_seconds": round(seconds, 3)})
-        if self.state.step == min(self.dev_steps):
+        if self.state.step == min(self.dev_steps) < max(self.dev_steps):
             self._log_evaluation_cost(seconds)
         if not defined and self.state.step == min(self.dev_steps):
             logger.warning("the development score is undefined: all labels, or all cosines, are equal")

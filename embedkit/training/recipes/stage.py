@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +96,14 @@ class HeldOut:
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """External control of a run: resume, stop, progress."""
+    """External control of a run: resume, stop, progress.
+
+    Steps are made inside ``stepping()``; after each, ``should_stop()`` ends the run with a checkpoint.
+    """
 
     resume: bool = False
     should_stop: Callable[[], bool] = lambda: False
+    stepping: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     show_progress: bool | None = None
 
 
@@ -140,7 +146,7 @@ def prepare(
 
     Raises:
         DataError: a source is missing or malformed.
-        CacheError: the teacher cache is damaged or in use.
+        CacheError: the teacher cache is damaged, or on a file system without locks.
     """
     pairs = _dev_pairs(config)
     vectors: list[TeacherVectors] = []
@@ -200,7 +206,8 @@ class Stage:
             TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
         """
         kind, teachers, optim = METHODS[method_name], self.materials.teachers, optim or self.config.optim
-        if problem := kind.batch_spec.teacher_problem(len(teachers)):
+        count = len(teachers)
+        if problem := kind.batch_spec.teacher_problem(count) or kind.settings_problem(settings, count):
             raise ConfigError(problem)
         arguments = kind.teacher_arguments([teacher.dimension for teacher in teachers])
         method = kind(encoder, settings, seed=self.config.seed, **arguments)
@@ -255,6 +262,7 @@ class Stage:
             evaluate=evaluate,
             resume=self.control.resume,
             should_stop=self.control.should_stop,
+            stepping=self.control.stepping,
             show_progress=self.control.show_progress,
         )
 

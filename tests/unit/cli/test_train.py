@@ -14,7 +14,7 @@ import tomllib
 import pytest
 
 from embedkit.cli.main import main
-from embedkit.cli.train import stop_flag
+from embedkit.cli.train import stop_control
 from embedkit.errors import StorageError
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
@@ -123,6 +123,24 @@ class TestConfiguration:
         recipe.write_text('[[teachers]]\nsource = "c"\n[[teachers]]\nsource = "d"\n')
         found = check(capsys, *flags, "--teacher", "a")
         assert (found["teacher"]["source"], "teachers" in found) == ("a", False)
+
+    def test_another_teacher_has_nothing_of_the_recipe_s_but_how_it_is_run(self, capsys, tmp_path):
+        first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+        first.write_text(
+            '[teacher]\nsource = "c"\nname = "C"\nprompt = "query: "\npooling = "cls"\nmax_length = 99\n'
+            'trust_remote_code = true\nprecision = "bf16"\ndtype = "float16"\n'
+        )
+        second.write_text('[teacher]\nsource = "d"\n')
+        flags = [*self.BARE, "--set", "method=mse"]
+        kept = check(capsys, str(first), *flags, "--teacher", "c")["teacher"]
+        assert (kept["name"], kept["prompt"], kept["trust_remote_code"]) == ("C", "query: ", True)
+        for other in ([str(first), "--teacher", "d"], [str(first), str(second)]):
+            found = check(capsys, *other, *flags)["teacher"]
+            assert (found["source"], found["precision"], found["dtype"]) == ("d", "bf16", "float16")
+            assert not found["trust_remote_code"]
+            assert not {"name", "prompt", "pooling", "max_length"} & found.keys()
+        first.write_text('[teacher]\nprompt = "query: "\n')
+        assert check(capsys, str(first), *flags, "--teacher", "d")["teacher"]["prompt"] == "query: "
 
     @pytest.mark.parametrize(("hidden", "size"), [(768, "small"), (384, "small"), (256, "mini"), (64, "tiny")])
     def test_a_student_gets_the_settings_of_the_size_nearest_to_it(self, capsys, tmp_path, hidden, size):
@@ -313,28 +331,42 @@ class TestTraining:
         assert steps == [*range(10, 101, 10)]
 
 
-class TestStopFlag:
+class TestStopControl:
     def test_a_second_signal_ends_at_once(self):
-        with stop_flag() as should_stop:
-            assert not should_stop()
+        with stop_control(resume=False) as control, control.stepping():
+            assert not control.should_stop()
             signal.raise_signal(signal.SIGTERM)
-            assert should_stop()
+            assert control.should_stop()
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
 
     def test_under_torchrun_a_second_signal_belongs_to_the_first(self):
-        with stop_flag(insist=False) as should_stop:
-            assert not should_stop()
-            signal.raise_signal(signal.SIGINT)
+        with stop_control(resume=False, insist=False) as control:
+            with control.stepping():
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGTERM)
+                assert control.should_stop()
             signal.raise_signal(signal.SIGTERM)
-            assert should_stop()
 
     def test_before_the_first_step_one_signal_is_enough(self):
-        with stop_flag(), pytest.raises(KeyboardInterrupt):
+        with stop_control(resume=False), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+    def test_after_the_steps_one_signal_is_enough_and_the_way_on_is_named(self, caplog):
+        caplog.set_level("INFO")
+
+        def interrupt_after_the_steps():
+            with stop_control(resume=False) as control:
+                with control.stepping():
+                    assert not control.should_stop()
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupt_after_the_steps()
+        assert "continue with the same command and --resume" in caplog.messages
 
     def test_handlers_are_restored(self):
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        with stop_flag():
+        with stop_control(resume=False):
             pass
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

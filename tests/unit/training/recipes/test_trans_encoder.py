@@ -1,5 +1,6 @@
 """Trans-Encoder's cycles, followed stage by stage on toys."""
 
+import contextlib
 import importlib
 import json
 
@@ -202,6 +203,20 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(mapping, tmp_path, stop
     for loader, name in ((SentenceEncoder, "model"), (PairEncoder, "cross-model")):
         whole, parts = (loader.load(tmp_path / run_name / name) for run_name in ("whole", "parts"))
         assert whole.fingerprint() == parts.fingerprint()
+
+
+def test_labelling_lies_between_the_steps_where_a_signal_ends_the_run(mapping, tmp_path, monkeypatch):
+    stepping, label, places = [], recipe._label, []
+
+    @contextlib.contextmanager
+    def steps():
+        stepping.append(True)
+        yield
+        stepping.pop()
+
+    monkeypatch.setattr(recipe, "_label", lambda *arguments: places.append(len(stepping)) or label(*arguments))
+    go(mapping(), tmp_path / "run", should_stop=lambda: not stepping, stepping=steps)
+    assert places == [0] * 4
 
 
 def test_damaged_labels_are_reported(mapping, tmp_path):
