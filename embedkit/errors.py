@@ -166,6 +166,9 @@ class MissingExtraError(EmbedkitError, ImportError):
 class StorageError(EmbedkitError, OSError):
     """A file cannot be written: the disk is full, or permission is denied."""
 
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()  # an OSError's own text begins with [Errno 28]
+
 
 class CommittedError(StorageError):
     """A write is complete and durable, but what follows it failed; it need not be repeated."""

@@ -204,7 +204,11 @@ def unread() -> tuple[Figures, bool]:
 
 def searches() -> tuple[Figures, bool]:
     """Many expensive searches at once, next to cheap ones."""
-    with collection() as (folder, reranker), Server("--collection", folder, "--reranker", reranker) as server:
+    with (
+        collection() as folder,
+        tempfile.TemporaryDirectory() as models,
+        Server("--collection", folder, "--rerank", str(write_reranker(Path(models)))) as server,
+    ):
         long = " ".join(random.Random(1).choices(WORDS, k=400))
         costly = {"query": long, "rerank": True, "candidates": 200}
         done: list[tuple[int, float]] = []
@@ -240,7 +244,7 @@ def searches() -> tuple[Figures, bool]:
 
 def filters() -> tuple[Figures, bool]:
     """Searches filtered by fields that no document has."""
-    with collection() as (folder, _), Server("--collection", folder) as server:
+    with collection() as folder, Server("--collection", folder) as server:
         server.ask("POST", "/v1/search", {"query": "bees", "filter": {"number": 3}})
         before = server.resident_mb()
         seconds = []
@@ -304,7 +308,7 @@ def guesses() -> tuple[Figures, bool]:
 def writes() -> tuple[Figures, bool]:
     """Upserts large enough to trigger merges of an approximate index, with a request for maps after each."""
     with (
-        collection("hnsw", DOCUMENTS // 2) as (folder, _),
+        collection("hnsw", DOCUMENTS // 2) as folder,
         Server("--collection", folder, "--allow-writes") as server,
     ):
         upserts, maps = [], []
@@ -373,8 +377,8 @@ def client(server: Server, number: int, outcomes: Counter[str]) -> None:
 
 
 @contextlib.contextmanager
-def collection(index: str = "exact", count: int = DOCUMENTS) -> Iterator[tuple[str, str]]:
-    """Create a collection of documents with metadata, and a re-ranker."""
+def collection(index: str = "exact", count: int = DOCUMENTS) -> Iterator[str]:
+    """Create a collection of documents with metadata, and yield its path."""
     from embedkit import Collection, Encoder  # noqa: PLC0415 - the clients need nothing of it
 
     generator = random.Random(0)
@@ -382,10 +386,10 @@ def collection(index: str = "exact", count: int = DOCUMENTS) -> Iterator[tuple[s
         {"id": str(n), "text": " ".join(generator.choices(WORDS, k=40)), "number": n % 10} for n in range(count)
     ]
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        path = f"{name}/idx"
         encoder = Encoder.load("tiny")
-        Collection.build(documents, encoder=encoder, path=folder / "idx", index=index, show_progress_bar=False)
-        yield str(folder / "idx"), str(write_reranker(folder))
+        Collection.build(documents, encoder=encoder, path=path, index=index, show_progress_bar=False)
+        yield path
 
 
 def write_reranker(folder: Path) -> Path:

@@ -265,6 +265,9 @@ def _write_parquet(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) 
 def _run_bulk(arguments: argparse.Namespace) -> None:
     """Log the cost, and compute the missing shards."""
     from embedkit.errors import InputError
+    from embedkit.extras import require
+
+    require("pyarrow.parquet", extra="ray" if arguments.engine == "ray" else "bulk")
     from embedkit.serving.bulk import BulkEncoding
 
     source = arguments.input

@@ -55,10 +55,11 @@ def test_a_gate_error_has_its_figures():
         assert str(found) == "missed"
 
 
-def test_a_storage_error_keeps_the_number():
+def test_a_storage_error_keeps_the_number_and_is_a_sentence():
     error = StorageError(28, "cannot write x: No space left on device")
-    assert error.errno == 28
-    assert "cannot write x" in str(error)
+    for found in (error, pickle.loads(pickle.dumps(error))):
+        assert found.errno == 28
+        assert str(found) == "cannot write x: No space left on device"
 
 
 @pytest.mark.parametrize("error", [kind for kind in CLASSES if kind is not GateError])

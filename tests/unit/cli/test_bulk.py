@@ -63,6 +63,13 @@ def test_invalid_options_are_reported_in_one_line(toy_bundle, pages, tmp_path, c
     assert len(captured.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("options", "extra"), [([], "bulk"), (["--engine", "ray"], "ray")])
+def test_one_extra_brings_all_that_an_engine_needs(pages, tmp_path, capsys, monkeypatch, options, extra):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert main(["encode", "-m", "tiny", str(pages), "-o", str(tmp_path / "out"), *options]) == 1
+    assert f'pip install "embedkit-onnx[{extra}]"' in capsys.readouterr().err
+
+
 def test_a_folder_is_made_from_parquet_only(toy_bundle, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("a dog\n")
     assert main(["encode", "-m", str(toy_bundle), str(tmp_path / "in.txt"), "-o", str(tmp_path / "out")]) == 1
