@@ -30,7 +30,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -m timing tests/architecture
 
 test-release: $(READY)
-	$(BIN)/python -m pytest -m release
+	$(BIN)/python -m pytest -m release --timeout 1800
 
 check: $(READY)
 	$(BIN)/ruff check
