@@ -181,5 +181,6 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class where there is none."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """Return the first line of an error's message, after its class where it is a mere key, or else its class."""
+    line = str(error).strip().partition("\n")[0]
+    return f"KeyError {line}" if isinstance(error, KeyError) else line or type(error).__name__

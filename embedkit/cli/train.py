@@ -87,8 +87,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--teacher",
         action="append",
         metavar="MODEL",
-        help="folder, hub id, bundle, or .npy/.parquet of vectors aligned by row; may be repeated for methods "
-        "with several teachers",
+        help="folder, hub id, bundle, or .npy/.parquet/.jsonl of vectors aligned by row; may be repeated for "
+        "methods with several teachers",
     )
     parser.add_argument(
         "--teacher-name", action="append", metavar="NAME", help="name of each --teacher on model cards"

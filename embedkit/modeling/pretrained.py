@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError, first_line
 from embedkit.modeling.shared_layers import writing_tensors
-from embedkit.runtime.folders import Layout
+from embedkit.runtime.folders import Layout, check_fetched
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 # These number positions from pad_token_id + 1, so the table is that much longer than the longest text.
@@ -217,6 +217,7 @@ def load_weights(folder: Path, part: str) -> dict[str, Tensor]:
     Raises:
         ModelError: they cannot be loaded.
     """
+    check_fetched(folder)
     safe, old = folder / "model.safetensors", folder / "pytorch_model.bin"
     try:
         weights: dict[str, Tensor] = load_file(safe) if safe.is_file() else torch.load(old, weights_only=True)
@@ -225,15 +226,24 @@ def load_weights(folder: Path, part: str) -> dict[str, Tensor]:
     return weights
 
 
+def _shape(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))
+
+
 def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
     """Load a network, and name the weights that its folder lacks and that were initialised instead.
 
     ``load`` is transformers' ``from_pretrained`` with all other arguments. Code that comes with a model may load
     it without a report. Weights that differ when it is loaded again are random.
+
+    Raises:
+        ModelError: a weight has another shape than the configuration says.
     """
-    loaded = load(output_loading_info=True)
+    loaded = load(output_loading_info=True, ignore_mismatched_sizes=True)
     if isinstance(loaded, tuple):
         model, report = loaded
+        for name, stored, expected in sorted(report["mismatched_keys"]):
+            raise ModelError(f"{name} is {_shape(stored)}, but {_shape(expected)} by config.json")
         return model, sorted(report["missing_keys"])
     again = load().state_dict()
     return loaded, [name for name, value in loaded.state_dict().items() if not torch.equal(value, again[name])]
@@ -260,13 +270,14 @@ def loading(folder: Path, part: str) -> Iterator[None]:
 
 
 def check_configured(folder: Path) -> None:
-    """Check that a folder has a configuration.
+    """Check that a folder has a configuration, and weights where it has files of them.
 
     Raises:
         ModelError: it does not.
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
+    check_fetched(folder)
 
 
 def model_name(source: str | os.PathLike[str]) -> str:

@@ -26,7 +26,14 @@ from pathlib import Path
 from embedkit.atomic import atomic_file
 from embedkit.errors import BundleError, BundleIntegrityError, BundleVersionError, ModelNotFoundError
 from embedkit.runtime.manifest import Golden, Manifest
-from embedkit.runtime.wire import Field, encode_bytes, read_fields, refuse_external_data
+from embedkit.runtime.wire import (
+    LFS_ADVICE,
+    LFS_POINTER,
+    Field,
+    encode_bytes,
+    read_fields,
+    refuse_external_data,
+)
 
 FORMAT = 1
 
@@ -162,6 +169,8 @@ def _read_model(content: bytes) -> list[Field]:
     """Return the fields of a ModelProto; distinguishes a damaged one from a file of another kind."""
     if not content:
         raise BundleError("the file is empty")
+    if content.startswith(LFS_POINTER):
+        raise BundleError(LFS_ADVICE)
     if content[0] != 0x08:  # the tag of ir_version, field 1, with which every ONNX writer begins
         raise BundleError("this is not an ONNX file")
     try:

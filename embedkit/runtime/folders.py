@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedkit.errors import ModelError
+from embedkit.runtime.wire import LFS_ADVICE, LFS_POINTER
 
 # In the order in which sentence-transformers concatenates those that are switched on one by one.
 POOLING_KEYS = {
@@ -47,6 +48,7 @@ _CLASSIFIER = "ForSequenceClassification"
 _STATIC = "StaticEmbedding"
 _CONFIG = "config_sentence_transformers.json"
 _TASKS = {"feature-extraction": "encoder", "sequence-classification": "cross-encoder"}
+_LONGEST_POINTER = 1024  # bytes of a pointer of Git LFS, by its specification
 _UNLIMITED = 1_000_000  # tokenizers without a limit write 1e30
 _ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _OUTPUTS = {"encoder": "last_hidden_state", "cross-encoder": "logits"}
@@ -238,6 +240,7 @@ def _tensor_names(path: Path) -> set[str]:
     """Return the names of the tensors in a file of safetensors, which begins with them in JSON, if it exists."""
     if not path.is_file():
         return set()
+    check_fetched(path.parent)
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -385,12 +388,26 @@ def read_bytes(path: Path) -> bytes:
     """Read a file of a model.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: it cannot be read, or is a pointer of Git LFS.
     """
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    if content.startswith(LFS_POINTER):
+        raise ModelError(f"{path}: {LFS_ADVICE}")
+    return content
+
+
+def check_fetched(folder: Path) -> None:
+    """Check that the weights of a folder are here.
+
+    Raises:
+        ModelError: a file of theirs cannot be read, or is a pointer of Git LFS.
+    """
+    for path in sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"))):
+        if path.stat().st_size < _LONGEST_POINTER:
+            read_bytes(path)
 
 
 def whole_number(path: Path, settings: dict[str, Any], *names: str) -> int:

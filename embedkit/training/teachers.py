@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.records import Record, read_records
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.engine import embed_parts
 from embedkit.training.corpus import Corpus
@@ -33,7 +35,7 @@ from embedkit.write_lock import write_lock
 logger = logging.getLogger(__name__)
 
 _CHUNK = 4096
-_ALIGNED = (".npy", ".parquet")
+_ALIGNED = (".npy", ".parquet", ".jsonl")
 _OWN_PROMPT = "teacher.prompt"
 
 
@@ -42,10 +44,10 @@ class TeacherConfig:
     """The teacher and how it reads text."""
 
     source: str = setting(
-        doc="a folder or hub id of transformers or sentence-transformers, a bundle, or a .npy or .parquet file "
-        "of vectors aligned with the corpus by row"
+        doc="a folder or hub id of transformers or sentence-transformers, a bundle, or a .npy, .parquet or .jsonl "
+        "file of vectors aligned with the corpus by row"
     )
-    name: str | None = setting(None, "name in model cards; required for .npy and .parquet files")
+    name: str | None = setting(None, "name in model cards; required for files of vectors")
     pooling: Literal["mean", "cls"] | None = setting(None, "pooling; default: from the model's own files")
     max_length: int | None = setting(
         None, "maximum length of a text in tokens; default: the model's own", minimum=3
@@ -57,7 +59,7 @@ class TeacherConfig:
     trust_remote_code: bool = setting(False, "let transformers run Python code that comes with the model")
     device: str | None = setting(None, "cpu, cuda or another torch device; default: the CPU")
     dtype: Literal["float32", "float16"] = setting("float32", "dtype of cached vectors")
-    vector_column: str = setting("embedding", "vector column in a .parquet file")
+    vector_column: str = setting("embedding", "vector column in a .parquet or .jsonl file")
 
     @property
     def aligned(self) -> bool:
@@ -218,9 +220,9 @@ class CachedVectors:
 class AlignedVectors:
     """Vectors from elsewhere, for example an API: row i belongs to the i-th row read from the sources.
 
-    A ``.npy`` file holds ``(N, D)``, or ``(N, V, D)`` with a vector for each view; a ``.parquet`` file a list
-    column. Rows that the corpus dropped as duplicate or empty are skipped here too. Vectors are normalised to
-    unit length.
+    A ``.npy`` file holds ``(N, D)``, or ``(N, V, D)`` with a vector for each view; a ``.parquet`` or
+    ``.jsonl`` file a list column. Rows that the corpus dropped as duplicate or empty are skipped here too. Vectors
+    are normalised to unit length.
     """
 
     def __init__(self, config: TeacherConfig, corpus: Corpus) -> None:
@@ -289,16 +291,32 @@ def _load_aligned(config: TeacherConfig) -> Any:
 
 def _read_column(path: Path, name: str) -> FloatArray:
     """Return a list column, read in batches: as numbers of Python, it would take eight times the memory."""
+    parts: list[FloatArray] = []
+    for rows in _json_lists(path, name) if path.suffix == ".jsonl" else _parquet_lists(path, name):
+        _check_lengths(rows, start=sum(map(len, parts)))
+        parts.append(np.asarray(rows, dtype=np.float32))
+    return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+
+
+def _json_lists(path: Path, name: str) -> Iterator[list[Any]]:
+    records = read_records(path)
+    while rows := [_field(line, record, name) for line, record in itertools.islice(records, _CHUNK)]:
+        yield rows
+
+
+def _field(line: int, record: Record, name: str) -> Any:
+    if name not in record:
+        raise ValueError(f"line {line:,} has no field {name}; its fields are {', '.join(record):.200}")
+    return record[name]
+
+
+def _parquet_lists(path: Path, name: str) -> Iterator[list[Any]]:
     parquet: Any = require("pyarrow.parquet", extra="train")
     with parquet.ParquetFile(path) as file:
         if name not in file.schema_arrow.names:
             raise ValueError(f"it has no column {name}; its columns are {', '.join(file.schema_arrow.names)}")
-        parts: list[FloatArray] = []
         for batch in file.iter_batches(_CHUNK, columns=[name]):
-            rows = batch.column(0).to_pylist()
-            _check_lengths(rows, start=sum(map(len, parts)))
-            parts.append(np.asarray(rows, dtype=np.float32))
-    return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+            yield batch.column(0).to_pylist()
 
 
 def _check_lengths(rows: list[Any], *, start: int) -> None:

@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import unescape
@@ -35,6 +36,7 @@ logger = logging.getLogger("embedkit")
 DOCUMENT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".html", ".htm"})
 
 _SEPARATOR: Final = " > "
+_NAMED: Final = 5  # kinds of other files in the log
 
 
 @runtime_checkable
@@ -75,7 +77,7 @@ def is_documents(source: DocumentSource) -> bool:
     if not isinstance(source, (str, os.PathLike)):
         return False
     path = Path(source)
-    return any(_files(path)) if path.is_dir() else path.suffix.lower() in DOCUMENT_SUFFIXES
+    return any(map(_is_document, _visible_files(path) if path.is_dir() else [path]))
 
 
 def split_documents(
@@ -140,9 +142,20 @@ _Documents = Iterator[tuple[str, Mapping[str, Any], list[_Section]]]
 
 
 def _documents(path: Path) -> _Documents:
-    for file in _files(path) if path.is_dir() else [path]:
-        name = file.relative_to(path).as_posix() if path.is_dir() else file.name
-        yield name, {}, _READERS[file.suffix.lower()](_read(file))
+    others: Counter[str] = Counter()
+    for file in _visible_files(path) if path.is_dir() else [path]:
+        if _is_document(file):
+            name = file.relative_to(path).as_posix() if path.is_dir() else file.name
+            yield name, {}, _READERS[file.suffix.lower()](_read(file))
+        else:
+            others[file.suffix or file.name] += 1
+    if others:
+        named = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(_NAMED))
+        logger.info("%s: left out files that are not text, Markdown or HTML: %s", path, named)
+
+
+def _is_document(path: Path) -> bool:
+    return path.suffix.lower() in DOCUMENT_SUFFIXES
 
 
 def _records(source: DocumentSource, columns: Columns) -> _Documents:
@@ -150,11 +163,11 @@ def _records(source: DocumentSource, columns: Columns) -> _Documents:
         yield document.id, document.metadata or {}, _sections_of_text(document.text)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield the documents below a folder, sorted, except hidden ones."""
+def _visible_files(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, sorted, except hidden ones."""
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in DOCUMENT_SUFFIXES and not hidden and path.is_file():
+        if not hidden and path.is_file():
             yield path
 
 

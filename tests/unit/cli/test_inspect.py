@@ -142,12 +142,22 @@ def test_different_embeddings_exit_with_1(toy_bundle, toy_model_bytes, tmp_path,
     assert json.loads(capsys.readouterr().out)["verification"]["passed"] is False
 
 
-def test_a_file_that_is_no_bundle_is_reported_in_one_line(tmp_path, capsys):
-    (tmp_path / "photo.onnx").write_bytes(b"\xff\xd8\xff\xe0JFIF")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xd8\xff\xe0JFIF", "this is not an ONNX file"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "this is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`",
+        ),
+    ],
+)
+def test_a_file_that_is_no_bundle_is_reported_in_one_line(tmp_path, capsys, content, words):
+    (tmp_path / "photo.onnx").write_bytes(content)
     assert main(["inspect", str(tmp_path / "photo.onnx")]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.splitlines() == [f"error: {tmp_path / 'photo.onnx'}: this is not an ONNX file"]
+    assert captured.err.splitlines() == [f"error: {tmp_path / 'photo.onnx'}: {words}"]
 
 
 def test_a_cross_encoder_is_reported_and_verified(toy_cross_bundle, capsys):

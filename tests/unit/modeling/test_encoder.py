@@ -219,6 +219,24 @@ class TestRefusals:
             SentenceEncoder.load(folder)
         assert "\n" not in str(caught.value)
 
+    def test_weights_that_git_did_not_fetch_are_named(self, folder):
+        (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n")
+        with pytest.raises(ModelError, match=r"model\.safetensors: this is a pointer of Git LFS"):
+            SentenceEncoder.load(folder)
+
+    def test_a_weight_of_another_shape_is_named(self, folder):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        wrong = config | {"intermediate_size": config["intermediate_size"] + 4}
+        (folder / "config.json").write_text(json.dumps(wrong), encoding="utf-8")
+        with pytest.raises(ModelError, match=r"dense\.bias is \d+, but \d+ by config\.json"):
+            SentenceEncoder.load(folder)
+
+    def test_an_unknown_activation_is_more_than_its_name(self, folder):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "glu"}), encoding="utf-8")
+        with pytest.raises(ModelError, match="KeyError 'glu'"):
+            SentenceEncoder.load(folder)
+
     def test_a_missing_weight_is_not_initialised_randomly(self, folder):
         file = folder / "model.safetensors"
         weights = load_file(file)

@@ -233,6 +233,13 @@ def put(folder, kind, **settings):
             "default_prompt",
         ),
         (lambda f: (f / "onnx/model.onnx").write_bytes(b"junk"), "model.onnx|cannot load the graph"),
+        *(
+            (
+                lambda f, name=name: (f / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
+                f"{name}: this is a pointer of Git LFS",
+            )
+            for name in ("onnx/model.onnx", "tokenizer.json")
+        ),
     ],
 )
 def test_the_error_of_an_unsupported_folder_gives_the_reason(folder, damage, words):

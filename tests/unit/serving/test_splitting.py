@@ -183,6 +183,14 @@ class TestWindows:
         assert list(split_documents(tmp_path, encoder)) == []
         assert "empty.txt has no text" in caplog.text
 
+    def test_files_of_other_kinds_are_counted(self, tmp_path, encoder, caplog):
+        for name in ("a.txt", "b.pdf", "c.pdf", "sub/LICENSE", ".git/d.pdf"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("a dog", encoding="utf-8")
+        caplog.set_level("INFO", logger="embedkit")
+        assert [window["document"] for window in split_documents(tmp_path, encoder)] == ["a.txt"]
+        assert "left out files that are not text, Markdown or HTML: 2 .pdf, 1 LICENSE" in caplog.text
+
     def test_records_without_text(self, encoder):
         rows = [{"text": "a dog"}, {"text": " "}]
         assert [window["id"] for window in split_documents(rows, encoder, skip_empty=True)] == ["0#0"]

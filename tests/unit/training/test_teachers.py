@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from pathlib import Path
@@ -197,6 +198,27 @@ class TestAligned:
         write_parquet(tmp_path / "v.parquet", {"embedding": table})
         with pytest.raises(DataError, match=r"v\.parquet: row 3, counted from 0, holds no vector"):
             AlignedVectors(self.config(tmp_path / "v.parquet"), corpus)
+
+    def test_json_lines_are_read_in_batches(self, corpus, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "_CHUNK", 4)
+        table = self.vectors(6, 4)
+        lines = [json.dumps({"text": "x", "v": row}) for row in table.tolist()]
+        (tmp_path / "v.jsonl").write_text("\n\n".join(lines), encoding="utf-8")
+        vectors = AlignedVectors(self.config(tmp_path / "v.jsonl", vector_column="v"), corpus)
+        assert np.allclose(read_all(vectors, corpus), self.unit(table[[0, 2, 5]]), atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ('{"v": [1]}', "line 2 has no field embedding; its fields are v"),
+            ('{"embedding": [1, 2]}', "row 1, counted from 0, holds no vector"),
+            ('{"embedding": ["a"]}', "cannot read vectors"),
+        ],
+    )
+    def test_a_line_without_a_vector_is_named(self, corpus, tmp_path, line, message):
+        (tmp_path / "v.jsonl").write_text(f'{{"embedding": [1]}}\n{line}\n', encoding="utf-8")
+        with pytest.raises(DataError, match=message):
+            AlignedVectors(self.config(tmp_path / "v.jsonl"), corpus)
 
     def test_a_missing_column(self, corpus, tmp_path):
         write_parquet(tmp_path / "v.parquet", {"id": [0] * 6, "v": [[1.0]] * 6})
