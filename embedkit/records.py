@@ -219,18 +219,23 @@ def _opened(
         form: Any = {"encoding": encoding, "errors": errors, "newline": newline}
         with open(sys.stdin.fileno(), closefd=False, **form) if is_stream else opener(path, "rt", **form) as file:
             yield _bounded(path, file)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text ({error.reason}); convert it, for example with iconv"
-        ) from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def not_utf8(path: Path, error: UnicodeDecodeError, *, line: int = 1) -> DataError:
+    """Return an error that names the line of the byte; ``line`` is that of the first byte that was decoded."""
+    line += error.object[: error.start].count(b"\n")
+    return DataError(f"{path}:{line} is not UTF-8 text ({error.reason}); convert it, for example with iconv")
 
 
 def _bounded(path: Path, file: TextIO) -> Iterator[str]:
     """Yield lines with their ends, and refuse one that is too long before it fills the memory."""
     for number in itertools.count(1):
-        line = file.readline(_LONGEST_LINE)
+        try:
+            line = file.readline(_LONGEST_LINE)
+        except UnicodeDecodeError as error:  # in a block of bytes that begins in this line
+            raise not_utf8(path, error, line=number) from error
         if not line:
             return
         if len(line) == _LONGEST_LINE:
@@ -277,6 +282,10 @@ def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
         elif cells:
             names = cells
             check_columns(place, names)
+            if len(names) == 1 and (separator := next((sign for sign in ";\t" if sign in names[0]), None)):
+                raise DataError(
+                    f"{place}: the cells of a .csv are separated by commas, those of this header by {separator!r}"
+                )
 
 
 def _csv_cells(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:

@@ -43,11 +43,9 @@ def read_texts(path: Path | str, column: str, *, skip_empty: bool = False) -> It
 
 def _text(place: str, record: Mapping[str, Any], column: str, *, skip_empty: bool) -> str | None:
     """Return the text of a record, or None for one without text that may be left out."""
-    from embedkit.serving.retrieval.documents import is_empty
+    from embedkit.serving.retrieval.documents import is_empty, value_of
 
-    if column not in record:
-        raise DataError(f"{place}: no column {column!r}; the columns are {', '.join(record)}")
-    text = record[column]
+    text = value_of(record, column, place, "text_column")
     if skip_empty and is_empty(text):
         return None
     if not isinstance(text, str):

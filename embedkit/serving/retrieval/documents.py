@@ -150,18 +150,18 @@ def _record(item: Any, number: int) -> Mapping[str, Any]:
 def _document(
     record: Mapping[str, Any], place: str, row: int, columns: Columns, id_column: str | None
 ) -> Document:
-    text = _value(record, columns.text, place, "text_column")
+    text = value_of(record, columns.text, place, "text_column")
     if not isinstance(text, str):
         raise DataError(f"{place}: expected a string as {columns.text}, got {text!r:.80}")
     if not text.strip():
         raise DataError(
             f"{place}: the text is empty; leave such documents out with skip_empty", parameters=["skip_empty"]
         )
-    id_ = str(row) if id_column is None else _id(_value(record, id_column, place, "id_column"), id_column, place)
+    id_ = str(row) if id_column is None else _id(value_of(record, id_column, place, "id_column"), id_column, place)
     names = [name for name in record if name not in (columns.text, id_column)]
     if columns.metadata is not None:
         for name in columns.metadata:
-            _value(record, name, place, "metadata_columns")
+            value_of(record, name, place, "metadata_columns")
         names = [name for name in names if name in columns.metadata]
     return Document(id_, text, {name: plain_value(record[name], name, place) for name in names} or None)
 
@@ -207,7 +207,8 @@ def _plain_scalar(value: Any) -> str | float | None:
     return None
 
 
-def _value(record: Mapping[str, Any], column: str, place: str, argument: str) -> Any:
+def value_of(record: Mapping[str, Any], column: str, place: str, argument: str) -> Any:
+    """Return one column of a record; DataError, with the argument that names another, if it has none."""
     if column not in record:
         names = ", ".join(map(str, record)) or "nothing"
         raise DataError(

@@ -27,7 +27,7 @@ _SIGNS: Final = {"=": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=":
 # Both take a time proportional to the text: no part of it is read twice. A part lies between commas outside of
 # quotation marks, the last of which may be open.
 _PART = re.compile(r'(?:"(?:\\.|[^"\\])*+(?:"|\\?(?P<open>\Z))|[^,"])++', re.DOTALL)
-_CONDITION = re.compile(r"([^\s=!<>]++)\s*+([!<>]?+=|[<>])(?![=!<>])\s*+(.+)", re.DOTALL)
+_CONDITION = re.compile(r'("(?:\\.|[^"\\])*+"\s*+|[^"=!<>]++)([!<>]?+=|[<>])(?![=!<>])\s*+(.+)', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,10 @@ class Condition:
         for value in _values(self.value):
             if known and value is not None and self.operator != "exists" and kind_of(value) not in known:
                 kind, sample = next(iter(known.items()))
+                hint = f'; "{value}" in quotation marks is a text' if kind_of(value) == "number" else ""
                 raise InputError(
                     f"filter: the field {self.field!r} holds values of kind {kind} ({sample!r:.40}), none of kind "
-                    f"{kind_of(value)} as {value!r:.40}"
+                    f"{kind_of(value)} as {value!r:.40}{hint}"
                 )
 
 
@@ -82,7 +83,8 @@ def parse_filter(conditions: Filter) -> list[Condition]:
 def read_filter(text: str) -> dict[str, Any]:
     """Read a filter as a person writes it: ``lang = en, year >= 2020``, or a JSON object.
 
-    A value is a number, ``true``, ``false``, ``null``, a text in quotation marks, or else the text itself.
+    A value is a number, ``true``, ``false``, ``null``, a text in quotation marks, or else the text itself. The
+    name of a field may be in quotation marks, too.
 
     Raises:
         InputError: a part is not a condition, a quotation mark is not closed, or two conditions are alike but
@@ -105,7 +107,8 @@ def read_filter(text: str) -> dict[str, Any]:
             raise InputError(
                 f"filter: {part!r:.80} is not a condition; expected for example lang = en or year >= 2020"
             )
-        field, sign, value = condition.groups()
+        field, sign, value = condition[1].rstrip(), condition[2], condition[3]
+        field = str(_read_value(field)) if field.startswith('"') else field
         conditions = by_field.setdefault(field, {})
         if _SIGNS[sign] in conditions:
             raise InputError(f"filter: {field} {sign} stands twice, and all conditions must hold; keep one")

@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from embedkit.errors import DataError, InputError
 from embedkit.extras import require
+from embedkit.records import not_utf8
 from embedkit.runtime.arguments import check_path, shown
 from embedkit.runtime.windows import Span
 from embedkit.serving.retrieval.documents import Columns, DocumentSource, named_records, to_documents
@@ -176,9 +177,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text ({error.reason}); convert it, for example with iconv"
-        ) from error
+        raise not_utf8(path, error) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 

@@ -166,7 +166,7 @@ class TestDedup:
             (["--removed", "removed.csv"], "expected an output that ends in .jsonl"),
             (["--threshold", "2"], "expected a threshold from -1 to 1, got 2.0"),
             (["--kind", "fast"], "there is no index 'fast'"),
-            (["--text-column", "body"], "no column 'body'; the columns are text"),
+            (["--text-column", "body"], "no column 'body' among text; name it with --text-column"),
         ],
     )
     def test_errors_are_in_the_words_of_the_command(self, lines, model, more, message, capsys, monkeypatch):

@@ -124,7 +124,7 @@ def test_options_reach_the_encoder(toy_bundle, texts_file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--text-column", "body"], "texts.txt:1: no column 'body'; the columns are text"),
+        (["--text-column", "body"], "texts.txt:1: there is no column 'body' among text; name it with --text-c"),
         (["--precision", "float32", "--truncate-dim", "99"], "--truncate-dim must be"),
         (["--prompt-name", "nope"], "has no prompt 'nope'"),
         (["--provider", "NoneSuch"], "NoneSuch is not among"),

@@ -192,7 +192,9 @@ def test_a_comparison_that_can_never_hold_is_reported(library):
         InputError, match=r"'year' holds values of kind number \(\d+\), none of kind text as '2020'"
     ):
         library.search("bee", filter={"year": {"gte": "2020"}})
-    with pytest.raises(InputError, match=r"'lang' holds values of kind text \('\w+'\), none of kind number as 5"):
+    with pytest.raises(
+        InputError, match=r"'lang' holds values of kind text \('\w+'\), none of kind number as 5; \"5\" in"
+    ):
         library.search("bee", filter={"lang": {"in": ["en", 5]}})
     assert library.search("bee", filter={"lang": None}) == []
 
@@ -245,6 +247,10 @@ def test_an_empty_collection_says_so(tmp_path, encoder):
             "new": {"eq": True}, "old": {"eq": None}, "code": {"eq": "007"}, "share": {"eq": 0.5}
         }),
         ("a = [1], b = NaN, c = {x", {"a": {"eq": "[1]"}, "b": {"eq": "NaN"}, "c": {"eq": "{x"}}),
+        ("Ticket No = 5, café à >= 1, true = 1e3", {
+            "Ticket No": {"eq": 5}, "café à": {"gte": 1}, "true": {"eq": 1000.0}
+        }),
+        ('"a, b = c" = 1, "1" != x, "\\"no\\""<2', {"a, b = c": {"eq": 1}, "1": {"ne": "x"}, '"no"': {"lt": 2}}),
         ('{"lang": "en", "year": {"gte": 2020}}', {"lang": "en", "year": {"gte": 2020}}),
     ],
 )  # fmt: skip

@@ -198,8 +198,8 @@ class TestWindows:
             list(split_documents(rows, encoder))
 
     def test_another_encoding_is_an_error(self, tmp_path, encoder):
-        (tmp_path / "a.md").write_bytes("naïve".encode("latin-1"))
-        with pytest.raises(DataError, match=r"a\.md is not UTF-8 text"):
+        (tmp_path / "a.md").write_bytes("one\nnaïve".encode("latin-1"))
+        with pytest.raises(DataError, match=r"a\.md:2 is not UTF-8 text"):
             list(split_documents(tmp_path, encoder))
 
     def test_which_sources_are_documents(self, folder, tmp_path):

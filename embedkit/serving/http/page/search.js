@@ -113,9 +113,10 @@ function suggestFilter(hits) {
   if (name !== undefined) find("filter").placeholder = writeCondition(name, value);
 }
 
-// A condition as the server reads it; a text has quotation marks.
+// A condition as the server reads it; a text has quotation marks, and so has a name with signs of its own.
 function writeCondition(field, value) {
-  return `${field} = ${JSON.stringify(value)}`;
+  const plain = /^[\p{L}_](?:[^"=!<>,]*[^"=!<>,\s])?$/u.test(field);
+  return `${plain ? field : JSON.stringify(field)} = ${JSON.stringify(value)}`;
 }
 
 // Number of results, effort and filter, which the server reads as it is written.
