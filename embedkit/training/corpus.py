@@ -357,7 +357,8 @@ def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
     guesses = [column for column in _COLUMN_GUESSES if column in record]
     if not guesses:
         raise DataError(
-            f"{source.path}: no known text column; set text_column to one of {', '.join(record)}",
-            parameters=["text_column"],
+            f"{source.path}: no known text column; set text_column, or view_columns for pairs, to columns of "
+            f"{', '.join(record)}",
+            parameters=["text_column", "view_columns"],
         )
     return (guesses[0],)

@@ -336,7 +336,10 @@ class _Run:
             round_tables(encoder)
         encoder.save(self.folder.model)
         self._checkpoint()
-        logger.info("trained: %s steps in %.0f s%s", f"{self.state.step:,}", self.state.seconds, self._best())
+        logger.info(
+            "trained: %s steps in %.0f s%s; %s",
+            *(f"{self.state.step:,}", self.state.seconds, self._best(), self.folder.model),
+        )
 
     def _checkpoint(self) -> None:
         if processes.first():

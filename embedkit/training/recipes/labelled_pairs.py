@@ -26,6 +26,7 @@ from torch.nn import functional
 from embedkit.config import setting
 from embedkit.errors import ConfigError, DataError
 from embedkit.protocols import FloatArray
+from embedkit.records import Record
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, PairBatchSource, pair_batch
 from embedkit.training.config import RunConfig
@@ -183,7 +184,7 @@ def _read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) -
         for line, record, row in read_rows(source):
             if row is not None:  # other rows need no label
                 hashes.append(row_hash(row))
-                values.append(_label(record.get(column), f"{source.path}:{line}", column))
+                values.append(_label(record, column, f"{source.path}:{line}"))
     labels = np.frombuffer(values, dtype=np.float32)
     _, first, pair = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_index=True, return_inverse=True)
     means = np.bincount(pair, weights=labels) / np.bincount(pair)
@@ -194,9 +195,12 @@ def _read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) -
     return (in_order / max(1.0, float(labels.max()))).astype(np.float32), len(disputed)
 
 
-def _label(value: object, place: str, column: str) -> float:
+def _label(record: Record, column: str, place: str) -> float:
+    if column not in record:
+        raise DataError(f"{place}: there is no column {column}; name that of the labels in settings.label")
+    value = record[column]
     try:
-        label = float(value)  # type: ignore[arg-type]
+        label = float(value)
     except (TypeError, ValueError):
         label = math.nan
     if not (math.isfinite(label) and label >= 0):

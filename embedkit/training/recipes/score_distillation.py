@@ -234,6 +234,8 @@ def _teacher(teacher: TeacherConfig, settings: ScoreDistillationConfig, config: 
     source = config.resolve_model(teacher.source)
     if source.endswith(".onnx"):
         bundle = read_bundle(find_model(source))
+        if bundle.manifest.kind != "cross-encoder":
+            raise ConfigError(f"the teachers of {config.method} are cross-encoders; {teacher.source} is not one")
         length = min(bundle.manifest.max_length, settings.length)
         shorter = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, max_length=length))
         scored = CrossEncoder(shorter, threads=config.threads)

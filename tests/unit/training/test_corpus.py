@@ -134,7 +134,7 @@ class TestRefusals:
         [
             ("a.txt", "", {}, "no text in"),
             ("a.txt", "\n \n", {}, "no text in"),
-            ("a.csv", "a,b\n1,2\n", {}, "no known text column; set text_column to one of a, b"),
+            ("a.csv", "a,b\n1,2\n", {}, "set text_column, or view_columns for pairs, to columns of a, b"),
             ("a.csv", "a,b\n1,2\n", {"text_column": "c"}, "no column c; it has a, b"),
             ("a.csv", "a,b\n1,2\n", {"view_columns": ("a", "c")}, "no column c"),
             ("a.jsonl", '{"text": "a"}\n{"body": "b"}', {}, "a.jsonl:2: expected text in text; found body: str"),

@@ -143,6 +143,13 @@ def test_a_label_is_a_number(pairs, tmp_path, value):
         read_labels([source], "grade", corpus)
 
 
+def test_a_missing_column_of_labels_is_named(pairs, tmp_path):
+    source = pairs()
+    corpus = Corpus.prepare([source], tmp_path / "cache")
+    with pytest.raises(DataError, match=r"pairs\.jsonl:1: there is no column label; name .* in settings\.label"):
+        read_labels([source], "label", corpus)
+
+
 def test_groups_hold_a_relevant_passage_and_others_of_its_query(pairs, toy_tokenizer_json, tmp_path):
     alike = [{"query": "music", "passage": who, "grade": 1} for who in WHO]
     source = pairs([*ROWS, *alike, {"query": "sleep", "passage": "a", "grade": 0}, {**alike[0], "query": "sleep"}])

@@ -338,6 +338,7 @@ def test_impossible_runs_are_refused(recipe, tmp_path):
         ({"optim": {"batch_size": 32}}, ConfigError, r"12 queries with settings\.group = 2 pairs each are fewer"),
         ({"settings": {"dev": ["gone.jsonl"]}}, DataError, r"gone\.jsonl"),
         ({"student": {"tokenizer": "tiny.onnx"}}, ConfigError, "a student is cut from a model folder, not from"),
+        ({"teacher": {"source": "tiny"}}, ConfigError, "are cross-encoders; tiny is not one"),
         ({"student": {"tokenizer": "./gone"}}, ModelNotFoundError, "gone"),
     ],
 )
