@@ -224,8 +224,8 @@ def _run_sentence_transformers(
         scorer = peer.CrossEncoder(
             str(folder), device="cpu", max_length=max_length, trust_remote_code=trust_remote_code
         )
+        activation = type(scorer.activation_fn).__name__.lower()  # before version 6, predict replaces it
         scores = np.asarray(scorer.predict(items, activation_fn=torch.nn.Sigmoid()), dtype=np.float32)
-        activation = type(scorer.activation_fn).__name__.lower()
         return scores, [] if activation == (model.activation or "sigmoid") else ["activation"]
     encoder = peer.SentenceTransformer(str(folder), device="cpu", trust_remote_code=trust_remote_code).float()
     if max_length is not None:

@@ -115,7 +115,8 @@ class Library:
     def encode(self, texts, **_):
         return TorchEncoder(self.model).encode(texts)[:, : self.dimension]
 
-    def predict(self, pairs, **_):
+    def predict(self, pairs, activation_fn):
+        self.activation_fn = activation_fn  # as versions 4 and 5 do
         return TorchCrossEncoder(self.model).predict(pairs)
 
 
