@@ -314,7 +314,7 @@ def test_words_are_refused_where_there_are_none(
         Collection.build(DOCUMENTS, encoder=encoder, path=f"{address}_words", lexical=True)
 
 
-def test_a_reranker_decides_the_order(collection: Collection, encoder: Encoder) -> None:
+def test_a_reranker_decides_the_order(collection: Collection) -> None:
     class Shortest:
         name, fingerprint, max_length = "shortest", "s", 100
 
@@ -339,7 +339,7 @@ def test_a_server_runs_the_models_of_a_search(collection: Collection, encoder: E
 
 
 def test_documents_and_embeddings_are_copied_to_another_collection(
-    collection: Collection, address: str, encoder: Encoder, tmp_path: Path
+    collection: Collection, encoder: Encoder, tmp_path: Path
 ) -> None:
     collection.delete("b")
     copy = Collection.build(collection, encoder=encoder, path=tmp_path / "copy")

@@ -308,7 +308,7 @@ def test_threads_that_share_a_batch_change_no_bit(
 
 
 @needs_kernel
-def test_threads_share_a_batch_only_where_it_is_the_only_one(tokens: Tokens, teams: list[int]) -> None:
+def test_threads_share_a_batch_only_where_it_is_the_only_one(teams: list[int]) -> None:
     encoder = Encoder.load("tiny", threads=3)
     encoder.encode(["sea " * 100] * 40)
     assert teams == []
@@ -373,7 +373,7 @@ class TestTeams:
         bert.close_team(team)
         bert.help_team(team)
 
-    def test_misuse_is_an_error(self, make_encoder: Any) -> None:
+    def test_misuse_is_an_error(self) -> None:
         bert = native_network.bert
         for threads in (0, -1, 1025):
             with pytest.raises(ValueError, match="expected 1 to 1024"):

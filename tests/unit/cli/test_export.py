@@ -57,7 +57,7 @@ def test_json_holds_the_whole_manifest(model, tmp_path, capsys):
     assert report["fingerprint"] == Encoder.load(tmp_path / "toy.onnx").fingerprint
 
 
-def test_calibrated_bundles_encode_to_bytes(model, tmp_path, capsys):
+def test_calibrated_bundles_encode_to_bytes(model, tmp_path):
     texts, bundle, output = tmp_path / "texts.txt", tmp_path / "toy.onnx", tmp_path / "rows.npy"
     texts.write_text("a cat\nthe sea\nthe sun and the moon\n")
     export = ["export", str(model), "-o", str(bundle), "--precision", "fp32"]
@@ -72,7 +72,7 @@ def test_calibrated_bundles_encode_to_bytes(model, tmp_path, capsys):
     assert (rows.max(axis=0) == 255).all()
 
 
-def test_embeddings_are_spread_over_a_file_of_texts(model, tmp_path, capsys):
+def test_embeddings_are_spread_over_a_file_of_texts(model, tmp_path):
     words = np.random.default_rng(0).choice(["the", "cat", "dog", "house", "sea", "walks", "far"], (80, 5))
     (tmp_path / "texts.txt").write_text("\n".join(map(" ".join, words)), encoding="utf-8")
     command = ["export", str(model), "--precision", "fp32", "--calibration", str(tmp_path / "texts.txt")]

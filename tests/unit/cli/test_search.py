@@ -89,7 +89,7 @@ def test_another_model_is_refused(index, tmp_path, write_toy_bundle, capsys):
     assert "not made for documents embedded by toy" in error
 
 
-def test_a_filter_is_json_or_conditions(index, bundle, tmp_path, capsys):
+def test_a_filter_is_json_or_conditions(index, bundle, capsys):
     Collection.build(
         [{"text": "a good dog", "year": 1999}, {"text": "snow", "year": 2024}],
         encoder=Encoder.load(bundle), path=index, replace=True, source=str(bundle),

@@ -82,7 +82,7 @@ def test_a_wrong_value_names_data_set_split_and_row(fake_hub):
 PIN = "0123456789abcdef0123456789abcdef01234567"
 
 
-def test_a_pinned_commit_is_asked_for_once(fake_hub, tmp_path):
+def test_a_pinned_commit_is_asked_for_once(fake_hub):
     rows = [PAIR, {**PAIR, "sentence1": "\N{LINE SEPARATOR} ü", "picture": object()}]
     fake_hub.contents["org/sts"] = {"default": {"test": rows, "dev": [PAIR]}, "other": {"test": [PAIR]}}
     pinned = HubDataset("org/sts", PIN)

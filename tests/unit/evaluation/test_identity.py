@@ -25,7 +25,7 @@ def beir(write_json_lines, write_lines, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["test-hard.tsv", "test2.tsv", "test.v2.tsv", "test.tsv.bak", "test.tsv~"])
-def test_a_split_is_not_a_prefix(words, beir, write_lines, name):
+def test_a_split_is_not_a_prefix(beir, write_lines, name):
     write_lines(f"set/qrels/{name}", HEADER, "q1\td2\t1")
     (query,) = load_task(str(beir)).sets[0].queries
     assert query.relevance == {"d1": 1}

@@ -122,7 +122,7 @@ def test_a_cross_encoder_cannot_search(beir, toy_cross_bundle):
         evaluate(CrossEncoder.load(toy_cross_bundle), load_task(str(beir)))
 
 
-def test_broken_embeddings_rank_last(words):
+def test_broken_embeddings_rank_last():
     documents = np.array([[np.nan, 1], [1, 0], [-1, 0]], dtype=np.float32)
     query = np.array([[1, 0]], dtype=np.float32)
     judged = RetrievalSet("set", dict.fromkeys("abc", ""), [JudgedQuery("", {"a": 1})])

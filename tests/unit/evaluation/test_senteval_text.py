@@ -41,7 +41,7 @@ def test_sick_keeps_its_capitals(words, data):
     assert "the text was tokenized as in SentEval" in result.notes
 
 
-def test_prepared_text_stays_as_it_is(words, write_lines, tmp_path):
+def test_prepared_text_stays_as_it_is(write_lines, tmp_path):
     lines = [f"g\tf\ty\t1\t{i}\t{tokens.lower()}\ta dog" for i, (_, tokens) in enumerate(MOSES)]
     write_lines("STSBenchmark/sts-test.csv", *lines)
     raw, prepared = (

@@ -82,7 +82,7 @@ def test_embedkits_runtime_loads_the_folder(encoder, model, tmp_path, file, leas
     assert cosines(loaded.encode(TEXTS), TorchEncoder(encoder).encode(TEXTS)).min() > least
 
 
-def test_graphs_give_token_states_first(encoder, model, tmp_path):
+def test_graphs_give_token_states_first(model, tmp_path):
     export_folder(model, tmp_path / "st", precision="fp32")
 
     graph = onnx.load(tmp_path / "st" / "onnx" / "model.onnx")

@@ -200,7 +200,7 @@ def test_kinds_of_folders_are_distinguished(pair_encoder, make_encoder, raw_fold
         is_cross_encoder(tmp_path / "cross")
 
 
-def test_missing_weights_are_an_error(pair_encoder, raw_folder, tmp_path):
+def test_missing_weights_are_an_error(raw_folder):
     edit_json(
         raw_folder / "config.json", architectures=["BertForSequenceClassification"], id2label={"0": "LABEL_0"}
     )

@@ -218,12 +218,8 @@ PARTS = ["manifest", "tokenizer", "golden"]
 FORMATS = ["", "one", "0", "-1", "1.5", "\u00b2", "9" * 400]
 EDITS = [  # edit, error, its words
     (put("format", "2"), BundleVersionError, "pip install --upgrade embedkit-onnx"),
-    *(
-        (put("format", value), BundleError, "format")
-        for value in ("", "one", "0", "-1", "1.5", "\u00b2", "9" * 400)
-    ),
-    *((garble(name), BundleIntegrityError, "fingerprint") for name in ("manifest", "tokenizer", "golden")),
-    (garble("fingerprint"), BundleIntegrityError, "fingerprint"),
+    *((put("format", value), BundleError, "format") for value in FORMATS),
+    *((garble(name), BundleIntegrityError, "fingerprint") for name in [*PARTS, "fingerprint"]),
     (flip_a_weight, BundleIntegrityError, "fingerprint"),
     (lambda model: model.metadata_props.add(key="embedkit.manifest", value="{}"), BundleIntegrityError, "twice"),
 ]

@@ -80,7 +80,7 @@ def test_scores_by_words_are_those_of_bm25s(library):
     assert found == pytest.approx(expected)
 
 
-def test_a_word_has_the_same_weight_in_all_segments(library, encoder, tmp_path):
+def test_a_word_has_the_same_weight_in_all_segments(encoder, tmp_path):
     """Texts of one length, so that only the frequencies of words can differ between segments."""
     texts = [(f"n{n}", f"pump word{n % 3} {'milk' if n % 7 == 0 else 'tea'}") for n in range(40)]
     whole = Collection.build(texts, encoder=encoder, path=tmp_path / "whole", lexical=True)

@@ -125,7 +125,7 @@ class TestShares:
         assert laid.tolist() == [[row, row + 100, row + 200] for row in range(8)]
         assert all(len(ids) for share in shares for ids, _ in share.chunks)
 
-    def test_an_uneven_share_is_refused(self, monkeypatch, make_encoder, tmp_path):
+    def test_an_uneven_share_is_refused(self, monkeypatch):
         monkeypatch.setattr(processes, "count", lambda: 3)
         with pytest.raises(ConfigError, match=r"3 processes cannot share optim\.batch_size = 8 evenly"):
             train(None, None, stage_config(optim=OptimConfig(batch_size=8), seed=0), None)

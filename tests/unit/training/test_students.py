@@ -101,7 +101,7 @@ def test_a_vocabulary_without_room_for_characters_is_refused(teacher, text):
         limited(teacher, text, vocabulary_size=20)
 
 
-def test_a_smoothed_vocabulary_keeps_likely_pieces_of_other_languages(text, make_encoder, tmp_path):
+def test_a_smoothed_vocabulary_keeps_likely_pieces_of_other_languages(text, tmp_path):
     letters = [
         (letter, -9.0) for letter in sorted({*"".join(map(str, range(10))), *string.ascii_letters, "▁", "."})
     ]
@@ -139,7 +139,7 @@ def test_pooling_is_the_students_own(teacher, start):
     assert build_student(config(teacher, start=start, pooling="cls")).pooling == "cls"
 
 
-def test_the_tokenizer_can_come_from_another_model(teacher, make_encoder, tmp_path):
+def test_the_tokenizer_can_come_from_another_model(teacher, make_encoder):
     student = build_student(config("vectors.npy", name="api", tokenizer=teacher))
     assert student.tokenizer.json == make_encoder().tokenizer.json
 

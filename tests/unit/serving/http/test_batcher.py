@@ -193,7 +193,7 @@ def test_a_failed_batch_fails_its_own_requests_only(make, network):
     assert asyncio.run(run()).tolist() == [[2]]
 
 
-def test_pairs_keep_their_types(make):
+def test_pairs_keep_their_types():
     seen = []
 
     async def run():
@@ -210,7 +210,7 @@ def test_pairs_keep_their_types(make):
     assert seen[0].type_ids == [[0, 1]]
 
 
-def test_every_batch_is_reported(make, network):
+def test_every_batch_is_reported(make):
     reports = []
     asyncio.run(make(report=reports.append).submit(tokens(1, 2)))
     assert [(report.texts, report.tokens, report.requests) for report in reports] == [(2, 6, 1)]

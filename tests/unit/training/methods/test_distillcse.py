@@ -83,7 +83,7 @@ def test_distillation_is_of_the_first_pass_with_itself(make, batch):
     assert torch.allclose(output.metrics["distillation"], expected)
 
 
-def test_only_the_first_view_of_each_teacher_counts(make, batch, make_view):
+def test_only_the_first_view_of_each_teacher_counts(make, batch):
     method = make(shuffle="none").eval()
     noisy = Batch(batch.views, tuple((vectors, torch.zeros(5, 2)) for vectors in VECTORS))
     assert torch.equal(method(batch).loss, method(noisy).loss)

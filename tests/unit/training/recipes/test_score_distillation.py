@@ -293,7 +293,7 @@ def test_the_scores_of_several_teachers_are_their_mean(recipe, corpora, toy_cros
     np.testing.assert_allclose(pairs.scores.ravel(), (first + second) / 2, atol=1e-4)
 
 
-def test_the_plan_counts_groups_of_queries(recipe, corpora):
+def test_the_plan_counts_groups_of_queries(recipe):
     del recipe["optim"]["steps"]
     recipe["optim"]["epochs"] = 3
 
