@@ -17,13 +17,12 @@ from embedkit.modeling.seeding import seeded
 class VectorQueue(nn.Module):
     """The newest K vectors, first in, first out.
 
-    The queue starts with Gaussian rows of unit length, which are flushed after K / B steps. ``rows`` is in ring
-    order; :meth:`ordered` returns the oldest first. Both buffers are saved with the checkpoint. A queue of size 0
-    stays empty.
+    The queue starts with Gaussian rows of unit length, which are flushed after K / B steps. Both
+    buffers are saved with the checkpoint. A queue of size 0 stays empty.
 
     Attributes:
-        rows: ``(K, D) float32, unit rows``.
-        pointer: position of the next vector, int64 scalar.
+        rows: ``(K, D) float32, unit rows``, in ring order.
+        pointer: position of the oldest vector, which the next one replaces, int64 scalar.
     """
 
     rows: Tensor
@@ -50,10 +49,6 @@ class VectorQueue(nn.Module):
         self.rows[: len(vectors) - head] = vectors[head:]
         if size:
             self.pointer.fill_((start + len(vectors)) % size)
-
-    def ordered(self) -> Tensor:
-        """Return all rows, oldest first: ``(K, D)``."""
-        return torch.roll(self.rows, -int(self.pointer), dims=0)
 
 
 QueueKind = Literal["two", "one", "frozen", "none"]

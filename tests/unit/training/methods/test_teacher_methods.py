@@ -43,7 +43,7 @@ def test_congen_compares_both_views_with_the_teachers_first(make, make_view, emb
     output = method(Batch((make_view(), make_view(" today")), ((FIRST, SECOND),)))
     assert torch.allclose(output.loss, expected, atol=1e-5)
     method.after_step([output])
-    assert torch.equal(method.queues[0].ordered()[-5:], FIRST)
+    assert torch.equal(method.queues[0].rows[:5], FIRST)
 
 
 def test_ckd_finds_the_own_teacher_vector(make, make_view, embeddings):
@@ -53,7 +53,7 @@ def test_ckd_finds_the_own_teacher_vector(make, make_view, embeddings):
     output = method(Batch((make_view(),), ((FIRST,),)))
     assert torch.allclose(output.loss, expected, atol=1e-5)
     method.after_step([output])
-    assert torch.equal(method.queue.ordered()[-5:], FIRST)
+    assert torch.equal(method.queue.rows[:5], FIRST)
 
 
 def test_mse_compares_unit_rows(make, make_view, embeddings):
@@ -84,7 +84,7 @@ class TestSeveralTeachers:
         assert torch.allclose(output.loss, expected, atol=1e-5)
         method.after_step([output])
         for queue, vectors in zip(method.queues, (FIRST, WIDE[0]), strict=True):
-            assert torch.equal(queue.ordered()[-5:], vectors)
+            assert torch.equal(queue.rows[:5], vectors)
 
     def test_sct_averages_the_distributions_of_each_view(self, make, batch, embeddings):
         method = make("sct-distillation", WIDTH, WIDTH + 3, queue_size=8)
@@ -101,7 +101,7 @@ class TestSeveralTeachers:
         method.after_step([output])
         for queues, vectors in zip(method.queues, batch.teachers, strict=True):
             for queue, rows in zip(queues.queues, vectors, strict=True):
-                assert torch.equal(queue.ordered()[-5:], rows)
+                assert torch.equal(queue.rows[:5], rows)
 
     @pytest.mark.parametrize(
         ("name", "queues"),
@@ -130,7 +130,7 @@ def test_one_view_learns_its_own_distribution(make, make_view, embeddings):
     assert method.needs(method.config).views == 1
     assert torch.allclose(output.loss, expected, atol=1e-5)
     method.after_step([output])
-    assert torch.equal(method.queues[0].queues[0].ordered()[-5:], FIRST)
+    assert torch.equal(method.queues[0].queues[0].rows[:5], FIRST)
 
 
 def test_regression_adds_the_squared_distance_of_every_view(make, make_view, embeddings):
