@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from transformers import BertForSequenceClassification
 
-from embedkit.errors import ModelError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pretrained import check_fit
+from embedkit.modeling.pretrained import check_bert, check_fit
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.vocabulary import real_words
 from embedkit.runtime.tokenization import PairTokenizer
@@ -41,9 +40,8 @@ def matching_encoder(
     Raises:
         ModelError: the encoder is of another type, or has too few positions for pairs of that length.
     """
+    check_bert(encoder, "a cross-encoder starts from encoders")
     config: Any = copy.deepcopy(encoder.config)
-    if config.model_type != "bert" or getattr(config, "position_embedding_type", "absolute") != "absolute":
-        raise ModelError(f"a cross-encoder starts from encoders of type 'bert', not {config.model_type!r}")
     config.num_labels, config.type_vocab_size = 1, 2
     config.num_hidden_layers += 1
     tokenizer = PairTokenizer(encoder.tokenizer.json, max_length)

@@ -163,6 +163,20 @@ def check_fit(config: PretrainedConfig, tokenizer: Tokenizer | PairTokenizer) ->
         )
 
 
+def check_bert(network: Network, needs: str) -> None:
+    """Check that a network is a BERT with absolute positions; ``needs`` begins the message.
+
+    Raises:
+        ModelError: it is not.
+    """
+    kind, positions = network.config.model_type, getattr(network.config, "position_embedding_type", "absolute")
+    if (kind, positions) != ("bert", "absolute"):
+        raise ModelError(
+            f"{needs} of type 'bert' with absolute positions; {network.name} is of type {kind!r} with {positions} "
+            "ones"
+        )
+
+
 def words_of(config: PretrainedConfig) -> int:
     """Return the number of rows of the word table.
 

@@ -44,7 +44,7 @@ from embedkit.errors import ModelError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random, word_states
-from embedkit.modeling.pretrained import evaluating
+from embedkit.modeling.pretrained import check_bert, evaluating
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
@@ -204,12 +204,8 @@ def _copy_score(teacher: PairEncoder, student: PairEncoder, batches: Sequence[_B
 
 
 def _depth(teacher: SentenceEncoder | PairEncoder) -> int:
-    config = teacher.config
-    if config.model_type != "bert" or getattr(config, "position_embedding_type", "absolute") != "absolute":
-        raise ModelError(
-            f"students are cut from teachers of type 'bert'; {teacher.name} is of type {config.model_type!r}"
-        )
-    return int(config.num_hidden_layers)
+    check_bert(teacher, "students are cut from teachers")
+    return int(teacher.config.num_hidden_layers)
 
 
 def _fitting_shape(

@@ -73,5 +73,7 @@ def test_logits_begin_near_their_mean_and_depend_on_the_seed_alone(make_encoder)
 def test_other_architectures_are_refused(make_encoder):
     encoder = make_encoder()
     encoder.backbone.config.position_embedding_type = "relative_key"
-    with pytest.raises(ModelError, match="of type 'bert'"):
+    with pytest.raises(
+        ModelError, match=r"encoders of type 'bert' with absolute positions; .* with relative_key ones"
+    ):
         matching_encoder(encoder, max_length=16, seed=1)
