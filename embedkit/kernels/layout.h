@@ -145,11 +145,12 @@ static inline size_t lay_out(const Net *n, Workspace *w, int tokens, int longest
     const size_t pre_norm = n->pre_norm, gated = n->gated;
     const size_t pooled = (size_t)pooled_width(n), every = (size_t)seats;
     const size_t widest = (size_t)(n->dimension > n->hidden ? n->dimension : n->hidden);
+    const size_t opened = intermediate * (1 + gated), projected = n->first_token ? 3 * hidden : 0;
     const size_t floats[] = {rows * hidden,
                              rows * 3 * hidden,
                              rows * hidden,
                              rows * hidden * pre_norm,
-                             of_call * intermediate * (1 + gated),
+                             of_call * (opened > projected ? opened : projected),
                              of_call * intermediate * gated,
                              of_call * widest,
                              of_call * pooled,

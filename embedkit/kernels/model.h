@@ -93,7 +93,8 @@ typedef struct {
 typedef struct {
     float *states, *projected, *context; /* (tokens, hidden), (tokens, 3 hidden), (tokens, hidden) */
     float *residual; /* (tokens, hidden): sums of states that are not normalised; the states, unless pre_norm */
-    float *wide, *narrow; /* (rows, outputs of the wide product), (rows, widest row of hidden, pooled, dimension) */
+    float *wide, *narrow; /* (rows, outputs of the wide product, or 3 hidden for the queries of first tokens), (rows,
+                             widest row of hidden, pooled, dimension) */
     float *opened;        /* (rows, intermediate): the inputs of the narrow product, wide unless gated */
     float *pooled;        /* (rows, pooled width) */
     float *keys, *scores; /* used by attend(), for each seat */

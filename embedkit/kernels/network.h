@@ -19,7 +19,7 @@
 typedef struct {
     const Product *p;
     const float *from;
-    int rows;
+    int rows, column; /* the first one that is computed */
     float *to;
     Activation kind;
     Rounded *scratch;
@@ -36,19 +36,26 @@ static void round_some(const void *step, int first, int end, int seat) {
 /* Units: DEPTH columns. */
 static void multiply_some(const void *step, int first, int end, int seat) {
     const Application *a = step;
+    const int from = a->column + first * DEPTH, to = a->column + end * DEPTH;
     (void)seat;
     if (a->p->floats)
-        multiply_floats(a->p, a->from, a->rows, first * DEPTH, end * DEPTH, a->to, a->kind);
+        multiply_floats(a->p, a->from, a->rows, from, to, a->to, a->kind);
     else
-        MULTIPLY_BYTES(a->p, a->scratch, a->rows, first * DEPTH, end * DEPTH, a->to, a->kind);
+        MULTIPLY_BYTES(a->p, a->scratch, a->rows, from, to, a->to, a->kind);
 }
 
-/* to = activation(from w + bias) for at most the rows of one call. */
+/* Columns from `first` to `end`, multiples of DEPTH, of to = activation(from w + bias), for at most the rows of one
+   call; rows of `to` have all columns. */
+static void apply_columns(const Product *p, int first, int end, const float *from, int rows, float *to,
+                          Activation kind, Rounded *scratch, Workspace *w) {
+    const Application step = {p, from, rows, first, to, kind, scratch, w};
+    if (!p->floats) share(w->team, rows, round_some, &step);
+    share(w->team, (end - first) / DEPTH, multiply_some, &step);
+}
+
 static void apply(const Product *p, const float *from, int rows, float *to, Activation kind, Rounded *scratch,
                   Workspace *w) {
-    const Application step = {p, from, rows, to, kind, scratch, w};
-    if (!p->floats) share(w->team, rows, round_some, &step);
-    share(w->team, p->outputs / DEPTH, multiply_some, &step);
+    apply_columns(p, 0, p->outputs, from, rows, to, kind, scratch, w);
 }
 
 typedef struct {
@@ -135,15 +142,20 @@ static void feed_forward(const Net *n, const Layer *l, float *states, float *res
     add_and_normalise(n, &l->norm, residual, w->narrow, states, count, w);
 }
 
+/* Finds the first tokens of the next texts that have tokens, at most `most`, and returns their number; `text` is the
+   text to continue with. */
+static int next_first_tokens(const int32_t *starts, int texts, int most, int *text, int *first) {
+    int count = 0;
+    for (; *text < texts && count < most; ++*text)
+        if (starts[*text] < starts[*text + 1]) first[count++] = starts[*text];
+    return count;
+}
+
 /* The same for the first token of each text; the rows are first gathered in the buffer of the projections. */
 static void feed_forward_first(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
     const size_t hidden = (size_t)n->hidden, row = hidden * sizeof(float);
-    const int most = rows_of_call(n);
     int first[MOST_ROWS];
-    for (int t = 0; t < texts;) {
-        int count = 0;
-        for (; t < texts && count < most; t++)
-            if (starts[t] < starts[t + 1]) first[count++] = starts[t];
+    for (int text = 0, count; (count = next_first_tokens(starts, texts, rows_of_call(n), &text, first));) {
         float *residual = w->projected, *context = residual + count * hidden;
         float *states = n->pre_norm ? context + count * hidden : residual;
         for (int r = 0; r < count; r++) {
@@ -155,14 +167,27 @@ static void feed_forward_first(const Net *n, const Layer *l, const int32_t *star
     }
 }
 
+/* Queries of the first token of each text. */
+static void query_first(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
+    const size_t hidden = (size_t)n->hidden, row = hidden * sizeof(float);
+    int first[MOST_ROWS];
+    for (int text = 0, count; (count = next_first_tokens(starts, texts, rows_of_call(n), &text, first));) {
+        for (int r = 0; r < count; r++) memcpy(w->narrow + r * hidden, w->states + first[r] * hidden, row);
+        apply_columns(&l->projection, 0, n->hidden, w->narrow, count, w->wide, AS_IS, &w->narrow_bytes, w);
+        for (int r = 0; r < count; r++)
+            memcpy(w->projected + first[r] * 3 * hidden, w->wide + r * 3 * hidden, row);
+    }
+}
+
 /* One layer over texts that start at starts[0] = 0 to starts[texts - 1]; the last computes only pooled rows. */
 static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int texts, Workspace *w) {
     const bool first_only = n->first_token && l == n->layer + n->layers - 1;
     const int tokens = starts[texts], most = rows_of_call(n);
     const size_t hidden = (size_t)n->hidden;
     for (int r = 0; r < tokens; r += most)
-        apply(&l->projection, w->states + r * hidden, at_most(tokens - r, most), w->projected + r * 3 * hidden,
-              AS_IS, &w->narrow_bytes, w);
+        apply_columns(&l->projection, first_only ? n->hidden : 0, 3 * n->hidden, w->states + r * hidden,
+                      at_most(tokens - r, most), w->projected + r * 3 * hidden, AS_IS, &w->narrow_bytes, w);
+    if (first_only) query_first(n, l, starts, texts, w);
     const Attention attention = {n, l, starts, first_only, w};
     share(w->team, texts * n->heads, attend_some, &attention);
     if (first_only) {
