@@ -163,6 +163,23 @@ def test_embeddings_of_the_folder_s_library_decide(folder, library, make_encoder
     assert found.figures["differently_tokenized"] == 0
 
 
+class EarlyLibrary(Library):
+    """sentence-transformers 5, for a folder with ``do_lower_case``."""
+
+    def encode(self, texts, **options):
+        return super().encode([text.strip().lower() for text in texts], **options)
+
+
+def test_texts_that_an_early_library_changes_are_not_compared_with_it(folder, installed, monkeypatch):
+    edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
+    model = SentenceEncoder.load(folder)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", EarlyLibrary(model))
+    assert not check(model, folder).passed
+
+    monkeypatch.setattr(reading, "_version", lambda package: f"{package} 5.2.3")
+    assert check(model, folder).passed
+
+
 def test_a_folder_that_its_library_cannot_run_is_reported_in_one_sentence(folder, library):
     library(None)
     with pytest.raises(ExportError, match=r"^sentence_transformers 6 cannot run .* for comparison: 'NoneType'.*$"):
