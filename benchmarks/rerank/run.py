@@ -251,6 +251,7 @@ def write(path: Path, found: dict[str, Any]) -> None:
         + ".",
         "",
     ]
+    standard = found["teacher"] or (next(iter(found["ms"])) if len(found["ms"]) > 1 else None)
     for kind, measured in (("retrieval", "nDCG@10"), ("reranking", "MAP")):
         sets = {
             name: {way: rows for way, rows in figures.items() if len(rows) == found["queries"][name]}
@@ -258,8 +259,8 @@ def write(path: Path, found: dict[str, Any]) -> None:
         }
         if sets:
             lines += [*table(measured, sets), ""]
-            if found["teacher"]:
-                lines += [*compare(measured, sets, found["teacher"]), ""]
+            if standard:
+                lines += [*compare(measured, sets, standard), ""]
     if found["ms"]:
         lines += [
             f"Milliseconds for {TIMED} passages of 100 words (medians of {ROUNDS - 1} rounds, all in turns):",
@@ -286,16 +287,17 @@ def table(measured: str, sets: Sets) -> list[str]:
     return lines
 
 
-def compare(measured: str, sets: Sets, teacher: str) -> list[str]:
-    """Return a table: the difference of each model's gain from the teacher's, and the share that it keeps.
+def compare(measured: str, sets: Sets, standard: str) -> list[str]:
+    """Return a table: by how much each model's gain differs from that of one of them, and its share of that gain.
 
-    There is no share where the interval of the teacher's gain includes losses.
+    That model is the teacher, or without one the first. There is no share where the interval of its gain includes
+    losses.
     """
-    lines = [f"| {measured} | less {teacher} | share of its gain |", "|---|---:|---:|"]
+    lines = [f"| {measured} | less {standard} | share of its gain |", "|---|---:|---:|"]
     ways = complete_ways(sets)
     for way in ways:
         search, _, model = way.partition(PLUS)
-        other = search + PLUS + ("half " if model.startswith("half ") else "") + teacher
+        other = search + PLUS + ("half " if model.startswith("half ") else "") + standard
         if not model or way == other or other not in ways:
             continue
         plain, own, theirs = (sample(sets, each) for each in (search, way, other))
