@@ -53,6 +53,7 @@ static void apply_columns(const Product *p, int first, int end, const float *fro
     share(w->team, (end - first) / DEPTH, multiply_some, &step);
 }
 
+/* All columns. */
 static void apply(const Product *p, const float *from, int rows, float *to, Activation kind, Rounded *scratch,
                   Workspace *w) {
     apply_columns(p, 0, p->outputs, from, rows, to, kind, scratch, w);
