@@ -80,8 +80,10 @@ def main() -> None:
     chosen = {"optim": {"lr": 1e-3, "steps": arguments.steps}, "data": arguments.data, "cache": arguments.cache}
     config = resolve(merge(recipe, {**chosen, "teacher": {"source": str(Path(arguments.teacher).resolve())}}))
     settings = from_mapping(ScoreDistillationConfig, config.settings)
-    passages = Corpus.prepare(config.sources, Path(config.cache))
-    pairs = prepare_pairs(config, settings, passages, load_pair_teachers(config, settings), Control())
+    queries, passages = (
+        Corpus.prepare(sources, Path(config.cache)) for sources in (settings.sources(config), config.sources)
+    )
+    pairs = prepare_pairs(config, settings, queries, passages, load_pair_teachers(config, settings), Control())
     assert pairs is not None
     rows = np.arange(len(pairs.queries))
     training, held_out = (part(pairs, rows[(rows % HELD_OUT == 0) == out]) for out in (False, True))

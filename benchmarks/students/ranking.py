@@ -160,8 +160,10 @@ def load_pairs(data: Path, cache: str, reranker: str) -> Pairs:
     mapping |= {"data": str(data), "cache": cache}
     config = resolve(lay_over(mapping, "teacher.source", reranker))
     settings = from_mapping(ScoreDistillationConfig, config.settings)
-    passages = Corpus.prepare(config.sources, Path(config.cache))
-    pairs = prepare_pairs(config, settings, passages, load_pair_teachers(config, settings), Control())
+    queries, passages = (
+        Corpus.prepare(sources, Path(config.cache)) for sources in (settings.sources(config), config.sources)
+    )
+    pairs = prepare_pairs(config, settings, queries, passages, load_pair_teachers(config, settings), Control())
     assert pairs is not None
     return pairs
 

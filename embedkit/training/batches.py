@@ -134,7 +134,7 @@ class Batches(ABC):
     """
 
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
-        _check_count(count, batch_size)
+        check_count(count, batch_size)
         self.steps_per_epoch = count // batch_size
         self.on_gpu = False
         self._count, self._batch_size, self._seed = count, batch_size, seed
@@ -261,7 +261,7 @@ def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsC
     Raises:
         ConfigError: corpus, batch size or views do not fit the method.
     """
-    _check_count(count, batch_size)
+    check_count(count, batch_size)
     if batch_size < spec.rows:
         raise ConfigError(
             f"this method needs batches of at least {spec.rows} rows, not optim.batch_size = {batch_size}"
@@ -271,7 +271,12 @@ def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsC
     _augmentations(spec, views)
 
 
-def _check_count(count: int, batch_size: int) -> None:
+def check_count(count: int, batch_size: int) -> None:
+    """Check that there are enough rows for a batch.
+
+    Raises:
+        ConfigError: there are not.
+    """
     if count < batch_size:
         raise ConfigError(
             f"the corpus has {count:,} rows, fewer than optim.batch_size = {batch_size}; "

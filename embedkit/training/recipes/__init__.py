@@ -58,19 +58,20 @@ class Recipe(NamedTuple):
         function: trains; called with the stage of the whole run, settings and initial encoder, or the
             teachers if ``scores_pairs``.
         check: raises a :class:`~embedkit.errors.ConfigError` if the corpus does not fit one of the stages; called
-            with config, settings and corpus before a teacher encodes the corpus.
+            with config, settings and corpus before a teacher encodes the corpus. Returns what the recipe reads
+            beside the corpus if ``scores_pairs``.
         presets: settings for each size.
         batch_spec: the requirements of the most demanding stage.
         paper: the publication.
         paired: further presets for values of a setting, as for a method.
         settings_problem: returns what is wrong with the settings for a number of teachers, or None.
         scores_pairs: whether it trains a cross-encoder, which it builds itself; then its settings have
-            ``inputs``, digests of what it reads apart from the corpus, ``epoch_rows`` and ``dev``.
+            ``inputs``, digests of what ``check`` returns, ``epoch_rows`` and ``dev``.
     """
 
     settings_class: type[Any]
     function: Callable[[Stage, Any, Any], TrainState]
-    check: Callable[[RunConfig, Any, Corpus], None]
+    check: Callable[[RunConfig, Any, Corpus], Any]
     presets: Presets
     batch_spec: BatchSpec
     paper: str

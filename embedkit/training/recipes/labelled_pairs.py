@@ -11,12 +11,13 @@ Source of the listwise loss: Zhuang et al., "RankT5: Fine-Tuning T5 for Text Ran
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import logging
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +29,13 @@ from embedkit.errors import ConfigError, DataError
 from embedkit.protocols import FloatArray
 from embedkit.records import Record
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.training.batches import Batches, PairBatchSource, pair_batch
+from embedkit.training.batches import Batches, PairBatchSource, check_count, pair_batch
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig, read_rows, row_hash
 from embedkit.training.method import Batch, PairLearner, Presets
 from embedkit.training.mining import PairTeacher
-from embedkit.training.recipes.score_distillation import ranking_evaluation
-from embedkit.training.recipes.stage import Control, Stage
+from embedkit.training.recipes.score_distillation import ranking_evaluation, ranking_sets
+from embedkit.training.recipes.stage import Stage
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import load_cross_encoder
 
@@ -61,16 +62,74 @@ class LabelledPairsConfig:
     length: int = setting(256, "maximum length of a pair in tokens, including special tokens", minimum=8)
     dev: tuple[str, ...] = setting((), "re-ranking sets, .jsonl with query, positive and negative, for selection")
 
-    def inputs(self, config: RunConfig, corpus: Corpus, _: Control) -> dict[str, str]:
+    def inputs(self, labels: Labels) -> dict[str, str]:
         """Return the digest of the labels."""
-        labels = read_labels(config.sources, self.label, corpus)
-        return {f"the labels in {self.label}": hashlib.sha256(labels.tobytes()).hexdigest()}
+        return {f"the labels in {self.label}": hashlib.sha256(labels.values.tobytes()).hexdigest()}
 
     def epoch_rows(self, config: RunConfig, corpus: Corpus) -> int:
         """Return the number of pairs in an epoch."""
         if self.loss == "bce":
             return len(corpus)
-        return self.group * len(_compared(corpus, read_labels(config.sources, self.label, corpus)))
+        return self.group * len(Labels.read(config.sources, self.label, corpus).compared)
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """The label of each pair of a corpus.
+
+    Attributes:
+        values: ``(N,) float32`` in [0, 1], divided by the largest label.
+        disputed: number of pairs that occur with different labels; their value is the mean.
+    """
+
+    corpus: Corpus
+    values: FloatArray
+    disputed: int
+
+    @classmethod
+    def read(cls, sources: Sequence[SourceConfig], column: str, corpus: Corpus) -> Self:
+        """Read the labels of a corpus from the sources that it was prepared from, relative to the current folder.
+
+        Raises:
+            DataError: the column is missing, or a label is not a number of at least 0.
+        """
+        hashes, values = array("Q"), array("f")
+        for source in sources:
+            for line, record, row in read_rows(source):
+                if row is not None:  # other rows need no label
+                    hashes.append(row_hash(row))
+                    values.append(_label(record, column, f"{source.path}:{line}"))
+        labels = np.frombuffer(values, dtype=np.float32)
+        _, first, pair = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_index=True, return_inverse=True)
+        means = np.bincount(pair, weights=labels) / np.bincount(pair)
+        disputed = np.unique(pair[labels != labels[first[pair]]])
+        in_order = means[np.argsort(first)]
+        if len(in_order) != len(corpus):
+            raise DataError(f"{corpus.folder} holds {len(corpus):,} pairs, but {len(in_order):,} were read")
+        scaled = (in_order / max(1.0, float(labels.max()))).astype(np.float32)
+        return cls(corpus, scaled, len(disputed))
+
+    @functools.cached_property
+    def compared(self) -> list[_Rows]:
+        """The rows of each query whose passages have different labels."""
+        by_query: dict[str, list[int]] = {}
+        for row, query in enumerate(self.corpus.texts(np.arange(len(self.corpus)), 0)):
+            by_query.setdefault(query, []).append(row)
+        groups = (np.array(rows, dtype=np.int64) for rows in by_query.values())
+        return [rows for rows in groups if np.ptp(self.values[rows]) > 0]
+
+
+def _label(record: Record, column: str, place: str) -> float:
+    if column not in record:
+        raise DataError(f"{place}: there is no column {column}; name that of the labels in settings.label")
+    value = record[column]
+    try:
+        label = float(value)
+    except (TypeError, ValueError):
+        label = math.nan
+    if not (math.isfinite(label) and label >= 0):
+        raise DataError(f"{place}: expected a label of at least 0 in the column {column}, found {value!r}")
+    return label
 
 
 def listwise_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -88,69 +147,51 @@ class QueryGroups(Batches):
     """Batches of groups: a query's best passage, or one of several, and others of the same query at random.
 
     A query with fewer passages than a group repeats them. Queries whose passages all have the same label are left
-    out. ``labels`` are ``(N,) float32``, at least 0; ``batch_size`` and ``group`` count pairs.
+    out. ``batch_size`` and ``group`` count pairs.
 
     Raises:
         ConfigError: ``group`` does not divide ``batch_size``, or there are too few queries for a batch.
     """
 
     def __init__(
-        self,
-        corpus: Corpus,
-        labels: FloatArray,
-        tokenizer: PairTokenizer,
-        *,
-        batch_size: int,
-        group: int,
-        seed: int,
+        self, labels: Labels, tokenizer: PairTokenizer, *, batch_size: int, group: int, seed: int
     ) -> None:
-        if batch_size % group:
-            raise ConfigError(f"settings.group = {group} must divide optim.batch_size = {batch_size}")
-        self._groups = _compared(corpus, labels)
-        super().__init__(len(self._groups), batch_size=batch_size // group, seed=seed)
-        self._corpus, self._labels, self._tokenizer = corpus, labels, tokenizer
+        _check_groups(labels, batch_size=batch_size, group=group)
+        super().__init__(len(labels.compared), batch_size=batch_size // group, seed=seed)
+        self._labels, self._tokenizer = labels, tokenizer
         self._group, self._choice = group, seed
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0."""
         generator = np.random.default_rng([self._choice, 1, step])
-        rows = np.concatenate([self._draw(self._groups[number], generator) for number in self.rows(step)])
-        pairs = zip(self._corpus.texts(rows, 0), self._corpus.texts(rows, 1), strict=True)
-        return pair_batch(self._tokenizer, list(pairs), self._labels[rows], on_gpu=self.on_gpu)
+        rows = np.concatenate([self._draw(self._labels.compared[number], generator) for number in self.rows(step)])
+        corpus, values = self._labels.corpus, self._labels.values[rows]
+        pairs = zip(corpus.texts(rows, 0), corpus.texts(rows, 1), strict=True)
+        return pair_batch(self._tokenizer, list(pairs), values, on_gpu=self.on_gpu)
 
     def _draw(self, rows: _Rows, generator: np.random.Generator) -> _Rows:
-        labels = self._labels[rows]
+        labels = self._labels.values[rows]
         best = generator.choice(rows[labels == labels.max()])
         others = generator.permutation(rows[rows != best])
         return np.concatenate([[best], np.resize(others, self._group - 1)])
 
 
-def labelled_pairs(stage: Stage, settings: LabelledPairsConfig, _: Sequence[PairTeacher]) -> TrainState:
-    """A cross-encoder learns from labelled pairs of queries and passages.
-
-    Raises:
-        ConfigError: batches do not fit the pairs.
-    """
-    config, corpus = stage.config, stage.materials.corpus
-    student = load_cross_encoder(config, max_length=settings.length)
-    labels, disputed = _read_labels(config.sources, settings.label, corpus)
-    if disputed:
-        logger.warning(
-            "%s pairs occur with different labels in %s: each learns their mean",
-            *(f"{disputed:,}", settings.label),
+def _check_groups(labels: Labels, *, batch_size: int, group: int) -> None:
+    if batch_size % group:
+        raise ConfigError(f"settings.group = {group} must divide optim.batch_size = {batch_size}")
+    if not labels.compared:
+        raise ConfigError(
+            "no query has passages with different labels for the listwise loss to compare; set settings.loss = bce"
         )
-    made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
-    evaluate = ranking_evaluation(config, settings.dev, student)
-    if settings.loss == "bce":
-        pairs = PairBatchSource(corpus, student.tokenizer, scores=labels, both_orders=False, **made)
-        learner = PairLearner(student, functional.binary_cross_entropy_with_logits)
-        return stage.fit(learner, pairs, config.optim, evaluate)
-    groups = QueryGroups(corpus, labels, student.tokenizer, group=settings.group, **made)
-    return stage.fit(PairLearner(student, listwise_loss, group=settings.group), groups, config.optim, evaluate)
+    if len(labels.compared) * group < batch_size:
+        raise ConfigError(
+            f"{len(labels.compared):,} queries have passages with different labels; with settings.group = {group} "
+            f"pairs each, these are fewer than optim.batch_size = {batch_size}; add queries or lower it"
+        )
 
 
-def check_labelled_pairs(config: RunConfig, settings: LabelledPairsConfig, corpus: Corpus) -> None:
-    """Check that there are labelled pairs and a model to start from."""
+def check_labelled_pairs(config: RunConfig, settings: LabelledPairsConfig, corpus: Corpus) -> Labels:
+    """Check that there are labelled pairs and a model to start from; return the labels."""
     if corpus.views != 2:
         raise ConfigError(
             f"{config.method} learns from pairs: name the columns of query and passage with --view-columns"
@@ -159,59 +200,31 @@ def check_labelled_pairs(config: RunConfig, settings: LabelledPairsConfig, corpu
         raise ConfigError(
             f"{config.method} continues from a model: name a cross-encoder or an encoder with --student"
         )
-    if settings.loss == "listwise" and not _compared(corpus, read_labels(config.sources, settings.label, corpus)):
-        raise ConfigError(
-            "no query has passages with different labels for the listwise loss to compare; set settings.loss = bce"
+    ranking_sets(config, settings.dev)
+    load_cross_encoder(config, max_length=settings.length)
+    labels = Labels.read(config.sources, settings.label, corpus)
+    batch_size = config.optim.batch_size
+    if settings.loss == "listwise":
+        _check_groups(labels, batch_size=batch_size, group=settings.group)
+    else:
+        check_count(len(corpus), batch_size)
+    return labels
+
+
+def labelled_pairs(stage: Stage, settings: LabelledPairsConfig, _: Sequence[PairTeacher]) -> TrainState:
+    """A cross-encoder learns from labelled pairs of queries and passages."""
+    config, labels = stage.config, stage.materials.beside
+    student = load_cross_encoder(config, max_length=settings.length)
+    if labels.disputed:
+        logger.warning(
+            "%s pairs occur with different labels in %s: each learns their mean",
+            *(f"{labels.disputed:,}", settings.label),
         )
-
-
-def read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) -> FloatArray:
-    """Return the label of each row of a corpus, divided by the largest: ``(N,) float32`` in [0, 1].
-
-    A pair that occurs with several labels has their mean. The sources are those that the corpus was prepared from,
-    with paths relative to the current folder.
-
-    Raises:
-        DataError: the column is missing, or a label is not a number of at least 0.
-    """
-    return _read_labels(sources, column, corpus)[0]
-
-
-def _read_labels(sources: Sequence[SourceConfig], column: str, corpus: Corpus) -> tuple[FloatArray, int]:
-    """Return :func:`read_labels`, and the number of pairs with several labels."""
-    hashes, values = array("Q"), array("f")
-    for source in sources:
-        for line, record, row in read_rows(source):
-            if row is not None:  # other rows need no label
-                hashes.append(row_hash(row))
-                values.append(_label(record, column, f"{source.path}:{line}"))
-    labels = np.frombuffer(values, dtype=np.float32)
-    _, first, pair = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_index=True, return_inverse=True)
-    means = np.bincount(pair, weights=labels) / np.bincount(pair)
-    disputed = np.unique(pair[labels != labels[first[pair]]])
-    in_order = means[np.argsort(first)]
-    if len(in_order) != len(corpus):
-        raise DataError(f"{corpus.folder} holds {len(corpus):,} pairs, but {len(in_order):,} were read")
-    return (in_order / max(1.0, float(labels.max()))).astype(np.float32), len(disputed)
-
-
-def _label(record: Record, column: str, place: str) -> float:
-    if column not in record:
-        raise DataError(f"{place}: there is no column {column}; name that of the labels in settings.label")
-    value = record[column]
-    try:
-        label = float(value)
-    except (TypeError, ValueError):
-        label = math.nan
-    if not (math.isfinite(label) and label >= 0):
-        raise DataError(f"{place}: expected a label of at least 0 in the column {column}, found {value!r}")
-    return label
-
-
-def _compared(corpus: Corpus, labels: FloatArray) -> list[_Rows]:
-    """Return the rows of each query whose passages have different labels."""
-    by_query: dict[str, list[int]] = {}
-    for row, query in enumerate(corpus.texts(np.arange(len(corpus)), 0)):
-        by_query.setdefault(query, []).append(row)
-    groups = (np.array(rows, dtype=np.int64) for rows in by_query.values())
-    return [rows for rows in groups if np.ptp(labels[rows]) > 0]
+    made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
+    evaluate = ranking_evaluation(config, settings.dev, student)
+    if settings.loss == "bce":
+        pairs = PairBatchSource(labels.corpus, student.tokenizer, scores=labels.values, both_orders=False, **made)
+        learner = PairLearner(student, functional.binary_cross_entropy_with_logits)
+        return stage.fit(learner, pairs, config.optim, evaluate)
+    groups = QueryGroups(labels, student.tokenizer, group=settings.group, **made)
+    return stage.fit(PairLearner(student, listwise_loss, group=settings.group), groups, config.optim, evaluate)

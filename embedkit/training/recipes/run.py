@@ -233,12 +233,12 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
     teachers = load_pair_teachers(config, settings) if entry.batch_spec.several_teachers else ()
     with place.claimed():
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
-        entry.check(config, settings, corpus)
-        inputs = corpus_inputs(config.corpus, corpus) | settings.inputs(config, corpus, control)
+        beside = entry.check(config, settings, corpus)
+        inputs = corpus_inputs(config.corpus, corpus) | settings.inputs(beside)
         inputs |= {f"the teacher {teacher.name}": teacher.fingerprint for teacher in teachers}
         place.check_inputs(inputs)
         place.start(to_mapping(config), environment(), inputs, resume=control.resume)
-        materials = Materials(corpus, (), None, Split.of(corpus, None))
+        materials = Materials(corpus, (), None, Split.of(corpus, None), beside)
         state = entry.function(Stage(config, materials, place, control), settings, teachers)
         if state.finished:
             card = _card(config, config.name or place.path.name, materials, state)

@@ -83,14 +83,9 @@ class ScoreDistillationConfig:
         """The sources of the queries, with paths relative to the current folder."""
         return [dataclasses.replace(source, path=config.resolve(source.path)) for source in self.queries]
 
-    def inputs(self, config: RunConfig, _: Corpus, __: Control) -> dict[str, str]:
+    def inputs(self, queries: Corpus) -> dict[str, str]:
         """Return the digests of the queries."""
-        return corpus_inputs(self.queries, self.corpus(config))
-
-    def corpus(self, config: RunConfig) -> Corpus:
-        """Return the queries, which :func:`check_score_distillation` has prepared and reported."""
-        sources, cache = self.sources(config), Path(config.cache)
-        return Corpus.find(sources, cache) or Corpus.prepare(sources, cache)
+        return corpus_inputs(self.queries, queries)
 
     def epoch_rows(self, config: RunConfig, _: Corpus) -> int | None:
         """Return the number of pairs in an epoch, or None if the queries are not prepared yet."""
@@ -151,11 +146,11 @@ def _check_groups(batch_size: int, group: int, *, candidates: int, queries: int)
         )
 
 
-def check_score_distillation(config: RunConfig, settings: ScoreDistillationConfig, _: Corpus) -> None:
-    """Check batches, development sets and the model to start from, before teachers score any pair."""
+def check_score_distillation(config: RunConfig, settings: ScoreDistillationConfig, _: Corpus) -> Corpus:
+    """Check batches, development sets and the model to start from, before teachers score; return the queries."""
     queries = Corpus.prepare(settings.sources(config), Path(config.cache))
     _check_groups(config.optim.batch_size, settings.group, candidates=settings.mining.count, queries=len(queries))
-    _ranking_sets(config, settings.dev)
+    ranking_sets(config, settings.dev)
     length = config.student.positions or settings.length
     if config.student.source is not None:
         load_cross_encoder(config, max_length=length)
@@ -163,6 +158,7 @@ def check_score_distillation(config: RunConfig, settings: ScoreDistillationConfi
         PairEncoder.load(_origin(config))
     else:
         _origin(config)  # the first teacher, which is loaded already
+    return queries
 
 
 def score_distillation(
@@ -174,7 +170,8 @@ def score_distillation(
         ConfigError: batches do not fit the pairs.
     """
     config = stage.config
-    pairs = prepare_pairs(config, settings, stage.materials.corpus, teachers, stage.control)
+    queries, passages = stage.materials.beside, stage.materials.corpus
+    pairs = prepare_pairs(config, settings, queries, passages, teachers, stage.control)
     if pairs is None:
         return TrainState()
     student = _student(config, settings, pairs)
@@ -189,13 +186,13 @@ def score_distillation(
 def prepare_pairs(
     config: RunConfig,
     settings: ScoreDistillationConfig,
+    queries: Corpus,
     passages: Corpus,
     teachers: Sequence[PairTeacher],
     control: Control,
 ) -> Pairs | None:
     """Mine and score the pairs; None if the run was stopped."""
     cache = Path(config.cache)
-    queries = settings.corpus(config)
     encoder = Encoder.load(config.resolve_model(settings.mining.encoder), threads=config.threads)
     folder, candidates = mine(
         queries, passages, encoder, settings.mining, cache, seed=config.seed, show_progress=control.show_progress
@@ -291,7 +288,12 @@ def _origin(config: RunConfig) -> str:
     return source
 
 
-def _ranking_sets(config: RunConfig, paths: Sequence[str]) -> list[RerankingSet]:
+def ranking_sets(config: RunConfig, paths: Sequence[str]) -> list[RerankingSet]:
+    """Load the re-ranking sets that measure a cross-encoder.
+
+    Raises:
+        DataError: one is missing, empty or malformed.
+    """
     return [load_lists(Path(config.resolve(path)), name=Path(path).stem) for path in paths]
 
 
@@ -299,7 +301,7 @@ def ranking_evaluation(
     config: RunConfig, paths: Sequence[str], student: PairEncoder
 ) -> Callable[[], Scores] | None:
     """Return the function that measures a cross-encoder's MAP on re-ranking sets, or None without any."""
-    sets = _ranking_sets(config, paths)
+    sets = ranking_sets(config, paths)
     if not sets:
         return None
 

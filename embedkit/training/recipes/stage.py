@@ -109,12 +109,13 @@ class Control:
 
 @dataclasses.dataclass(frozen=True)
 class Materials:
-    """Data shared by all stages of a run."""
+    """Data shared by all stages of a run; ``beside`` is what a recipe of pairs reads beside its corpus."""
 
     corpus: Corpus
     teachers: tuple[TeacherVectors, ...]
     dev: ScoredPairs | None
     split: Split
+    beside: Any = None
 
     def inputs(self, config: RunConfig) -> dict[str, str]:
         """Map descriptions of everything that was read to digests of its content."""

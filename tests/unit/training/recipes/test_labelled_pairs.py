@@ -14,7 +14,7 @@ from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.recipes.labelled_pairs import QueryGroups, read_labels
+from embedkit.training.recipes.labelled_pairs import Labels, QueryGroups
 from embedkit.training.recipes.run import Plan, plan, resolve, run
 from embedkit.training.recipes.stage import Control
 
@@ -121,14 +121,14 @@ def test_labels_follow_the_rows_that_a_corpus_keeps(pairs, tmp_path):
     source = pairs(rows)
     corpus = Corpus.prepare([source], tmp_path / "cache")
     assert corpus.texts([0, 1, 2], 1) == [ROWS[0]["passage"], ROWS[5]["passage"], ROWS[20]["passage"]]
-    assert read_labels([source], "grade", corpus).tolist() == [1.0, 0.5, ROWS[20]["grade"] / 2]
+    assert Labels.read([source], "grade", corpus).values.tolist() == [1.0, 0.5, ROWS[20]["grade"] / 2]
 
 
 def test_a_pair_with_several_labels_learns_their_mean_and_is_counted(recipe, pairs, tmp_path, caplog):
     rows = [*ROWS, ROWS[0], {**ROWS[0], "grade": 0}, {**ROWS[5], "grade": 1}]
     assert [row["grade"] for row in (ROWS[0], ROWS[5])] == [2, 0]
     source = pairs(rows)
-    labels = read_labels([source], "grade", Corpus.prepare([source], tmp_path / "cache"))
+    labels = Labels.read([source], "grade", Corpus.prepare([source], tmp_path / "cache")).values
     assert (labels[0], labels[5], labels[1]) == (pytest.approx(4 / 3 / 2), 0.25, 1.0)
     recipe["optim"]["steps"] = 1
     train(recipe, tmp_path / "run")
@@ -140,23 +140,34 @@ def test_a_label_is_a_number(pairs, tmp_path, value):
     source = pairs([ROWS[0], {**ROWS[5], "grade": value}])
     corpus = Corpus.prepare([source], tmp_path / "cache")
     with pytest.raises(DataError, match=r"pairs\.jsonl:2: expected a label of at least 0 in the column grade"):
-        read_labels([source], "grade", corpus)
+        Labels.read([source], "grade", corpus)
+
+
+@pytest.mark.parametrize("loss", ["bce", "listwise"])
+def test_labels_are_read_once(recipe, tmp_path, monkeypatch, loss):
+    reads = []
+    records = SourceConfig.records
+    monkeypatch.setattr(SourceConfig, "records", lambda source: reads.append(source) or records(source))
+    recipe["settings"]["loss"] = loss
+    recipe["optim"]["steps"] = 1
+    train(recipe, tmp_path / "run")
+    assert len(reads) == 2  # the pairs, then their labels
 
 
 def test_a_missing_column_of_labels_is_named(pairs, tmp_path):
     source = pairs()
     corpus = Corpus.prepare([source], tmp_path / "cache")
     with pytest.raises(DataError, match=r"pairs\.jsonl:1: there is no column label; name .* in settings\.label"):
-        read_labels([source], "label", corpus)
+        Labels.read([source], "label", corpus)
 
 
 def test_groups_hold_a_relevant_passage_and_others_of_its_query(pairs, toy_tokenizer_json, tmp_path):
     alike = [{"query": "music", "passage": who, "grade": 1} for who in WHO]
     source = pairs([*ROWS, *alike, {"query": "sleep", "passage": "a", "grade": 0}, {**alike[0], "query": "sleep"}])
     corpus = Corpus.prepare([source], tmp_path / "cache")
-    labels = read_labels([source], "grade", corpus)
+    labels = Labels.read([source], "grade", corpus)
     tokenizer = PairTokenizer(toy_tokenizer_json, 20)
-    batches = QueryGroups(corpus, labels, tokenizer, batch_size=20, group=4, seed=1)
+    batches = QueryGroups(labels, tokenizer, batch_size=20, group=4, seed=1)
     assert batches.steps_per_epoch == 1  # five queries: music compares nothing
     drawn = [batches.batch(step).scores.view(5, 4) for step in range(12)]
     for groups in drawn:
@@ -164,7 +175,7 @@ def test_groups_hold_a_relevant_passage_and_others_of_its_query(pairs, toy_token
         assert (groups.amin(dim=1) < groups.amax(dim=1)).all()
     assert len({tuple(map(tuple, groups.tolist())) for groups in drawn}) > 1
     with pytest.raises(ConfigError, match="group = 3 must divide"):
-        QueryGroups(corpus, labels, tokenizer, batch_size=20, group=3, seed=1)
+        QueryGroups(labels, tokenizer, batch_size=20, group=3, seed=1)
 
 
 def test_the_plan_counts_pairs_or_groups(recipe, tmp_path):
@@ -185,6 +196,11 @@ def test_impossible_runs_are_refused(recipe, pairs, tmp_path):
     with pytest.raises(ConfigError, match="--view-columns"):
         train({**recipe, "corpus": [{"path": pairs().path, "text_column": "query"}]}, tmp_path / "b")
     recipe["settings"]["loss"] = "listwise"
+    with pytest.raises(ConfigError, match=r"these are fewer than optim\.batch_size = 20"):
+        train({**recipe, "optim": {"batch_size": 20}}, tmp_path / "c")
+    with pytest.raises(DataError, match="nowhere"):
+        train({**recipe, "settings": {**recipe["settings"], "dev": ["nowhere.jsonl"]}}, tmp_path / "c")
     pairs([row for row in ROWS if not row["grade"]])
     with pytest.raises(ConfigError, match="no query has passages with different labels"):
         train(recipe, tmp_path / "c")
+    assert not list(tmp_path.glob("[abc]/*.toml"))  # no run was begun

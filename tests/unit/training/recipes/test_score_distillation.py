@@ -284,7 +284,7 @@ def test_the_scores_of_several_teachers_are_their_mean(recipe, corpora, toy_cros
     settings = from_mapping(ScoreDistillationConfig, config.settings)
     teachers = load_pair_teachers(config, settings)
 
-    pairs = prepare_pairs(config, settings, corpora[1], teachers, Control(show_progress=False))
+    pairs = prepare_pairs(config, settings, *corpora, teachers, Control(show_progress=False))
 
     asked = np.repeat(QUERIES, pairs.candidates.shape[1]).tolist()
     texts = list(zip(asked, corpora[1].texts(pairs.candidates.ravel()), strict=True))
