@@ -20,8 +20,9 @@ from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_model, published_models
 from embedkit.training.config import RunConfig
+from embedkit.training.loop import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control, HeldOut, prepare
+from embedkit.training.recipes.stage import HeldOut, prepare
 
 RECIPE: Mapping[str, Any] = {
     "method": "sct-distillation",

@@ -29,6 +29,7 @@ from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
+from embedkit.training.loop import Control
 from embedkit.training.method import PairLearner
 from embedkit.training.mining import Pairs
 from embedkit.training.optim import build_optimizer, schedule
@@ -42,7 +43,6 @@ from embedkit.training.recipes.score_distillation import (
     prepare_pairs,
     ranking_evaluation,
 )
-from embedkit.training.recipes.stage import Control
 from embedkit.training.students import load_cross_encoder
 
 HERE = Path(__file__).parent

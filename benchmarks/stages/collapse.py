@@ -23,10 +23,11 @@ from embedkit.config import apply_overrides, load_toml
 from embedkit.evaluation.sts import evaluate_pairs
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.config import RunConfig
+from embedkit.training.loop import Control
 from embedkit.training.methods.sct import SCT
 from embedkit.training.optim import build_optimizer, schedule
 from embedkit.training.recipes.run import resolve
-from embedkit.training.recipes.stage import Control, Materials, Stage, prepare
+from embedkit.training.recipes.stage import Materials, Stage, prepare
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.self_supervision import SCTConfig
 from embedkit.training.students import build_student

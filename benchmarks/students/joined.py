@@ -35,13 +35,14 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.tokenization import Tokens
 from embedkit.training.batches import chunk_view
 from embedkit.training.config import RunConfig
+from embedkit.training.loop import Control
 from embedkit.training.method import Batch, StepOutput, pooled, unit_embeddings
 from embedkit.training.methods import METHODS
 from embedkit.training.methods.sct import SCTDistillation, SCTDistillationConfig
 from embedkit.training.mining import Pairs
 from embedkit.training.networks import round_tables
 from embedkit.training.recipes.run import resolve
-from embedkit.training.recipes.stage import Control, HeldOut, Materials, Stage, prepare
+from embedkit.training.recipes.stage import HeldOut, Materials, Stage, prepare
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.students import build_student
 

@@ -21,8 +21,8 @@ from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.training.loop import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control
 
 DEV = {
     "STS-B dev": "sts/STSBenchmark/sts-dev.csv",

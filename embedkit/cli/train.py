@@ -18,7 +18,7 @@ from embedkit.cli.rows import kept_file
 
 if TYPE_CHECKING:
     from embedkit.training.config import RunConfig
-    from embedkit.training.recipes.stage import Control
+    from embedkit.training.loop import Control
     from embedkit.training.run_folder import TrainState
 
 logger = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ def stop_control(*, resume: bool, insist: bool = True) -> Iterator[Control]:
     Between steps, while text is read, a model encodes or scores it, or the result is exported, the first signal
     ends the command immediately; caches and checkpoints are kept.
     """
-    from embedkit.training.recipes.stage import Control
+    from embedkit.training.loop import Control
 
     asked = stepping = False
 

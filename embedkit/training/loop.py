@@ -61,25 +61,33 @@ _COSTLY_SHARE = 0.1
 _AMP = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """External control of a run: resume, stop, progress.
+
+    Steps are made inside ``stepping()``; after each, ``should_stop()`` ends the run with a checkpoint.
+    """
+
+    resume: bool = False
+    should_stop: Callable[[], bool] = lambda: False
+    stepping: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    show_progress: bool | None = None
+
+
 def train(
     method: Learner,
     batches: Batches,
     config: RunConfig,
     folder: RunFolder,
-    *,
+    control: Control,
     evaluate: Callable[[], Scores] | None = None,
-    resume: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
-    stepping: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
-    show_progress: bool | None = None,
 ) -> TrainState:
     """Train a method and write the encoder to ``folder.model``; return the state, not ``finished`` if stopped.
 
     With ``evaluate`` the encoder with the highest score is kept, otherwise the last one. An interrupted run
     resumes from its last checkpoint and ends with the same bits as an uninterrupted one, on the same machine and
-    with the same versions, number of threads and number of processes. ``should_stop`` is called after each step;
-    if True, a checkpoint is saved. All steps are made inside ``stepping()``. Of the configuration, ``[optim]`` is
-    that of this stage.
+    with the same versions, number of threads and number of processes. Of the configuration, ``[optim]`` is that of
+    this stage.
 
     Several processes (:mod:`~embedkit.training.processes`) share the rows of each batch. The first one evaluates
     and writes.
@@ -90,8 +98,7 @@ def train(
         CheckpointError: the checkpoint is damaged or was written with other settings.
         StorageError: the disk is full; the last checkpoint is kept.
     """
-    run = _Run(method, batches, config, folder, evaluate, should_stop, stepping)
-    return run.train(resume=resume, show_progress=show_progress)
+    return _Run(method, batches, config, folder, control, evaluate).train()
 
 
 class _Run:
@@ -103,9 +110,8 @@ class _Run:
         batches: Batches,
         config: RunConfig,
         folder: RunFolder,
+        control: Control,
         evaluate: Callable[[], Scores] | None,
-        should_stop: Callable[[], bool],
-        stepping: Callable[[], AbstractContextManager[object]],
     ) -> None:
         if config.optim.batch_size % processes.count():
             raise ConfigError(
@@ -113,7 +119,7 @@ class _Run:
             )
         self.round_words = config.student.word_table == "int4"
         self.method, self.batches, self.config, self.folder = method, batches, config, folder
-        self.evaluate, self.should_stop, self.stepping = evaluate, should_stop, stepping
+        self.control, self.evaluate = control, evaluate
         self.optim = config.optim
         self.device = method.encoder.device
         batches.on_gpu = self.device.type != "cpu"
@@ -137,29 +143,31 @@ class _Run:
         self.window: list[StepOutput] = []
         self.saved_at = self.started = time.monotonic()
 
-    def train(self, *, resume: bool, show_progress: bool | None) -> TrainState:
+    def train(self) -> TrainState:
         torch.manual_seed(self.config.seed)
+        resume = self.control.resume
         if resume and self.folder.last.exists():
             self.state = load_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler)
         if resume and processes.first():
             self.folder.rewind(self.state.step)
         processes.copy_state(self.method)
         if not self.state.finished:
-            self._loop(show_progress=show_progress if processes.first() else False)
+            self._loop()
         processes.wait()  # the caller may read files written by the first process
         return self.state
 
-    def _loop(self, *, show_progress: bool | None) -> None:
+    def _loop(self) -> None:
         first = self.state.step
         seconds = self.state.seconds
         self.method.train()
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
+        show_progress = self.control.show_progress if processes.first() else False
         progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
         quicker = contextlib.nullcontext() if self.optim.compile else _quicker_on_cpu(self.method)
         rounded = rounded_words(self.method) if self.round_words else contextlib.nullcontext()
         watched = self.penalty.watch(self.method.encoder.body) if self.penalty else contextlib.nullcontext()
         with (
-            self.stepping(),
+            self.control.stepping(),
             contextlib.closing(stream),
             progress,
             self.folder.tracked(first),
@@ -174,7 +182,7 @@ class _Run:
                 self.state.seconds = seconds + time.monotonic() - self.started
                 self._after_step(first)
                 progress.advance(note=f"loss {loss:.4f}{self._best()}")
-                if processes.agree(self.should_stop()):
+                if processes.agree(self.control.should_stop()):
                     self._checkpoint()
                     logger.info("stopped after step %d; continue with --resume", self.state.step)
                     return

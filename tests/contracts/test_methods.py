@@ -24,14 +24,13 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.config import DevConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import train
+from embedkit.training.loop import Control, train
 from embedkit.training.losses import Keys
 from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control
 from embedkit.training.run_folder import RunFolder
 from embedkit.training.self_supervision import JointConfig, cross_view_loss
 
@@ -217,10 +216,9 @@ class Fit:
                 batches,
                 self.config,
                 RunFolder(self.folder),
-                evaluate=lambda: {"dev": score(method.encoder)},  # noqa: B023 - called in this turn only
-                resume=resume or number > 0,
-                should_stop=lambda: next(seen) == steps,  # noqa: B023 - the same
-                show_progress=False,
+                # The functions are called in this turn only.
+                Control(resume or number > 0, lambda: next(seen) == steps, show_progress=False),  # noqa: B023
+                evaluate=lambda: {"dev": score(method.encoder)},  # noqa: B023
             )
         return state, method
 

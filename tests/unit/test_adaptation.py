@@ -20,7 +20,7 @@ from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.recipes.stage import Control
+from embedkit.training.loop import Control
 
 WORDS = ["cat", "dog", "train", "city", "mother", "sister", "sea", "summer", "water", "day", "good", "blue"]
 

@@ -46,10 +46,10 @@ from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, pair_batch
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import Scores
+from embedkit.training.loop import Control, Scores
 from embedkit.training.method import Batch, PairLearner, Presets
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, mine, score
-from embedkit.training.recipes.stage import Control, Stage, corpus_inputs
+from embedkit.training.recipes.stage import Stage, corpus_inputs
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import adjust, load_cross_encoder
 from embedkit.training.teachers import TeacherConfig

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from embedkit.training.batches import Batches, BatchSource, check_batches, chunk
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.distillation import Distillation
-from embedkit.training.loop import Scores, train
+from embedkit.training.loop import Control, Scores, train
 from embedkit.training.method import Learner
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
@@ -92,19 +90,6 @@ class HeldOut:
             name: float(1 - (encoder.encode(texts) * self._vectors[name]).sum(axis=1).mean())
             for name, texts in self._texts.items()
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class Control:
-    """External control of a run: resume, stop, progress.
-
-    Steps are made inside ``stepping()``; after each, ``should_stop()`` ends the run with a checkpoint.
-    """
-
-    resume: bool = False
-    should_stop: Callable[[], bool] = lambda: False
-    stepping: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
-    show_progress: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,17 +240,7 @@ class Stage:
         if processes.first():
             plain = to_mapping(self.config)
             folder.trackers = find_trackers(config.trackers, folder.path, name=folder.path.name, config=plain)
-        return train(
-            method,
-            batches,
-            config,
-            folder,
-            evaluate=evaluate,
-            resume=self.control.resume,
-            should_stop=self.control.should_stop,
-            stepping=self.control.stepping,
-            show_progress=self.control.show_progress,
-        )
+        return train(method, batches, config, folder, self.control, evaluate)
 
     def _has_taught(self, source: str) -> bool:
         """Whether a model records this run's first teacher as its own, so that its head leads to that space.

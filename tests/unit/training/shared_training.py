@@ -23,7 +23,7 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig
 from embedkit.training.config import DevConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import train
+from embedkit.training.loop import Control, train
 from embedkit.training.method import PairLearner
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
@@ -111,11 +111,9 @@ class Toy:
             self.batches,
             config,
             RunFolder(place),
-            evaluate=evaluate,
-            resume=resume,
             # Only one process is told to stop.
-            should_stop=lambda: next(seen) == stop_after and distributed.get_rank() == 1,
-            show_progress=False,
+            Control(resume, lambda: next(seen) == stop_after and distributed.get_rank() == 1, show_progress=False),
+            evaluate,
         )
 
 

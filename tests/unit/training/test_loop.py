@@ -17,7 +17,7 @@ from toys import stage_config, without_dropout
 from embedkit.errors import TrainingError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.config import DevConfig
-from embedkit.training.loop import evaluation_steps, total_steps, train
+from embedkit.training.loop import Control, evaluation_steps, total_steps, train
 from embedkit.training.method import BatchSpec, Method, StepOutput, pooled
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
@@ -61,7 +61,7 @@ def setup(make_encoder, make_batches, tmp_path):
             dev = DevConfig(every=dev_every, most=dev_most, patience=patience)
             config = stage_config(optim=optim, seed=0, dev=dev, checkpoint_minutes=minutes)
             scores = None if evaluate is None else lambda: {"dev": evaluate(), "other": 0.25}
-            return train(method, batches, config, place, evaluate=scores, show_progress=False, **options)
+            return train(method, batches, config, place, Control(show_progress=False, **options), scores)
 
         return method, go, place
 

@@ -22,7 +22,7 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.training import batches, loop, networks
 from embedkit.training.batches import chunk_view
 from embedkit.training.config import StudentConfig
-from embedkit.training.loop import train
+from embedkit.training.loop import Control, train
 from embedkit.training.method import pooled
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.networks import (
@@ -134,7 +134,7 @@ def trained(make_encoder, make_batches, tmp_path):
         method = without_dropout(Spy(make_encoder(), SimCSEConfig(), seed=0))
         method.seen = []
         config = stage_config(optim=OptimConfig(batch_size=8, steps=3, lr=0.1, epsilon=1.0, **optim), seed=0)
-        train(method, make_batches(method, 8), config, RunFolder(tmp_path / name), show_progress=False)
+        train(method, make_batches(method, 8), config, RunFolder(tmp_path / name), Control(show_progress=False))
         return method
 
     return trained
@@ -217,7 +217,7 @@ def test_a_run_saves_what_a_bundle_can_store(make_encoder, make_batches, tmp_pat
     config = stage_config(optim=optim, seed=0, student=StudentConfig(word_table="int4"))
     folder = RunFolder(tmp_path / "run")
 
-    train(method, make_batches(method, 4, texts=TEXTS), config, folder, show_progress=False)
+    train(method, make_batches(method, 4, texts=TEXTS), config, folder, Control(show_progress=False))
 
     saved = SentenceEncoder.load(folder.model)
     rounded = copy.deepcopy(saved)
@@ -279,7 +279,7 @@ def test_a_compiled_run_equals_an_uncompiled_one(make_encoder, make_batches, tmp
         batches = make_batches(method, 8)
         folder = RunFolder(tmp_path / str(compiled))
         optim = OptimConfig(batch_size=8, steps=3, lr=0.1, epsilon=1.0, compile=compiled)
-        train(method, batches, stage_config(optim=optim, seed=0), folder, show_progress=False)
+        train(method, batches, stage_config(optim=optim, seed=0), folder, Control(show_progress=False))
         losses.append(folder.metrics.read_text().split('"loss": ')[1].split(",")[0])
         states.append(method.state_dict())
     assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-4)

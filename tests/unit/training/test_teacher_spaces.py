@@ -16,8 +16,9 @@ from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.joined import JoinedSpace
+from embedkit.training.loop import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control, prepare
+from embedkit.training.recipes.stage import prepare
 from embedkit.training.teacher_spaces import (
     JoinConfig,
     JoinedVectors,

@@ -11,8 +11,9 @@ from embedkit.errors import ConfigError, DataError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.loop import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control, HeldOut, Split
+from embedkit.training.recipes.stage import HeldOut, Split
 from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
 from embedkit.training.teachers import AlignedVectors, CachedVectors, TeacherConfig, load_encoder, load_vectors
 

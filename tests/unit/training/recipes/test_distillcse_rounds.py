@@ -6,8 +6,9 @@ import pytest
 
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.loop import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control, Stage
+from embedkit.training.recipes.stage import Stage
 
 TEXTS = ["the cat", "a good dog", "my sister reads", "the sea", "an old king", "a bird in the garden"]
 

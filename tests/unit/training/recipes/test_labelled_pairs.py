@@ -14,9 +14,9 @@ from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.loop import Control
 from embedkit.training.recipes.labelled_pairs import Labels, QueryGroups
 from embedkit.training.recipes.run import Plan, plan, resolve, run
-from embedkit.training.recipes.stage import Control
 
 WHO, WHERE = ("the cat", "a good dog", "my sister", "an old king"), ("in the garden", "by the sea", "today")
 ROWS = [

@@ -12,10 +12,11 @@ import torch
 from embedkit.config import load_toml, to_mapping
 from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.loop import Control
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.run import find_method, resolve, run
-from embedkit.training.recipes.stage import Control, Stage
+from embedkit.training.recipes.stage import Stage
 from embedkit.training.run_folder import TrainState
 
 BARE = {"method": "sct", "corpus": [{"path": "a.txt"}]}

@@ -22,6 +22,7 @@ from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.loop import Control
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
 from embedkit.training.recipes.run import Plan, plan, resolve, run, training_text
 from embedkit.training.recipes.score_distillation import (
@@ -32,7 +33,6 @@ from embedkit.training.recipes.score_distillation import (
     prepare_pairs,
     ranking_evaluation,
 )
-from embedkit.training.recipes.stage import Control
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 WHO, WHAT = ("the cat", "a good dog", "my sister", "an old king"), ("will sleep", "wants to read", "likes music")

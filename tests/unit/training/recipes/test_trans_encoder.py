@@ -15,9 +15,10 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import PairBatchSource
+from embedkit.training.loop import Control
 from embedkit.training.method import PairLearner
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import Control, Stage
+from embedkit.training.recipes.stage import Stage
 
 recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package exports the function
 
