@@ -15,10 +15,11 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import processes
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
+from embedkit.training.method import BatchSpec
 from embedkit.training.methods.distillcse import DistillCSE, DistillCSEConfig
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Stage, check_stage
+from embedkit.training.recipes.stage import Recipe, Stage, check_stage
 from embedkit.training.run_folder import TrainState
 from embedkit.training.teachers import TeacherConfig, TeacherVectors, load_vectors
 
@@ -39,28 +40,19 @@ class RoundsConfig:
     dtype: Literal["float32", "float16"] = setting("float32", "how the cache stores teacher vectors")
 
 
-PRESETS = {
-    size: {
-        **DistillCSE.presets[size],
-        "settings": {"contrastive_optim": SimCSE.presets[size]["optim"]},
-    }
-    for size in DistillCSE.presets
-}
-
-
-def check_rounds(config: RunConfig, settings: RoundsConfig, corpus: Corpus) -> None:
+def _check(config: RunConfig, settings: RoundsConfig, corpus: Corpus) -> None:
     """Check that corpus and views fit every round."""
     if not config.every_teacher:
         check_stage("simcse", settings.contrastive, settings.contrastive_optim, config, corpus)
     check_stage("distillcse", settings.distillation, config.optim, config, corpus)
 
 
-def weights_problem(settings: RoundsConfig, teachers: int) -> str | None:
+def _weights_problem(settings: RoundsConfig, teachers: int) -> str | None:
     """Return what is wrong with the weights of the first round's teachers, named or trained, or None."""
     return DistillCSE.settings_problem(settings.distillation, teachers or settings.teachers)
 
 
-def distillcse_rounds(stage: Stage, settings: RoundsConfig, encoder: SentenceEncoder) -> TrainState:
+def _train(stage: Stage, settings: RoundsConfig, encoder: SentenceEncoder) -> TrainState:
     """SimCSE teachers with different seeds, then rounds of DistillCSE students.
 
     Every teacher and every student starts from the run's initial encoder. If the configuration names teachers,
@@ -114,3 +106,20 @@ def _teach(member: Stage, settings: RoundsConfig) -> TeacherVectors:
         return load_vectors(
             teacher, member.materials.corpus, Path(config.cache), show_progress=member.control.show_progress
         )
+
+
+DISTILLCSE_ROUNDS = Recipe(
+    RoundsConfig,
+    _train,
+    _check,
+    presets={
+        size: {
+            **DistillCSE.presets[size],
+            "settings": {"contrastive_optim": SimCSE.presets[size]["optim"]},
+        }
+        for size in DistillCSE.presets
+    },
+    batch_spec=BatchSpec(several_teachers=True),
+    paper="Xu et al., Findings of EMNLP 2023",
+    settings_problem=_weights_problem,
+)

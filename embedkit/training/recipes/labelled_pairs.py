@@ -32,10 +32,10 @@ from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, PairBatchSource, check_count, pair_batch
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig, read_rows, row_hash
-from embedkit.training.method import Batch, PairLearner, Presets
+from embedkit.training.method import Batch, BatchSpec, PairLearner
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes.score_distillation import ranking_evaluation, ranking_sets
-from embedkit.training.recipes.stage import Stage
+from embedkit.training.recipes.stage import Recipe, Stage
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import load_cross_encoder
 
@@ -45,7 +45,6 @@ _PRESET: Mapping[str, Mapping[str, Any]] = {
     "optim": {"lr": 2e-5, "batch_size": 32, "epochs": 2, "warmup": 0.1},
     "dev": {"every": 200},
 }
-LABEL_PRESETS: Presets = {"tiny": _PRESET, "mini": _PRESET, "small": _PRESET}
 
 _Rows = npt.NDArray[np.int64]
 
@@ -190,7 +189,7 @@ def _check_groups(labels: Labels, *, batch_size: int, group: int) -> None:
         )
 
 
-def check_labelled_pairs(config: RunConfig, settings: LabelledPairsConfig, corpus: Corpus) -> Labels:
+def _check(config: RunConfig, settings: LabelledPairsConfig, corpus: Corpus) -> Labels:
     """Check that there are labelled pairs and a model to start from; return the labels."""
     if corpus.views != 2:
         raise ConfigError(
@@ -211,7 +210,7 @@ def check_labelled_pairs(config: RunConfig, settings: LabelledPairsConfig, corpu
     return labels
 
 
-def labelled_pairs(stage: Stage, settings: LabelledPairsConfig, _: Sequence[PairTeacher]) -> TrainState:
+def _train(stage: Stage, settings: LabelledPairsConfig, _: Sequence[PairTeacher]) -> TrainState:
     """A cross-encoder learns from labelled pairs of queries and passages."""
     config, labels = stage.config, stage.materials.beside
     student = load_cross_encoder(config, max_length=settings.length)
@@ -228,3 +227,14 @@ def labelled_pairs(stage: Stage, settings: LabelledPairsConfig, _: Sequence[Pair
         return stage.fit(learner, pairs, config.optim, evaluate)
     groups = QueryGroups(labels, student.tokenizer, group=settings.group, **made)
     return stage.fit(PairLearner(student, listwise_loss, group=settings.group), groups, config.optim, evaluate)
+
+
+LABELLED_PAIRS = Recipe(
+    LabelledPairsConfig,
+    _train,
+    _check,
+    presets=dict.fromkeys(("tiny", "mini", "small"), _PRESET),
+    batch_spec=BatchSpec(scores=True),
+    paper="Zhuang et al., SIGIR 2023",
+    scores_pairs=True,
+)

@@ -25,9 +25,17 @@ from embedkit.training.loop import Control, evaluation_steps, total_steps
 from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes import RECIPES, Recipe, one_stage
+from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
-from embedkit.training.recipes.stage import Materials, Split, Stage, corpus_inputs, prepare
+from embedkit.training.recipes.stage import (
+    Materials,
+    Recipe,
+    Split,
+    Stage,
+    corpus_inputs,
+    one_stage,
+    prepare,
+)
 from embedkit.training.run_folder import RunFolder, TrainState, environment
 from embedkit.training.students import build_student
 from embedkit.training.teacher_spaces import JoinedVectors

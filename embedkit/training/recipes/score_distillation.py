@@ -47,9 +47,9 @@ from embedkit.training.batches import Batches, pair_batch
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import Control, Scores
-from embedkit.training.method import Batch, PairLearner, Presets
+from embedkit.training.method import Batch, BatchSpec, PairLearner
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, mine, score
-from embedkit.training.recipes.stage import Stage, corpus_inputs
+from embedkit.training.recipes.stage import Recipe, Stage, corpus_inputs
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import adjust, load_cross_encoder
 from embedkit.training.teachers import TeacherConfig
@@ -57,7 +57,6 @@ from embedkit.training.teachers import TeacherConfig
 logger = logging.getLogger(__name__)
 
 _PRESET = {"optim": {"lr": 2e-4, "batch_size": 64, "epochs": 2, "warmup": 0.1}}
-SCORE_PRESETS: Presets = {"tiny": _PRESET, "mini": _PRESET, "small": _PRESET}
 _SAMPLE = 300  # pairs to fit a cut student on, some 40,000 tokens
 
 PairLoss = Literal["mse", "margin-mse", "both"]
@@ -146,7 +145,7 @@ def _check_groups(batch_size: int, group: int, *, candidates: int, queries: int)
         )
 
 
-def check_score_distillation(config: RunConfig, settings: ScoreDistillationConfig, _: Corpus) -> Corpus:
+def _check(config: RunConfig, settings: ScoreDistillationConfig, _: Corpus) -> Corpus:
     """Check batches, development sets and the model to start from, before teachers score; return the queries."""
     queries = Corpus.prepare(settings.sources(config), Path(config.cache))
     _check_groups(config.optim.batch_size, settings.group, candidates=settings.mining.count, queries=len(queries))
@@ -161,9 +160,7 @@ def check_score_distillation(config: RunConfig, settings: ScoreDistillationConfi
     return queries
 
 
-def score_distillation(
-    stage: Stage, settings: ScoreDistillationConfig, teachers: Sequence[PairTeacher]
-) -> TrainState:
+def _train(stage: Stage, settings: ScoreDistillationConfig, teachers: Sequence[PairTeacher]) -> TrainState:
     """A small cross-encoder learns the scores of a large one on mined pairs.
 
     Raises:
@@ -324,3 +321,14 @@ def _spread(scores: FloatArray, group: int, generator: np.random.Generator) -> R
     bounds = np.linspace(0, scores.shape[1], group + 1).astype(np.int64)
     chosen = [generator.integers(low, high, len(scores)) for low, high in itertools.pairwise(bounds)]
     return np.take_along_axis(order, np.stack(chosen, axis=1), axis=1)
+
+
+SCORE_DISTILLATION = Recipe(
+    ScoreDistillationConfig,
+    _train,
+    _check,
+    presets=dict.fromkeys(("tiny", "mini", "small"), _PRESET),
+    batch_spec=BatchSpec(several_teachers=True, scores=True),
+    paper="Hofstaetter et al., 2020",
+    scores_pairs=True,
+)

@@ -13,7 +13,7 @@ from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.methods.sct import SCT, SCTDistillation, SCTDistillationConfig
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Stage, check_stage
+from embedkit.training.recipes.stage import Recipe, Stage, check_stage
 from embedkit.training.run_folder import TrainState
 from embedkit.training.self_supervision import SCTConfig
 
@@ -27,31 +27,13 @@ class TwoStageConfig:
     distillation: SCTDistillationConfig = setting(factory=SCTDistillationConfig, doc="settings of stage two")
 
 
-PRESETS = {
-    size: {
-        "optim": SCTDistillation.presets[size]["optim"],
-        "settings": {
-            "self_supervised": SCT.presets[size]["settings"],
-            "self_supervised_optim": SCT.presets[size]["optim"],
-            "distillation": SCTDistillation.presets[size]["settings"],
-        },
-    }
-    for size in SCT.presets
-}
-
-
-def check_two_stages(config: RunConfig, settings: TwoStageConfig, corpus: Corpus) -> None:
+def _check(config: RunConfig, settings: TwoStageConfig, corpus: Corpus) -> None:
     """Check that corpus and views fit both stages."""
     check_stage("sct", settings.self_supervised, settings.self_supervised_optim, config, corpus)
     check_stage("sct-distillation", settings.distillation, config.optim, config, corpus)
 
 
-def two_stage_problem(settings: TwoStageConfig, teachers: int) -> str | None:
-    """Return what is wrong with the settings of stage two for this number of teachers, or None."""
-    return SCTDistillation.settings_problem(settings.distillation, teachers)
-
-
-def sct_two_stage(stage: Stage, settings: TwoStageConfig, encoder: SentenceEncoder) -> TrainState:
+def _train(stage: Stage, settings: TwoStageConfig, encoder: SentenceEncoder) -> TrainState:
     """Self-supervised cross-view training, then distillation from its result.
 
     The run folder of the first stage is ``folder/self-supervised``.
@@ -64,3 +46,24 @@ def sct_two_stage(stage: Stage, settings: TwoStageConfig, encoder: SentenceEncod
         name, encoder = encoder.name, SentenceEncoder.load(first.folder.model)
         encoder.name = name
     return stage.train("sct-distillation", settings.distillation, encoder)
+
+
+SCT_TWO_STAGE = Recipe(
+    TwoStageConfig,
+    _train,
+    _check,
+    presets={
+        size: {
+            "optim": SCTDistillation.presets[size]["optim"],
+            "settings": {
+                "self_supervised": SCT.presets[size]["settings"],
+                "self_supervised_optim": SCT.presets[size]["optim"],
+                "distillation": SCTDistillation.presets[size]["settings"],
+            },
+        }
+        for size in SCT.presets
+    },
+    batch_spec=SCTDistillation.batch_spec,
+    paper="authors' code of Limkonchotiwat et al., TACL 2023",
+    settings_problem=lambda settings, count: SCTDistillation.settings_problem(settings.distillation, count),
+)

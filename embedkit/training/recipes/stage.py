@@ -1,4 +1,4 @@
-"""One stage of a run: a method trained by the loop on the data that all stages of the run share."""
+"""One stage of a run: a method trained by the loop on the data that all stages share; and recipes of stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.distillation import Distillation
 from embedkit.training.loop import Control, Scores, train
-from embedkit.training.method import Learner
+from embedkit.training.method import BatchSpec, Learner, Presets
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder, TrainState
@@ -286,3 +287,49 @@ def check_stage(method_name: str, settings: Any, optim: OptimConfig, config: Run
     spec = METHODS[method_name].needs(settings)
     rows = len(Split.of(corpus, config.dev.held_out).train)
     check_batches(spec, rows, batch_size=optim.batch_size, views=config.views)
+
+
+class Recipe(NamedTuple):
+    """A way to train, by one method or by several in turn.
+
+    Attributes:
+        settings_class: dataclass of the settings, the table ``[settings]`` of a run.
+        function: trains; called with the stage of the whole run, settings and initial encoder, or the
+            teachers if ``scores_pairs``.
+        check: raises a :class:`~embedkit.errors.ConfigError` if the corpus does not fit one of the stages; called
+            with config, settings and corpus before a teacher encodes the corpus. Returns what the recipe reads
+            beside the corpus if ``scores_pairs``.
+        presets: settings for each size.
+        batch_spec: the requirements of the most demanding stage.
+        paper: the publication.
+        paired: further presets for values of a setting, as for a method.
+        settings_problem: returns what is wrong with the settings for a number of teachers, or None.
+        scores_pairs: whether it trains a cross-encoder, which it builds itself; then its settings have
+            ``inputs``, digests of what ``check`` returns, ``epoch_rows`` and ``dev``.
+    """
+
+    settings_class: type[Any]
+    function: Callable[[Stage, Any, Any], TrainState]
+    check: Callable[[RunConfig, Any, Corpus], Any]
+    presets: Presets
+    batch_spec: BatchSpec
+    paper: str
+    paired: Presets = MappingProxyType({})
+    settings_problem: Callable[[Any, int], str | None] = lambda _settings, _teachers: None
+    scores_pairs: bool = False
+
+
+def one_stage(name: str) -> Recipe:
+    """The recipe that trains one method."""
+
+    def train(stage: Stage, settings: Any, encoder: SentenceEncoder) -> TrainState:
+        return stage.train(name, settings, encoder)
+
+    def check(config: RunConfig, settings: Any, corpus: Corpus) -> None:
+        check_stage(name, settings, config.optim, config, corpus)
+
+    method = METHODS[name]
+    return Recipe(
+        *(method.settings_class, train, check, method.presets, method.batch_spec, method.paper, method.paired),
+        settings_problem=method.settings_problem,
+    )

@@ -13,7 +13,8 @@ from typing import Any
 from embedkit.modeling.sizes import SIZES
 from embedkit.training.method import BatchSpec
 from embedkit.training.methods import METHODS
-from embedkit.training.recipes import RECIPES, Recipe, one_stage
+from embedkit.training.recipes import RECIPES
+from embedkit.training.recipes.stage import Recipe, one_stage
 
 COPY = Path(__file__).parents[2] / "cli" / "methods.json"
 

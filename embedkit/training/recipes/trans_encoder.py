@@ -43,7 +43,7 @@ from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.method import Batch, BatchSpec, Method, PairLearner, StepOutput, pooled, unit_embeddings
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Stage
+from embedkit.training.recipes.stage import Recipe, Stage
 from embedkit.training.run_folder import RunFolder, TrainState
 
 logger = logging.getLogger(__name__)
@@ -86,8 +86,6 @@ _PRESET: Mapping[str, Mapping[str, Any]] = {
     "optim": {"lr": 5e-5, "batch_size": 128, "epochs": 10, "warmup": 0.0, **_HARNESS},
     "settings": {"cross_optim": {"lr": 2e-5, "batch_size": 32, "epochs": 1, "warmup": 0.1, **_HARNESS}},
 }
-# Table 16 has the same settings for all sizes except Large.
-TRANS_ENCODER_PRESETS = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
 
 
 class CrossToEncoder(Method):
@@ -133,7 +131,7 @@ class _Best:
             self.folder, self.state = folder, state
 
 
-def check_trans_encoder(config: RunConfig, settings: TransEncoderConfig, corpus: Corpus) -> None:
+def _check(config: RunConfig, settings: TransEncoderConfig, corpus: Corpus) -> None:
     """Check that the corpus has pairs, at least a batch for either kind of model."""
     if corpus.views != 2:
         raise ConfigError(
@@ -147,7 +145,7 @@ def check_trans_encoder(config: RunConfig, settings: TransEncoderConfig, corpus:
         check_batches(spec, count, batch_size=optim.batch_size, views=_AS_IT_IS)
 
 
-def trans_encoder(stage: Stage, settings: TransEncoderConfig, encoder: SentenceEncoder) -> TrainState:
+def _train(stage: Stage, settings: TransEncoderConfig, encoder: SentenceEncoder) -> TrainState:
     """Self- and mutual distillation between encoders and cross-encoders, on unlabelled pairs.
 
     The encoder with the best development score is written to ``folder/model``, the best cross-encoder to
@@ -305,3 +303,13 @@ def _deliver(encoder: _Best, cross: _Best, folder: RunFolder) -> None:
     }
     with atomic_file(folder.path / "cross-model.json") as temporary:
         temporary.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+
+TRANS_ENCODER = Recipe(
+    TransEncoderConfig,
+    _train,
+    _check,
+    presets=dict.fromkeys(("tiny", "mini", "small"), _PRESET),  # Table 16 differs for Large only
+    batch_spec=BatchSpec(views=2, scores=True),
+    paper="Liu et al., ICLR 2022",
+)

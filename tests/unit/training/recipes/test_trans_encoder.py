@@ -1,7 +1,6 @@
 """Trans-Encoder's cycles, followed stage by stage on toys."""
 
 import contextlib
-import importlib
 import json
 
 import numpy as np
@@ -17,10 +16,9 @@ from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import PairBatchSource
 from embedkit.training.loop import Control
 from embedkit.training.method import PairLearner
+from embedkit.training.recipes import trans_encoder
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Stage
-
-recipe = importlib.import_module("embedkit.training.recipes.trans_encoder")  # the package exports the function
 
 OPTIM = {"batch_size": 5, "steps": 3, "lr": 1e-2}
 
@@ -135,7 +133,7 @@ def test_labels_are_those_of_the_best_of_the_cycle(mapping, tmp_path):
 
 
 def test_negative_cosines_are_clamped():
-    labels = recipe.clamp_labels(np.array([-0.5, 0.0, 0.3, 1.0000001], dtype=np.float32))
+    labels = trans_encoder.clamp_labels(np.array([-0.5, 0.0, 0.3, 1.0000001], dtype=np.float32))
     assert labels.tolist() == [0.0, 0.0, np.float32(0.3), 1.0]
     assert labels.dtype == np.float32
 
@@ -207,7 +205,7 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(mapping, tmp_path, stop
 
 
 def test_labelling_lies_between_the_steps_where_a_signal_ends_the_run(mapping, tmp_path, monkeypatch):
-    stepping, label, places = [], recipe._label, []
+    stepping, label, places = [], trans_encoder._label, []
 
     @contextlib.contextmanager
     def steps():
@@ -215,7 +213,9 @@ def test_labelling_lies_between_the_steps_where_a_signal_ends_the_run(mapping, t
         yield
         stepping.pop()
 
-    monkeypatch.setattr(recipe, "_label", lambda *arguments: places.append(len(stepping)) or label(*arguments))
+    monkeypatch.setattr(
+        trans_encoder, "_label", lambda *arguments: places.append(len(stepping)) or label(*arguments)
+    )
     go(mapping(), tmp_path / "run", should_stop=lambda: not stepping, stepping=steps)
     assert places == [0] * 4
 
