@@ -14,7 +14,7 @@ from embedkit.runtime.threads import available_threads
 
 # Features that determine the speed of int8 and the best export target: see `embedkit export --help`.
 _CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
-_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")
+DECIDING_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -29,7 +29,7 @@ def describe_machine() -> dict[str, Any]:
         "load": system_load(),
         "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {"embedkit": __version__, **installed_versions(_PACKAGES)},
+        "packages": {"embedkit": __version__, **installed_versions(DECIDING_PACKAGES)},
     }
 
 

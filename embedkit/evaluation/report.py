@@ -11,11 +11,10 @@ from typing import Any
 
 from embedkit import __version__
 from embedkit.evaluation.comparison import LEVEL, SEED, Certainty, Comparison, Interval, Spread
+from embedkit.evaluation.machine import DECIDING_PACKAGES
 from embedkit.evaluation.results import Evaluation, Result
 from embedkit.evaluation.tables import Table
 from embedkit.runtime.distributions import installed_versions
-
-_DECIDING_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")
 
 
 def to_json(evaluations: Sequence[Evaluation], comparison: Comparison | None = None) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def _telling(source: str, sources: Sequence[str]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    used = [name for name in _DECIDING_PACKAGES if name in sys.modules]
+    used = [name for name in DECIDING_PACKAGES if name in sys.modules]
     return {"embedkit": __version__, "python": platform.python_version(), **installed_versions(used)}
 
 

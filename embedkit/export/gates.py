@@ -153,8 +153,3 @@ def run_torch(model: SentenceEncoder | PairEncoder) -> Callable[[Tokens], FloatA
         return TorchCrossEncoder(model).predict_tokens
     reference = TorchEncoder(model)
     return lambda tokens: reference.encode_ids(tokens.ids)
-
-
-def torch_logits(model: PairEncoder) -> Callable[[Tokens], FloatArray]:
-    """The function that turns tokens of pairs into the torch model's logits."""
-    return TorchCrossEncoder(model).logits

@@ -35,7 +35,7 @@ from embedkit.export.quantize import (
 from embedkit.export.reading import Origin, check_reading
 from embedkit.export.spread import spread_embeddings
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
-from embedkit.export.writer import Arithmetic, FloatArithmetic, Products, find_twins, merge_twins
+from embedkit.export.writer import FloatArithmetic, Products, find_twins, merge_twins
 from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -214,15 +214,7 @@ def export(
     if spread is not None:
         model, card = _spread(model, card, calibration, spread)
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
-    inputs = _measure_inputs(model, precision, calibration or vocabulary)
-    is_rounded = precision.startswith("int8") or (precision == "fp32" and words != "float32")
-    unrounded = build_graph(model, FloatArithmetic()) if is_rounded else None
-    # Each application of a repeated layer has inputs of its own: weights equalised for them could not be shared.
-    twins = {} if unrounded is None else find_twins(unrounded)
-    smoothed = {} if precision == "int8" and twins else inputs
-    arithmetic = MixedArithmetic(_choose_products(precision, target, smoothed), choose_word_table(words))
-    logger.info("writing the graph of %s, %s", model.name, precision)
-    content = _write(model, arithmetic, precision, unrounded, twins, inputs)
+    content, unrounded = _write(model, precision, target, words, calibration or vocabulary)
 
     logger.info("measuring the gates")
     limits = thresholds or _allowed(model, precision, words)
@@ -255,32 +247,37 @@ def export(
 
 def _write(
     model: SentenceEncoder | PairEncoder,
-    arithmetic: Arithmetic,
     precision: str,
-    unrounded: onnx.ModelProto | None,
-    twins: Mapping[str, str],
-    inputs: Mapping[str, InputStatistics],
-) -> bytes:
-    """Return the serialized graph, with shared weights stored once; ``unrounded`` is changed likewise.
+    target: str,
+    words: str,
+    texts: Sequence[str] | None,
+) -> tuple[bytes, onnx.ModelProto | None]:
+    """Return the serialized graph and, if its weights are rounded, the graph without rounding.
 
-    ``twins`` are those of ``unrounded``.
-
-    An encoder's biases compensate for its rounding.
+    Both store shared weights once. An encoder's biases, in both, compensate for the rounding, as measured on the
+    texts.
     """
+    inputs = _measure_inputs(model, precision, texts)
+    is_rounded = precision.startswith("int8") or (precision == "fp32" and words != "float32")
+    unrounded = build_graph(model, FloatArithmetic()) if is_rounded else None
+    # Each application of a repeated layer has inputs of its own: weights equalised for them could not be shared.
+    twins = {} if unrounded is None else find_twins(unrounded)
+    smoothed = {} if precision == "int8" and twins else inputs
+    arithmetic = MixedArithmetic(_choose_products(precision, target, smoothed), choose_word_table(words))
+    logger.info("writing the graph of %s, %s", model.name, precision)
     graph = build_graph(model, arithmetic)
-    if unrounded is not None and isinstance(model, SentenceEncoder):
+    if unrounded is None:
+        twins = find_twins(graph)
+    elif isinstance(model, SentenceEncoder):
         shifts = measure_shifts(unrounded, graph, inputs)
         for written in (graph, unrounded):
             add_to_biases(written, shifts)
-    if unrounded is None:
-        twins = find_twins(graph)
     for written in filter(None, (graph, unrounded)):
         merge_twins(written, twins)
     if precision == "fp16":
         pooling = model.pooling if isinstance(model, SentenceEncoder) else ""
         graph = halve(graph, pooling if pooling in STATE_POOLINGS else None)
-    content: bytes = graph.SerializeToString()
-    return content
+    return graph.SerializeToString(), unrounded
 
 
 def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:

@@ -53,7 +53,6 @@ from embedkit.export.gates import (
     rounded,
     run_torch,
     smallest_cosine,
-    torch_logits,
 )
 from embedkit.export.graph import example_inputs
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
@@ -61,6 +60,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pretrained import evaluating
 from embedkit.modeling.static import STATIC
+from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
 from embedkit.runtime.native_network import NativeNetwork
@@ -228,7 +228,7 @@ class _Measure:
         """The torch model's logits of the grid and of probe pairs."""
         if not isinstance(self.model, PairEncoder):
             raise ExportError("only a cross-encoder has logits")
-        reference = torch_logits(self.model)
+        reference = TorchCrossEncoder(self.model).logits
         probes = reference(self.model.tokenizer.tokenize(PROBE_PAIRS))
         return np.concatenate([reference(tokens) for tokens, _ in self._grid]), probes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,8 +27,7 @@ def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArra
     positive ones. It maps that magnitude to -8, or beyond if clipping reduces the squared error of the block.
     Scales are ``(V, H / 32, 1) float16``, or ``(V, 1, 1)`` if 32 does not divide H; a block of zeros has scale 1.
     """
-    rows, width = table.shape
-    blocks = table.reshape(rows, -1, _BLOCK if width % _BLOCK == 0 else width)
+    blocks = table.reshape(_blocks(table.shape))
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
     best, scales = _round_blocks(blocks, largest)
     error = _squared_error(blocks, best, scales)
@@ -36,7 +37,7 @@ def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArra
         better = squares < error
         best, scales = np.where(better, integers, best), np.where(better, clipped, scales)
         error = np.minimum(squares, error)
-    return best.reshape(rows, width), scales
+    return best.reshape(table.shape), scales
 
 
 def restore_blocks(integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]) -> FloatArray:
@@ -52,8 +53,7 @@ def round_blocks(table: Tensor) -> Tensor:
     It serves a GPU, to which NumPy has no access. Among clipping thresholds of equal error, up to the order of
     summation, it may choose another one.
     """
-    rows, width = table.shape
-    blocks = table.reshape(rows, -1, _BLOCK if width % _BLOCK == 0 else width)
+    blocks = table.reshape(_blocks(table.shape))
     largest = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
     shares = torch.tensor([1.0, *_CLIPPED], dtype=torch.float32, device=table.device)
     scales = (largest * shares / -INT4_ZERO).half()
@@ -61,7 +61,14 @@ def round_blocks(table: Tensor) -> Tensor:
     restored = (blocks[..., None] / scales).round().clamp(-INT4_ZERO, INT4_ZERO - 1) * scales
     errors = (restored - blocks[..., None]).square().sum(dim=-2)
     best = errors.argmin(dim=-1)[..., None, None].expand(*blocks.shape, 1)
-    return restored.gather(-1, best).reshape(rows, width)
+    return restored.gather(-1, best).reshape(table.shape)
+
+
+def _blocks(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return the shape of rows in blocks."""
+    rows, width = shape
+    block = _BLOCK if width % _BLOCK == 0 else width
+    return rows, width // block, block
 
 
 def _round_blocks(blocks: FloatArray, largest: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:

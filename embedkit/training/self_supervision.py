@@ -107,7 +107,7 @@ class Projector(nn.Module):
     There is no normalisation layer and no activation between blocks (SCT, section 3.3, and the authors' code).
     """
 
-    def __init__(self, dimension: int, *, blocks: int = 3, expansion: int = 10) -> None:
+    def __init__(self, dimension: int, *, blocks: int, expansion: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for _ in range(blocks):

@@ -7,7 +7,7 @@ import torch
 from onnx import numpy_helper
 
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.gates import Candidate, relative_error, torch_logits
+from embedkit.export.gates import Candidate, relative_error
 from embedkit.export.graph import build_graph
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
@@ -266,7 +266,7 @@ def test_the_grid_of_pairs_has_every_shape_and_every_word(scorer):
 def steep(scorer):
     """A cross-encoder whose logits reach from about -9 to 9, as trained ones do."""
     with torch.no_grad():
-        logits = torch_logits(scorer)(scorer.tokenizer.tokenize(PROBE_PAIRS))
+        logits = TorchCrossEncoder(scorer).logits(scorer.tokenizer.tokenize(PROBE_PAIRS))
         scorer.network.classifier.weight.mul_(3 / float(logits.std()))
         scorer.network.classifier.bias.sub_(3 * float(logits.mean()) / float(logits.std()))
     return scorer
