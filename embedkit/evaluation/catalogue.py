@@ -24,7 +24,7 @@ from embedkit.evaluation.sources import (
     read_rows,
 )
 from embedkit.evaluation.sts import STS_TASKS, StsSet, as_senteval, collect_pairs
-from embedkit.evaluation.tasks import Conventions, Entry, Task
+from embedkit.evaluation.tasks import Conventions, PublishedAverage, PublishedSet, Task
 from embedkit.evaluation.transfer import TRANSFER_TASKS
 from embedkit.records import HubDataset, Row
 from embedkit.runtime.arguments import check_choice, check_path
@@ -32,7 +32,13 @@ from embedkit.runtime.arguments import check_choice, check_path
 _CONVENTIONS = ("useb", "mteb")
 TEXTS = ("raw", "senteval")
 
-TASKS: dict[str, Entry] = {**STS_TASKS, **RERANKING_TASKS, **RETRIEVAL_TASKS, **PAIR_TASKS, **TRANSFER_TASKS}
+TASKS: dict[str, PublishedSet | PublishedAverage] = {
+    **STS_TASKS,
+    **RERANKING_TASKS,
+    **RETRIEVAL_TASKS,
+    **PAIR_TASKS,
+    **TRANSFER_TASKS,
+}
 """Task by name."""
 
 
@@ -87,7 +93,7 @@ def _load_known(name: str, revision: str, folder: Path | None, conventions: tupl
             f"{name}@{revision}: a revision applies to a single data set on the hub, not to a folder or several "
             "sets"
         )
-    return entry.load(DataLocation(folder, revision or None), conventions)
+    return entry.load(name, DataLocation(folder, revision or None), conventions)
 
 
 def _find_own(name: str, folder: Path | None) -> Source | None:

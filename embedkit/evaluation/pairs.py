@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import DataLocation, first_file, read_rows
-from embedkit.evaluation.tasks import Entry, Pool, load_one
+from embedkit.evaluation.sources import Source, first_file, read_rows
+from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 
@@ -263,39 +262,50 @@ def collect_triplets(name: str, rows: Iterable[Row], source: str) -> Triplets:
 _GLUE = HubDataset("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")
 
 
-class _Set(NamedTuple):
-    """A published set: its folder names, its file names in them, and its location on the hub."""
+@dataclass(frozen=True)
+class _Set(PublishedSet):
+    """A published set: its number of pairs, its headline, its file names, and its place in the hub's data set."""
 
-    what: str
-    rows: int
+    pairs: int
     headline: str
-    folders: tuple[str, ...]
     files: tuple[str, ...]
-    hub: HubDataset | None = None
     configuration: str | None = None
     split: str = "test"
-    read: Callable[[Path], Iterator[Row]] = read_rows
+    reader: Callable[[Path], Iterator[Row]] = read_rows
+
+    @property
+    def size(self) -> str:
+        return f"{self.pairs:,} pairs"
+
+    def read(self, name: str, source: Source, _: Conventions, /) -> list[LabelledPairs]:
+        if isinstance(source, HubDataset):
+            rows = source.rows(configuration=self.configuration, split=self.split)
+        else:
+            rows = self.reader(first_file(source, *self.files))
+        headline, expected = self.headline, self.pairs
+        return [collect_labelled(name, rows, source=str(source), headline=headline, expected=expected)]
 
 
 def _mteb(what: str, rows: int, name: str, revision: str) -> _Set:
     id_ = f"{name}-pairclassification"
-    return _Set(what, rows, "ap", (id_, name), _MTEB_FILES, HubDataset(f"mteb/{id_}", revision))
+    return _Set(what, (id_, name), HubDataset(f"mteb/{id_}", revision), rows, "ap", _MTEB_FILES)
 
 
 _MTEB_FILES = ("test.jsonl.gz", "test.jsonl", "data/test-00000-of-00001.parquet")
+_QQP = ("qqp", "QQP")
 _MRPC = ("mrpc", "MRPC", "MSRParaphraseCorpus")
 
-_SETS = {
-    "qqp": _Set("duplicate questions on Quora", 10000, "auc", ("qqp", "QQP"), ("test.tsv",), read=_read_headless),
-    "qqp-dev": _Set("development part of qqp", 10000, "auc", ("qqp", "QQP"), ("dev.tsv",), read=_read_headless),
+PAIR_TASKS: dict[str, PublishedSet] = {
+    "qqp": _Set("duplicate questions on Quora", _QQP, None, 10000, "auc", ("test.tsv",), reader=_read_headless),
+    "qqp-dev": _Set("development part of qqp", _QQP, None, 10000, "auc", ("dev.tsv",), reader=_read_headless),
     "qnli": _Set(
         "does a sentence answer a question? GLUE's development part",
-        5463, "auc", ("qnli", "QNLI"), ("dev.tsv",), _GLUE, "qnli", "validation",
+        ("qnli", "QNLI"), _GLUE, 5463, "auc", ("dev.tsv",), "qnli", "validation",
     ),
     "mrpc": _Set(
-        "paraphrases in news", 1725, "auc", _MRPC, ("msr-para-test.tsv", "msr_paraphrase_test.txt"), _GLUE, "mrpc",
+        "paraphrases in news", _MRPC, _GLUE, 1725, "auc", ("msr-para-test.tsv", "msr_paraphrase_test.txt"), "mrpc",
     ),
-    "mrpc-dev": _Set("development part of mrpc", 500, "auc", _MRPC, ("msr-para-val.tsv",)),
+    "mrpc-dev": _Set("development part of mrpc", _MRPC, None, 500, "auc", ("msr-para-val.tsv",)),
     "twitter-semeval": _mteb(
         "paraphrases in tweets", 16777, "twittersemeval2015", "70970daeab8776df92f5ea462b6173c0b46fd2d1"
     ),
@@ -307,24 +317,3 @@ _SETS = {
         101000, "sprintduplicatequestions", "d66bd1f72af766a5cc4b0ca5e00c162f89e8cc46",
     ),
 }  # fmt: skip
-
-
-def _load(name: str, location: DataLocation) -> LabelledPairs:
-    wanted = _SETS[name]
-    source = location.find(*wanted.folders, hub=wanted.hub)
-    if isinstance(source, HubDataset):
-        rows = source.rows(configuration=wanted.configuration, split=wanted.split)
-    else:
-        rows = wanted.read(first_file(source, *wanted.files))
-    return collect_labelled(name, rows, source=str(source), headline=wanted.headline, expected=wanted.rows)
-
-
-PAIR_TASKS: dict[str, Entry] = {
-    name: Entry(
-        definition.what,
-        f"{definition.rows:,} pairs",
-        partial(load_one, name, partial(_load, name)),
-        definition.hub,
-    )
-    for name, definition in _SETS.items()
-}

@@ -30,7 +30,6 @@ from embedkit.errors import DataError
 from embedkit.evaluation.pairs import BoolArray, Thresholds
 from embedkit.evaluation.results import Evidence, Result, build_result
 from embedkit.evaluation.sources import (
-    DataLocation,
     Source,
     Tables,
     by_query,
@@ -39,7 +38,7 @@ from embedkit.evaluation.sources import (
     read_rows,
     unique,
 )
-from embedkit.evaluation.tasks import Conventions, Entry, Pool, Task
+from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, Task
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines, read_object
 
@@ -241,22 +240,24 @@ _LIST_RULES: dict[str, Rule] = {"map": merged, "map_at_1000": trec_eval_1000}
 _TABLE_RULES: dict[str, Rule] = {"map_at_1000": trec_eval_1000}
 
 
+Tests = Mapping[str, Callable[[], RankingTest]]
+"""How to load the test of each convention that a source supports."""
+
+
 def mteb_task(name: str, source: Source, conventions: Conventions) -> Task:
     """Return a task for a custom set in MTEB's form.
 
     Raises:
         DataError: it is malformed, or MTEB's convention was not requested.
     """
-    return _task(name, source, {"mteb": partial(_mteb_test, name, source, None)}, conventions)
+    return Task(name, _load(source, {"mteb": partial(_mteb_test, name, source, None)}, conventions))
 
 
-def _task(
-    name: str, source: Source, tests: Mapping[str, Callable[[], RankingTest]], conventions: Conventions
-) -> Task:
+def _load(source: Source, tests: Tests, conventions: Conventions) -> list[RankingTest]:
     wanted = [load() for convention, load in tests.items() if convention in conventions]
     if not wanted:
         raise DataError(f"{source} supports only the convention {' or '.join(tests)}")
-    return Task(name, wanted)
+    return wanted
 
 
 def _mteb_test(name: str, source: Source, expected: int | None) -> RankingTest:
@@ -424,57 +425,63 @@ def _read_json(path: Path, *keys: str) -> dict[str, Any]:
     return data
 
 
-_ASKUBUNTU = ("askubuntu", "AskUbuntu", "askubuntu-master")
-_ASKUBUNTU_MTEB = ("askubuntudupquestions-reranking", "AskUbuntuDupQuestions", "askubuntu.jsonl")
-_ASKUBUNTU_HUB = HubDataset("mteb/askubuntudupquestions-reranking", "2000358ca161889fa9c082cb41daa8dcfb161a54")
-_SCIDOCS = ("scidocs", "SciDocs")
-_SCIDOCS_MTEB = ("scidocs-reranking", "SciDocsRR", "scidocs.jsonl")
-_SCIDOCS_HUB = HubDataset("mteb/scidocs-reranking", "d3c5e1fc0b855ab6097bf1cda04dd73947d7caab")
+@dataclass(frozen=True)
+class _Ranking(PublishedSet):
+    """A published set, with a test by each convention that its source supports."""
+
+    queries: str
+    tests: Callable[[str, Source], Tests]
+
+    @property
+    def size(self) -> str:
+        return self.queries
+
+    def read(self, name: str, source: Source, conventions: Conventions, /) -> list[RankingTest]:
+        return _load(source, self.tests(name, source), conventions)
 
 
-def _askubuntu(location: DataLocation, conventions: Conventions) -> Task:
-    source = location.find(*_ASKUBUNTU, *_ASKUBUNTU_MTEB, hub=_ASKUBUNTU_HUB)
+def _askubuntu(name: str, source: Source) -> Tests:
     if isinstance(source, Path) and has_askubuntu(source):
-        return _task(
-            "askubuntu",
-            source,
-            {"useb": partial(_useb_askubuntu, source, "test", 186), "mteb": partial(_pooled_askubuntu, source)},
-            conventions,
-        )
-    return _task("askubuntu", source, {"mteb": partial(_mteb_test, "askubuntu", source, 361)}, conventions)
+        pooled = partial(RankingTest, name, "mteb", rules=_LIST_RULES, source=str(source), expected=361)
+        return {
+            "useb": partial(_useb_askubuntu, name, source, "test", 186),
+            "mteb": lambda: pooled([load_askubuntu_pooled(source)]),
+        }
+    return {"mteb": partial(_mteb_test, name, source, 361)}
 
 
-def _askubuntu_dev(location: DataLocation, conventions: Conventions) -> Task:
-    folder = Path(str(location.find(*_ASKUBUNTU)))
-    return _task("askubuntu-dev", folder, {"useb": partial(_useb_askubuntu, folder, "dev", 189)}, conventions)
+def _askubuntu_dev(name: str, source: Source) -> Tests:
+    return {"useb": partial(_useb_askubuntu, name, Path(str(source)), "dev", 189)}
 
 
-def _useb_askubuntu(folder: Path, split: str, expected: int) -> RankingTest:
-    name = "askubuntu" if split == "test" else "askubuntu-dev"
+def _useb_askubuntu(name: str, folder: Path, split: str, expected: int) -> RankingTest:
     return RankingTest(name, "useb", [load_askubuntu(folder, split)], {"map": stable}, str(folder), expected)
 
 
-def _pooled_askubuntu(folder: Path) -> RankingTest:
-    return RankingTest("askubuntu", "mteb", [load_askubuntu_pooled(folder)], _LIST_RULES, str(folder), 361)
-
-
-def _scidocs(location: DataLocation, conventions: Conventions) -> Task:
-    source = location.find(*_SCIDOCS, *_SCIDOCS_MTEB, hub=_SCIDOCS_HUB)
+def _scidocs(name: str, source: Source) -> Tests:
     if isinstance(source, Path) and has_scidocs(source):
-        return _task("scidocs", source, {"useb": partial(_useb_scidocs, source)}, conventions)
-    return _task("scidocs", source, {"mteb": partial(_mteb_test, "scidocs", source, 3978)}, conventions)
+        return {"useb": lambda: RankingTest(name, "useb", load_scidocs(source), {"map": trec_eval}, str(source))}
+    return {"mteb": partial(_mteb_test, name, source, 3978)}
 
 
-def _useb_scidocs(folder: Path) -> RankingTest:
-    return RankingTest("scidocs", "useb", load_scidocs(folder), {"map": trec_eval}, str(folder))
+_ASKUBUNTU = ("askubuntu", "AskUbuntu", "askubuntu-master")
+_ASKUBUNTU_MTEB = ("askubuntudupquestions-reranking", "AskUbuntuDupQuestions", "askubuntu.jsonl")
+_ASKUBUNTU_HUB = HubDataset("mteb/askubuntudupquestions-reranking", "2000358ca161889fa9c082cb41daa8dcfb161a54")
+_SCIDOCS = ("scidocs", "SciDocs", "scidocs-reranking", "SciDocsRR", "scidocs.jsonl")
+_SCIDOCS_HUB = HubDataset("mteb/scidocs-reranking", "d3c5e1fc0b855ab6097bf1cda04dd73947d7caab")
 
-
-RERANKING_TASKS: dict[str, Entry] = {
-    "askubuntu": Entry(
-        "re-ranking of similar questions", "186 queries (useb), 361 (mteb)", _askubuntu, _ASKUBUNTU_HUB
+RERANKING_TASKS: dict[str, PublishedSet] = {
+    "askubuntu": _Ranking(
+        "re-ranking of similar questions",
+        (*_ASKUBUNTU, *_ASKUBUNTU_MTEB),
+        _ASKUBUNTU_HUB,
+        "186 queries (useb), 361 (mteb)",
+        _askubuntu,
     ),
-    "askubuntu-dev": Entry("development questions of askubuntu", "189 queries (useb)", _askubuntu_dev),
-    "scidocs": Entry(
-        "re-ranking of related papers", "four tasks (useb), 3,978 queries (mteb)", _scidocs, _SCIDOCS_HUB
+    "askubuntu-dev": _Ranking(
+        "development questions of askubuntu", _ASKUBUNTU, None, "189 queries (useb)", _askubuntu_dev
+    ),
+    "scidocs": _Ranking(
+        "re-ranking of related papers", _SCIDOCS, _SCIDOCS_HUB, "four tasks (useb), 3,978 queries (mteb)", _scidocs
     ),
 }

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +19,8 @@ import numpy.typing as npt
 from embedkit.errors import DataError
 from embedkit.evaluation.reranking import mean_precision
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import DataLocation, Source, Tables, by_query, plain_stem, unique
-from embedkit.evaluation.tasks import Entry, Pool, cosines, load_one
+from embedkit.evaluation.sources import Source, Tables, by_query, plain_stem, unique
+from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, cosines
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
 
@@ -274,15 +273,23 @@ def _is_source(query: str, text: str, relevance: Mapping[str, float], documents:
     return relevance.get(query, 0.0) <= 0 and bool(text.strip()) and text.strip() in documents.get(query, "")
 
 
-class _Corpus(NamedTuple):
-    what: str
-    folders: tuple[str, ...]
-    hub: HubDataset
+@dataclass(frozen=True)
+class _Corpus(PublishedSet):
+    """A published corpus, with its numbers of queries and documents."""
+
     queries: int
     documents: int
 
+    @property
+    def size(self) -> str:
+        return f"{self.queries:,} queries, {self.documents:,} documents"
 
-_CORPORA = {
+    def read(self, name: str, source: Source, _: Conventions, /) -> list[RetrievalSet]:
+        expected = {"queries": self.queries, "documents": self.documents}
+        return [replace(load_retrieval(source, name=name), expected=expected)]
+
+
+RETRIEVAL_TASKS: dict[str, PublishedSet] = {
     "scifact": _Corpus(
         "retrieval of abstracts for scientific claims",
         ("scifact",), HubDataset("mteb/scifact", "d56462d0e63a25450459c4f213e49ffdb866f7f9"), 300, 5183,
@@ -301,20 +308,3 @@ _CORPORA = {
         HubDataset("mteb/scidocs", "f8c2fcf00f625baaa80f62ec5bd9e1fff3b8ae88"), 1000, 25657,
     ),
 }  # fmt: skip
-
-
-def _load(name: str, location: DataLocation) -> RetrievalSet:
-    corpus = _CORPORA[name]
-    retrieval = load_retrieval(location.find(*corpus.folders, hub=corpus.hub), name=name)
-    return replace(retrieval, expected={"queries": corpus.queries, "documents": corpus.documents})
-
-
-RETRIEVAL_TASKS: dict[str, Entry] = {
-    name: Entry(
-        corpus.what,
-        f"{corpus.queries:,} queries, {corpus.documents:,} documents",
-        partial(load_one, name, partial(_load, name)),
-        corpus.hub,
-    )
-    for name, corpus in _CORPORA.items()
-}

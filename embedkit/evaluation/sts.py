@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import DataLocation, Source, locate, plain_stem, read_rows
-from embedkit.evaluation.tasks import EmbeddingPool, Entry, Pool, Task, load_one, load_several
+from embedkit.evaluation.sources import Source, locate, plain_stem, read_rows
+from embedkit.evaluation.tasks import Conventions, EmbeddingPool, Pool, PublishedAverage, PublishedSet, Task
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset, Row, read_lines
@@ -160,70 +160,7 @@ _YEAR_REVISIONS = {
     "sts15": "ae752c7c21bf194d8b67fd573edf7ae58183cbe3",
     "sts16": "4d8694f8f0e0100860b497b999b3dbed754a0513",
 }
-_YEAR_HUBS = {name: HubDataset(f"mteb/{name}-sts", revision) for name, revision in _YEAR_REVISIONS.items()}
 
-
-class _Table(NamedTuple):
-    """A published set in one table: its size, its place in a data folder, and its place on the hub."""
-
-    what: str
-    pairs: int
-    folders: tuple[str, ...]
-    files: tuple[str, ...]
-    hub: HubDataset | None = None
-    split: str = "test"
-    configuration: str | None = None
-
-
-_STSB_HUB = HubDataset("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831")
-# The hub's set has all 9,927 pairs under "test", so its figures are not comparable.
-_SICK_HUB = HubDataset("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d")
-_ENGLISH = {
-    "stsb": _Table("STS benchmark, test", 1379, ("STSBenchmark",), ("sts-test.csv",), _STSB_HUB),
-    "stsb-dev": _Table(
-        "STS benchmark, development", 1500, ("STSBenchmark",), ("sts-dev.csv",), _STSB_HUB, "validation"
-    ),
-    "sickr": _Table("SICK relatedness, test", 4927, ("SICK",), ("SICK_test_annotated.txt",), _SICK_HUB),
-    "sick-trial": _Table("SICK relatedness, trial", 500, ("SICK",), ("SICK_trial.txt",)),
-}
-
-_LANGUAGES = {
-    "de": "German", "es": "Spanish", "fr": "French", "it": "Italian", "nl": "Dutch", "pl": "Polish",
-    "pt": "Portuguese", "ru": "Russian", "zh": "Chinese",
-}  # fmt: skip
-_TRANSLATED_HUB = HubDataset("mteb/stsb_multi_mt", "29afa2569dcedaaa2fe6a3dcfebab33d28b82e8c")
-_TRANSLATED = {
-    f"stsb-{code}{suffix}": _Table(
-        f"STS benchmark in {language}, {part}",
-        size,
-        ("stsb-multi-mt", "stsb_multi_mt"),
-        (f"stsb-{code}-{split}.csv",),
-        _TRANSLATED_HUB,
-        split,
-        code,
-    )
-    for code, language in _LANGUAGES.items()
-    for suffix, part, split, size in (("", "test", "test", 1379), ("-dev", "development", "dev", 1500))
-}
-
-# The language pairs of the papers; the last two are from STS17's translated extension.
-_STS17_PAIRS = ("ar-ar", "es-es", "en-en", "en-ar", "es-en", "en-tr", "en-de", "fr-en")
-_STS17_HUB = HubDataset("mteb/sts17-crosslingual-sts", "faeb762787bd10488a50c8b5be4a3b82e411949c")
-_STS17 = {
-    f"sts17-{pair}": _Table(
-        f"STS17, {pair}",
-        250,
-        ("STS2017-extended", "STS17", "sts17"),
-        (f"STS.{pair}.txt", f"STS.{pair[3:]}-{pair[:2]}.txt"),
-        _STS17_HUB,
-        configuration=pair,
-    )
-    for pair in _STS17_PAIRS
-}
-
-_TABLES = _ENGLISH | _TRANSLATED | _STS17
-_SEVEN = (*STS_YEARS, "stsb", "sickr")
-"""The sets of the papers' average."""
 
 _CASED = (*STS_YEARS, "stsb", "stsb-dev")
 """Sets that SentEval lower-cases."""
@@ -312,32 +249,50 @@ class StsSet:
         return notes
 
 
-def _load(name: str, location: DataLocation) -> StsSet:
-    if name in STS_YEARS:
-        return _load_year(name, location.find(f"{name.upper()}-en-test", hub=_YEAR_HUBS[name]))
-    table = _TABLES[name]
-    source = location.find(*table.folders, hub=table.hub)
-    if isinstance(source, HubDataset):
-        pairs = collect_pairs(name, source.rows(configuration=table.configuration, split=table.split))
-    else:
-        files = [source / file for file in table.files]
-        pairs = load_scored_pairs(next(filter(Path.is_file, files), files[0]), name=name)
-    return StsSet(name, [pairs], {name: table.pairs}, str(source))
+@dataclass(frozen=True)
+class _Table(PublishedSet):
+    """A published set in one table: its number of pairs, its file names, and its place in the hub's data set."""
+
+    pairs: int
+    files: tuple[str, ...]
+    split: str = "test"
+    configuration: str | None = None
+
+    @property
+    def size(self) -> str:
+        return f"{self.pairs:,} pairs"
+
+    def read(self, name: str, source: Source, _: Conventions, /) -> list[StsSet]:
+        if isinstance(source, HubDataset):
+            pairs = collect_pairs(name, source.rows(configuration=self.configuration, split=self.split))
+        else:
+            files = [source / file for file in self.files]
+            pairs = load_scored_pairs(next(filter(Path.is_file, files), files[0]), name=name)
+        return [StsSet(name, [pairs], {name: self.pairs}, str(source))]
 
 
-def _load_year(name: str, source: Source) -> StsSet:
-    """Load STS12 to STS16: a folder of ``STS.input.SUBSET.txt`` and ``STS.gs.SUBSET.txt``, or a hub data set.
+@dataclass(frozen=True)
+class _Year(PublishedSet):
+    """STS12 to STS16: a folder of ``STS.input.SUBSET.txt`` and ``STS.gs.SUBSET.txt``, or a hub data set.
 
     Pairs without a score in the gold file are dropped. The hub's data set does not separate the subsets.
     """
-    expected = STS_YEARS[name]
-    if isinstance(source, HubDataset):
-        return StsSet(name, [collect_pairs(name, source.rows())], {name: sum(expected.values())}, str(source))
-    inputs = {subset: source / f"STS.input.{subset}.txt" for subset in expected}
-    subsets = [_read_subset(subset, path) for subset, path in inputs.items() if path.is_file()]
-    if not subsets:
-        raise DataError(f"{source}: expected files STS.input.SUBSET.txt and STS.gs.SUBSET.txt, found none")
-    return StsSet(name, subsets, expected, str(source))
+
+    pairs: dict[str, int]
+
+    @property
+    def size(self) -> str:
+        return f"{sum(self.pairs.values()):,} pairs"
+
+    def read(self, name: str, source: Source, _: Conventions, /) -> list[StsSet]:
+        if isinstance(source, HubDataset):
+            expected = {name: sum(self.pairs.values())}
+            return [StsSet(name, [collect_pairs(name, source.rows())], expected, str(source))]
+        inputs = {subset: source / f"STS.input.{subset}.txt" for subset in self.pairs}
+        subsets = [_read_subset(subset, path) for subset, path in inputs.items() if path.is_file()]
+        if not subsets:
+            raise DataError(f"{source}: expected files STS.input.SUBSET.txt and STS.gs.SUBSET.txt, found none")
+        return [StsSet(name, subsets, self.pairs, str(source))]
 
 
 def _read_subset(subset: str, inputs: Path) -> ScoredPairs:
@@ -359,35 +314,73 @@ def _read_subset(subset: str, inputs: Path) -> ScoredPairs:
     return ScoredPairs(subset, first, second, np.array(numbers, dtype=np.float64))
 
 
-def _tables(tables: dict[str, _Table]) -> dict[str, Entry]:
-    return {
-        name: Entry(table.what, f"{table.pairs:,} pairs", partial(load_one, name, partial(_load, name)), table.hub)
-        for name, table in tables.items()
-    }
-
-
-def _several(name: str, sets: Iterable[str]) -> Callable[..., Task]:
-    return partial(load_several, name, {member: partial(_load, member) for member in sets})
-
-
-STS_TASKS: dict[str, Entry] = {
-    "sts": Entry("STS12 to STS16, STS-B and SICK-R, and their mean", "seven sets", _several("sts", _SEVEN)),
-    **{
-        name: Entry(
-            f"SemEval similarity of 20{name[3:]}",
-            f"{sum(STS_YEARS[name].values()):,} pairs",
-            partial(load_one, name, partial(_load, name)),
-            _YEAR_HUBS[name],
-        )
-        for name in STS_YEARS
-    },
-    **_tables(_ENGLISH),
-    "sts17": Entry(
-        "similarity within and across languages, and its mean", "eight sets", _several("sts17", _STS17), _STS17_HUB
+_YEARS = {
+    name: _Year(
+        f"SemEval similarity of 20{name[3:]}",
+        (f"{name.upper()}-en-test",),
+        HubDataset(f"mteb/{name}-sts", _YEAR_REVISIONS[name]),
+        pairs,
+    )
+    for name, pairs in STS_YEARS.items()
+}
+_STSB_HUB = HubDataset("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831")
+# The hub's set has all 9,927 pairs under "test", so its figures are not comparable.
+_SICK_HUB = HubDataset("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d")
+_ENGLISH = {
+    "stsb": _Table("STS benchmark, test", ("STSBenchmark",), _STSB_HUB, 1379, ("sts-test.csv",)),
+    "stsb-dev": _Table(
+        "STS benchmark, development", ("STSBenchmark",), _STSB_HUB, 1500, ("sts-dev.csv",), "validation"
     ),
-    **_tables(_TRANSLATED),
+    "sickr": _Table("SICK relatedness, test", ("SICK",), _SICK_HUB, 4927, ("SICK_test_annotated.txt",)),
+    "sick-trial": _Table("SICK relatedness, trial", ("SICK",), None, 500, ("SICK_trial.txt",)),
 }
 
+_LANGUAGES = {
+    "de": "German", "es": "Spanish", "fr": "French", "it": "Italian", "nl": "Dutch", "pl": "Polish",
+    "pt": "Portuguese", "ru": "Russian", "zh": "Chinese",
+}  # fmt: skip
+_TRANSLATED_HUB = HubDataset("mteb/stsb_multi_mt", "29afa2569dcedaaa2fe6a3dcfebab33d28b82e8c")
+_TRANSLATED = {
+    f"stsb-{code}{suffix}": _Table(
+        f"STS benchmark in {language}, {part}",
+        ("stsb-multi-mt", "stsb_multi_mt"),
+        _TRANSLATED_HUB,
+        size,
+        (f"stsb-{code}-{split}.csv",),
+        split,
+        code,
+    )
+    for code, language in _LANGUAGES.items()
+    for suffix, part, split, size in (("", "test", "test", 1379), ("-dev", "development", "dev", 1500))
+}
+
+# The language pairs of the papers; the last two are from STS17's translated extension.
+_STS17_PAIRS = ("ar-ar", "es-es", "en-en", "en-ar", "es-en", "en-tr", "en-de", "fr-en")
+_STS17_HUB = HubDataset("mteb/sts17-crosslingual-sts", "faeb762787bd10488a50c8b5be4a3b82e411949c")
+_STS17 = {
+    f"sts17-{pair}": _Table(
+        f"STS17, {pair}",
+        ("STS2017-extended", "STS17", "sts17"),
+        _STS17_HUB,
+        250,
+        (f"STS.{pair}.txt", f"STS.{pair[3:]}-{pair[:2]}.txt"),
+        configuration=pair,
+    )
+    for pair in _STS17_PAIRS
+}
+
+_SEVEN = {**_YEARS, "stsb": _ENGLISH["stsb"], "sickr": _ENGLISH["sickr"]}
+"""The sets of the papers' average."""
+
+STS_TASKS: dict[str, PublishedSet | PublishedAverage] = {
+    "sts": PublishedAverage("STS12 to STS16, STS-B and SICK-R, and their mean", "seven sets", _SEVEN),
+    **_YEARS,
+    **_ENGLISH,
+    "sts17": PublishedAverage(
+        "similarity within and across languages, and its mean", "eight sets", _STS17, _STS17_HUB
+    ),
+    **_TRANSLATED,
+}
 
 _SENTEVAL = (*STS_YEARS, *_ENGLISH)
 

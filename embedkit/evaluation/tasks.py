@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -12,7 +13,7 @@ import numpy as np
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.results import Evaluation, Result, average
-from embedkit.evaluation.sources import DataLocation
+from embedkit.evaluation.sources import DataLocation, Source
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset
@@ -158,48 +159,61 @@ Conventions = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A named task, before its data is loaded.
+class PublishedSet(ABC):
+    """A task of one published set, before its data is loaded.
 
     Attributes:
-        size: its published size, as text.
-        load: loads it from a location.
+        folders: its names in a data folder.
         hub: the pinned data set, None if it needs local files.
     """
 
     what: str
+    folders: tuple[str, ...]
+    hub: HubDataset | None
+
+    @property
+    @abstractmethod
+    def size(self) -> str:
+        """The published size, as text."""
+
+    @abstractmethod
+    def read(self, name: str, source: Source, conventions: Conventions, /) -> Sequence[EvaluationSet]:
+        """Read the set, once for each of the conventions if it has any; raises the errors of :meth:`load`."""
+
+    def load(self, name: str, location: DataLocation, conventions: Conventions) -> Task:
+        """Load the data from a location.
+
+        Raises:
+            DataError: it is not there, malformed, or does not support the conventions.
+        """
+        return Task(name, self.read(name, location.find(*self.folders, hub=self.hub), conventions))
+
+
+@dataclass(frozen=True)
+class PublishedAverage:
+    """A task of several published sets, by name, and their average; attributes as for :class:`PublishedSet`."""
+
+    what: str
     size: str
-    load: Callable[[DataLocation, Conventions], Task]
+    members: Mapping[str, PublishedSet]
     hub: HubDataset | None = None
 
+    def load(self, name: str, location: DataLocation, conventions: Conventions) -> Task:
+        """Load the data of all sets, with the reasons why some could not be loaded.
 
-def load_one(
-    name: str, load: Callable[[DataLocation], EvaluationSet], location: DataLocation, _: Conventions
-) -> Task:
-    """Return a task of one set."""
-    return Task(name, [load(location)])
-
-
-def load_several(
-    name: str,
-    loaders: Mapping[str, Callable[[DataLocation], EvaluationSet]],
-    location: DataLocation,
-    _: Conventions,
-) -> Task:
-    """Return a task of several sets and their average, with the reasons why some could not be loaded.
-
-    Raises:
-        DataError: none can be loaded.
-    """
-    sets, missing = list[EvaluationSet](), dict[str, str]()
-    for set_name, load in loaders.items():
-        try:
-            sets.append(load(location))
-        except DataError as error:
-            missing[set_name] = str(error)
-    if not sets:
-        raise DataError(f"none of the {len(loaders)} sets of {name} can be loaded: " + "; ".join(missing.values()))
-    return Task(name, sets, average_of=len(loaders), missing=missing)
+        Raises:
+            DataError: none can be loaded.
+        """
+        sets, missing = list[EvaluationSet](), dict[str, str]()
+        for member, published in self.members.items():
+            try:
+                sets += published.load(member, location, conventions).sets
+            except DataError as error:
+                missing[member] = str(error)
+        if not sets:
+            reasons = "; ".join(missing.values())
+            raise DataError(f"none of the {len(self.members)} sets of {name} can be loaded: {reasons}")
+        return Task(name, sets, average_of=len(self.members), missing=missing)
 
 
 def evaluate(model: TextEncoder | PairScorer, task: Task, *, progress: bool | None = None) -> Evaluation:

@@ -7,12 +7,12 @@ folds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from embedkit.evaluation.classifiers import (
 )
 from embedkit.evaluation.pairs import FIRST, LABEL, SECOND
 from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import DataLocation, first_file, read_rows
-from embedkit.evaluation.tasks import Entry, Pool, load_one, load_several
+from embedkit.evaluation.sources import Source, first_file, read_rows
+from embedkit.evaluation.tasks import Conventions, Pool, PublishedAverage, PublishedSet
 from embedkit.protocols import FloatArray
-from embedkit.records import HubDataset, Row, read_lines
+from embedkit.records import HubDataset, read_lines
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,12 @@ def _load_nli(folder: Path) -> list[ClassifiedTexts]:
     return [_part(f"SNLI {split}", _nli_rows(folder, split)) for split in ("train", "dev", "test")]
 
 
-def _load_intents(rows: Mapping[str, Iterable[Row]]) -> list[ClassifiedTexts]:
-    """Collect texts with the name or number of an intent by part, unchanged and in their order."""
+def _load_banking(source: Source) -> list[ClassifiedTexts]:
+    """Load texts with the name or number of an intent by part, unchanged and in their order."""
+    rows = {
+        part: source.rows(split=part) if isinstance(source, HubDataset) else read_rows(source / f"{part}.csv")
+        for part in ("train", "test")
+    }
     texts = {
         part: [(row.text("text"), row.identifier("category", "label")) for row in examples]
         for part, examples in rows.items()
@@ -260,55 +264,61 @@ def _class(place: str, label: str, known: tuple[str, ...]) -> int:
 _NO_DECAY = [1e9]
 
 
-class _Set(NamedTuple):
-    """A published set: its folder names, its reader and its protocol."""
+@dataclass(frozen=True)
+class _Set(PublishedSet):
+    """A published set: its reader, from a folder or, if it has one, the hub's data set, and its protocol."""
 
-    what: str
-    folders: tuple[str, ...]
-    read: Callable[[Path], list[ClassifiedTexts]]
+    parts: Callable[[Any], list[ClassifiedTexts]]
     protocol: Callable[..., Float64Array]
     sizes: tuple[int, ...]
     features: Features = single
+
+    @property
+    def size(self) -> str:
+        return " + ".join(f"{size:,}" for size in self.sizes) + " texts"
+
+    def read(self, name: str, source: Source, _: Conventions, /) -> list[Probe]:
+        return [Probe(name, self.parts(source), self.protocol, self.features, str(source), self.sizes)]
 
 
 _SETS = {
     "mr": _Set(
         "sentiment of film reviews",
-        ("MR",), partial(_load_binary, positive="rt-polarity.pos", negative="rt-polarity.neg"),
+        ("MR",), None, partial(_load_binary, positive="rt-polarity.pos", negative="rt-polarity.neg"),
         nested_folds, (10662,),
     ),
     "cr": _Set(
         "sentiment of product reviews",
-        ("CR",), partial(_load_binary, positive="custrev.pos", negative="custrev.neg"),
+        ("CR",), None, partial(_load_binary, positive="custrev.pos", negative="custrev.neg"),
         nested_folds, (3775,),
     ),
     "subj": _Set(
         "subjective or objective",
-        ("SUBJ",), partial(_load_binary, positive="subj.objective", negative="subj.subjective"),
+        ("SUBJ",), None, partial(_load_binary, positive="subj.objective", negative="subj.subjective"),
         nested_folds, (10000,),
     ),
     "mpqa": _Set(
         "polarity of opinions",
-        ("MPQA",), partial(_load_binary, positive="mpqa.pos", negative="mpqa.neg"),
+        ("MPQA",), None, partial(_load_binary, positive="mpqa.pos", negative="mpqa.neg"),
         nested_folds, (10606,),
     ),
     "sst2": _Set(
         "sentiment of sentences of film reviews",
-        ("SST2", "SST/binary"), _load_sst, validated_test, (6920, 872, 1821),
+        ("SST2", "SST/binary"), None, _load_sst, validated_test, (6920, 872, 1821),
     ),
-    "trec": _Set("types of questions", ("TREC",), _load_trec, folds_then_test, (5452, 500)),
+    "trec": _Set("types of questions", ("TREC",), None, _load_trec, folds_then_test, (5452, 500)),
     "mrpc-transfer": _Set(
         "paraphrases in news, by a classifier",
-        ("mrpc", "MRPC", "MSRParaphraseCorpus"), _load_mrpc, folds_then_test, (4076, 1725),
+        ("mrpc", "MRPC", "MSRParaphraseCorpus"), None, _load_mrpc, folds_then_test, (4076, 1725),
         differences_and_products,
     ),
     "sick-e": _Set(
         "inference, SICK",
-        ("SICK",), _load_sick_entailment, validated_test, (4500, 500, 4927), differences_and_products,
+        ("SICK",), None, _load_sick_entailment, validated_test, (4500, 500, 4927), differences_and_products,
     ),
     "snli": _Set(
         "inference, SNLI",
-        ("SNLI",), _load_nli, partial(validated_test, strengths=_NO_DECAY), (549367, 9842, 9824),
+        ("SNLI",), None, _load_nli, partial(validated_test, strengths=_NO_DECAY), (549367, 9842, 9824),
         pairs_differences_and_products,
     ),
 }  # fmt: skip
@@ -317,39 +327,13 @@ _SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc-transfer")
 """The sets in the papers' average."""
 
 _BANKING_HUB = HubDataset("mteb/banking77", "0fd18e25b25c072e09e0d92ab615fda904d66300")
-_BANKING_SIZES = (10003, 3080)
 
-
-def _probe(name: str, location: DataLocation) -> Probe:
-    wanted = _SETS[name]
-    folder = Path(str(location.find(*wanted.folders)))
-    return Probe(name, wanted.read(folder), wanted.protocol, wanted.features, str(folder), wanted.sizes)
-
-
-def _banking(location: DataLocation) -> Probe:
-    source = location.find("banking77", hub=_BANKING_HUB)
-    parts = {
-        part: source.rows(split=part) if isinstance(source, HubDataset) else read_rows(source / f"{part}.csv")
-        for part in ("train", "test")
-    }
-    return Probe("banking77", _load_intents(parts), few_shot, single, str(source), _BANKING_SIZES)
-
-
-def _size(sizes: tuple[int, ...]) -> str:
-    return " + ".join(f"{size:,}" for size in sizes) + " texts"
-
-
-TRANSFER_TASKS: dict[str, Entry] = {
-    "transfer": Entry(
-        "the next seven sets, and their mean",
-        "seven sets",
-        partial(load_several, "transfer", {name: partial(_probe, name) for name in _SEVEN}),
+TRANSFER_TASKS: dict[str, PublishedSet | PublishedAverage] = {
+    "transfer": PublishedAverage(
+        "the next seven sets, and their mean", "seven sets", {name: _SETS[name] for name in _SEVEN}
     ),
-    **{
-        name: Entry(definition.what, _size(definition.sizes), partial(load_one, name, partial(_probe, name)))
-        for name, definition in _SETS.items()
-    },
-    "banking77": Entry(
-        "intents of bank customers", _size(_BANKING_SIZES), partial(load_one, "banking77", _banking), _BANKING_HUB
+    **_SETS,
+    "banking77": _Set(
+        "intents of bank customers", ("banking77",), _BANKING_HUB, _load_banking, few_shot, (10003, 3080)
     ),
 }

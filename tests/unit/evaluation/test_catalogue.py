@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation import sts
 from embedkit.evaluation.catalogue import TASKS, load_task
-from embedkit.evaluation.tasks import Entry, evaluate
+from embedkit.evaluation.tasks import PublishedAverage, evaluate
 
 LOWER_CASED = "the text is lower-cased, as in SentEval's copy"
 
@@ -17,8 +17,9 @@ LISTS = [{"query": "red apple", "positive": ["red apples", "an apple"], "negativ
 @pytest.fixture
 def sts_data(write_lines, tmp_path, monkeypatch):
     """Write a data folder in SentEval's layout with two of the seven sets, complete as far as the toy sizes go."""
-    monkeypatch.setitem(sts.STS_YEARS, "sts13", {"FNWN": 3, "OnWN": 2})
-    monkeypatch.setitem(sts._TABLES, "stsb", sts._TABLES["stsb"]._replace(pairs=2))
+    sts13 = replace(TASKS["sts13"], pairs={"FNWN": 3, "OnWN": 2})
+    monkeypatch.setitem(TASKS["sts"].members, "sts13", sts13)
+    monkeypatch.setitem(TASKS["sts"].members, "stsb", replace(TASKS["stsb"], pairs=2))
     write_lines("downstream/STS/STS13-en-test/STS.input.FNWN.txt", "a b\ta b", "a b\ta c", "a b\tc d", "x\ty")
     write_lines("downstream/STS/STS13-en-test/STS.gs.FNWN.txt", "5", "3", "1", "")
     write_lines("downstream/STS/STS13-en-test/STS.input.OnWN.txt", "e f\te f", "e f\te g")
@@ -49,7 +50,8 @@ def test_sets_that_are_not_the_published_ones_stay_out_of_the_average(words, sts
 
 
 def test_the_average_of_seven_needs_seven(words, sts_data, monkeypatch):
-    monkeypatch.setitem(TASKS, "sts", Entry("two of them", "", sts._several("sts", ("sts13", "stsb"))))
+    members = {name: TASKS["sts"].members[name] for name in ("sts13", "stsb")}
+    monkeypatch.setitem(TASKS, "sts", PublishedAverage("two of them", "", members))
     *_, average = evaluate(words, load_task("sts", data=sts_data)).results
     assert (average.measure, average.complete, average.notes) == ("average of 2", True, [])
 

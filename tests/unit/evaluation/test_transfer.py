@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from embedkit.errors import DataError, MissingExtraError
-from embedkit.evaluation import classifiers, transfer
-from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation import classifiers
+from embedkit.evaluation.catalogue import TASKS, load_task
 from embedkit.evaluation.tasks import evaluate
 from embedkit.evaluation.transfer import differences_and_products, pairs_differences_and_products
 from embedkit.records import HubDataset, Row
@@ -73,8 +75,7 @@ def test_a_set_is_scored_and_its_size_compared(words, folders):
 
 
 def test_transfer_is_the_mean_of_complete_sets(words, folders, monkeypatch):
-    sets = {name: each._replace(sizes=(24,)) for name, each in transfer._SETS.items() if name == "mr"}
-    monkeypatch.setattr(transfer, "_SETS", transfer._SETS | sets)
+    monkeypatch.setitem(TASKS["transfer"].members, "mr", replace(TASKS["mr"], sizes=(24,)))
     *each, average = evaluate(words, load_task("transfer", data=folders)).results
     assert [result.name for result in each] == ["mr", "sst2", "trec", "mrpc-transfer"]
     assert (average.measure, average.value) == ("mean of the 1 available", 1.0)
