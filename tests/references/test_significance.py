@@ -70,7 +70,8 @@ def test_an_area(numbers):
     assert (found.low, found.high) == pytest.approx(slow_interval(values), abs=1e-12)
 
 
-def test_an_average_draws_from_each_set(numbers):
+@pytest.mark.usefixtures("numbers")
+def test_an_average_draws_from_each_set():
     first, second = np.arange(5.0), np.arange(10.0, 17.0)
     values = slow_samples(
         [5, 7], lambda a, b: (np.mean([first[row] for row in a]) + np.mean([second[row] for row in b])) / 2, 100

@@ -34,14 +34,16 @@ def way(request, monkeypatch):
     return request.param
 
 
-def test_a_second_holder_is_refused_until_the_first_is_done(way, tmp_path):
+@pytest.mark.usefixtures("way")
+def test_a_second_holder_is_refused_until_the_first_is_done(tmp_path):
     with write_lock(tmp_path), pytest.raises(CollectionError, match="another process is writing"):
         write_lock(tmp_path).__enter__()
     with write_lock(tmp_path):
         pass
 
 
-def test_a_patient_writer_waits_and_says_so(way, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("way")
+def test_a_patient_writer_waits_and_says_so(tmp_path, monkeypatch):
     waiting, done = threading.Event(), threading.Event()
     monkeypatch.setattr(module.logger, "info", lambda *_: waiting.set())
 
@@ -58,7 +60,8 @@ def test_a_patient_writer_waits_and_says_so(way, tmp_path, monkeypatch):
     assert done.is_set()
 
 
-def test_the_error_is_the_callers_choice(way, tmp_path):
+@pytest.mark.usefixtures("way")
+def test_the_error_is_the_callers_choice(tmp_path):
     with write_lock(tmp_path, refusal=CacheError, needed=True), pytest.raises(CacheError, match="another process"):
         write_lock(tmp_path, refusal=CacheError).__enter__()
 
@@ -101,7 +104,8 @@ def test_without_locks_only_callers_that_need_one_are_refused(lockable, tmp_path
         write_lock(tmp_path, refusal=CacheError, needed=True).__enter__()
 
 
-def test_errors_of_the_writer_are_passed_on(way, tmp_path):
+@pytest.mark.usefixtures("way")
+def test_errors_of_the_writer_are_passed_on(tmp_path):
     with pytest.raises(BlockingIOError, match="a pipe"), write_lock(tmp_path):
         raise BlockingIOError("a pipe")
     with write_lock(tmp_path):

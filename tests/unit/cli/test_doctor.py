@@ -43,7 +43,8 @@ def report(capsys):
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_a_healthy_machine(bundled, capsys):
+@pytest.mark.usefixtures("bundled")
+def test_a_healthy_machine(capsys):
     code, found = report(capsys)
     assert (code, found["problems"]) == (0, [])
     assert found["python"] == sys.version.split()[0]
@@ -61,7 +62,8 @@ def test_text_has_a_line_for_each_fact(bundled, toy_bundle, capsys):
     assert any(line.startswith("bundled      toy differs by") for line in lines)
 
 
-def test_two_onnx_runtimes_are_a_problem(bundled, distributions, capsys):
+@pytest.mark.usefixtures("bundled")
+def test_two_onnx_runtimes_are_a_problem(distributions, capsys):
     distributions({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"})
     code, found = report(capsys)
     assert code == 1
@@ -70,7 +72,8 @@ def test_two_onnx_runtimes_are_a_problem(bundled, distributions, capsys):
     assert "pip uninstall -y onnxruntime onnxruntime-gpu" in problem
 
 
-def test_two_faisses_are_a_problem(bundled, distributions, capsys):
+@pytest.mark.usefixtures("bundled")
+def test_two_faisses_are_a_problem(distributions, capsys):
     distributions({"onnxruntime": "1.31.1", "faiss-cpu": "1.9.0", "faiss-gpu-cu12": "1.9.0"})
     code, found = report(capsys)
     assert code == 1
@@ -85,12 +88,13 @@ def install(folder, name, version, *files):
     (about / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
 
+@pytest.mark.usefixtures("bundled")
 @pytest.mark.parametrize(
     ("files", "problems"),
     [(["embedkit/__init__.py", "embedkit-9.9.dist-info/RECORD"], 1), (["__editable__.embedkit-9.9.pth"], 0)],
     ids=["in the same folder", "elsewhere"],
 )
-def test_another_projects_embedkit_is_a_problem(bundled, tmp_path, monkeypatch, capsys, files, problems):
+def test_another_projects_embedkit_is_a_problem(tmp_path, monkeypatch, capsys, files, problems):
     install(tmp_path / "site", "embedkit", "9.9", *files)
     monkeypatch.syspath_prepend(tmp_path / "site")
     code, found = report(capsys)
@@ -127,6 +131,7 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
     assert found["problems"][0].endswith("the bundle records other bits")
 
 
+@pytest.mark.usefixtures("bundled")
 @pytest.mark.parametrize(
     ("kernels", "line"),
     [
@@ -135,22 +140,24 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
         ({"one": False}, "one not compiled, encoding is slower"),
     ],
 )
-def test_missing_kernels_are_reported(bundled, monkeypatch, capsys, kernels, line):
+def test_missing_kernels_are_reported(monkeypatch, capsys, kernels, line):
     monkeypatch.setattr("embedkit.runtime.kernels.built", lambda: kernels)
     assert main(["doctor"]) == 0
     assert f"kernels      {line}" in capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.usefixtures("bundled")
 @pytest.mark.skipif(not native_instructions(), reason="no kernel")
-def test_the_instructions_in_use_are_named(bundled, monkeypatch, capsys):
+def test_the_instructions_in_use_are_named(monkeypatch, capsys):
     monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
     assert main(["doctor"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels")]
     assert line.startswith("kernels      bert on portable")
 
 
+@pytest.mark.usefixtures("bundled")
 @pytest.mark.skipif(not native_instructions(), reason="no kernel")
-def test_unavailable_instructions_are_a_problem(bundled, monkeypatch, capsys):
+def test_unavailable_instructions_are_a_problem(monkeypatch, capsys):
     monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "mmx")
     code, found = report(capsys)
     assert code == 1

@@ -79,7 +79,8 @@ def test_the_recipe_names_files_that_train_can_read(english, hub, tmp_path):
     assert hub[0] == ("wikimedia/wikipedia", "20231101.en")
 
 
-def test_texts_are_cut_as_their_source_says(english, hub, tmp_path):
+@pytest.mark.usefixtures("hub")
+def test_texts_are_cut_as_their_source_says(english, tmp_path):
     sources = some(english, "wikipedia", "wikipedia-passages", "arxiv-abstracts")
     english.assemble(tmp_path, english.Excluded([]), sources=sources, show_progress=False)
 
@@ -93,12 +94,14 @@ def test_texts_are_cut_as_their_source_says(english, hub, tmp_path):
     assert read(tmp_path, "arxiv-abstracts") == ["On bees. We study bees in the field for a year."]
 
 
-def test_equal_texts_are_written_once(english, hub, tmp_path):
+@pytest.mark.usefixtures("hub")
+def test_equal_texts_are_written_once(english, tmp_path):
     english.assemble(tmp_path, english.Excluded([]), sources=some(english, "nq-open"), show_progress=False)
     assert read(tmp_path, "nq-open") == ["where do bees live in winter", "what does a bee eat"]
 
 
-def test_texts_of_evaluation_sets_are_dropped(english, hub, tmp_path):
+@pytest.mark.usefixtures("hub")
+def test_texts_of_evaluation_sets_are_dropped(english, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"query": "Where do bees live in winter", "positive": ["x"]}\n')
     (tmp_path / "other.txt").write_text(
         "It is said that a colony in summer has some forty thousand bees, most of them small.\n"
@@ -119,7 +122,8 @@ def test_a_second_call_continues(english, hub, tmp_path):
     assert hub == []
 
 
-def test_a_limit_ends_a_source(english, hub, tmp_path):
+@pytest.mark.usefixtures("hub")
+def test_a_limit_ends_a_source(english, tmp_path):
     sources = {
         "few": english.Source("google-research-datasets/nq_open", lambda row: row["question"], "x", limit=1)
     }

@@ -117,7 +117,8 @@ def test_an_interrupted_reading_leaves_nothing(fake_hub):
     assert len(list(HubDataset("org/sts", PIN).rows())) == 2
 
 
-def test_errors_of_the_hub_are_reported_in_one_line(fake_hub):
+@pytest.mark.usefixtures("fake_hub")
+def test_errors_of_the_hub_are_reported_in_one_line():
     with pytest.raises(DataError) as caught:
         load_scored_pairs("org/gone")
     expected = "cannot load hf://org/gone from the hub: Dataset 'org/gone' doesn't exist on the Hub"

@@ -31,8 +31,9 @@ def test_a_split_is_not_a_prefix(beir, write_lines, name):
     assert query.relevance == {"d1": 1}
 
 
+@pytest.mark.usefixtures("beir")
 @pytest.mark.parametrize("name", ["test.v2.tsv", "test-hard.tsv.gz"])
-def test_a_named_file_of_judgements_is_the_one_that_is_read(beir, write_lines, name):
+def test_a_named_file_of_judgements_is_the_one_that_is_read(write_lines, name):
     path = write_lines(f"set/qrels/{name}", HEADER, "q1\td2\t1")
     task = load_task(str(path))
     assert task.name == f"set-{name.partition('.tsv')[0]}"

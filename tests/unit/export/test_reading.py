@@ -170,7 +170,8 @@ class EarlyLibrary(Library):
         return super().encode([text.strip().lower() for text in texts], **options)
 
 
-def test_texts_that_an_early_library_changes_are_not_compared_with_it(folder, installed, monkeypatch):
+@pytest.mark.usefixtures("installed")
+def test_texts_that_an_early_library_changes_are_not_compared_with_it(folder, monkeypatch):
     edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
     model = SentenceEncoder.load(folder)
     monkeypatch.setitem(sys.modules, "sentence_transformers", EarlyLibrary(model))

@@ -180,7 +180,7 @@ def test_no_text_is_an_error(teacher):
 
 
 @pytest.fixture(scope="module")
-def cross_teacher(teacher, words_of_texts):
+def cross_teacher(teacher):
     """Return a cross-encoder on the teacher's layers, whose logits spread."""
     model = PairEncoder.from_encoder(teacher, max_length=16, seed=3).eval()
     with torch.no_grad():

@@ -159,7 +159,8 @@ def test_an_address_that_gives_nothing_is_named(model, place, message, monkeypat
         model.find()
 
 
-def test_a_name_like_a_file_is_never_fetched(model, served, monkeypatch):
+@pytest.mark.usefixtures("model")
+def test_a_name_like_a_file_is_never_fetched(served, monkeypatch):
     address, asked, _ = served
     monkeypatch.setenv(PLACE, address)
     for source in ("toy.onnx", Path("toy")):

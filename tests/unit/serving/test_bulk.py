@@ -323,8 +323,9 @@ def test_two_runs_at_once_are_refused(prepare, monkeypatch):
         ({"truncate_dim": 99}, InputError, "truncate_dim"),
     ],
 )
+@pytest.mark.usefixtures("pages")
 def test_invalid_options_are_refused_before_anything_is_written(
-    toy_bundle, pages, tmp_path, monkeypatch, arguments, error, words
+    toy_bundle, tmp_path, monkeypatch, arguments, error, words
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words):

@@ -155,7 +155,8 @@ def test_the_description_replaces_lost_properties(collection: Collection, uri: s
     assert Collection.open(f"milvus:{uri}#docs").manifest == collection.manifest
 
 
-def test_collections_of_others_are_not_opened(collection: Collection, uri: str) -> None:
+@pytest.mark.usefixtures("collection")
+def test_collections_of_others_are_not_opened(uri):
     with pytest.raises(CollectionError, match=r"there is no collection nope at .*; there are docs"):
         Collection.open(f"milvus:{uri}#nope")
     client = MilvusClient(uri)

@@ -137,6 +137,7 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, name, package
         find_trackers([name], tmp_path, name="toy", config={})
 
 
-def test_a_tracker_named_twice_is_one(tmp_path, wandb):
+@pytest.mark.usefixtures("wandb")
+def test_a_tracker_named_twice_is_one(tmp_path):
     assert len(find_trackers(["wandb", "wandb"], tmp_path, name="toy", config={})) == 1
     assert find_trackers([], tmp_path, name="toy", config={}) == ()

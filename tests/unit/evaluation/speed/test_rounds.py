@@ -75,13 +75,15 @@ def test_starts_alternate_too_and_the_first_ones_do_not_count(slow):
     )  # of starts 2, 4 and 3, 5
 
 
-def test_slow_cells_are_skipped_and_named(slow):
+@pytest.mark.usefixtures("slow")
+def test_slow_cells_are_skipped_and_named():
     report = measure(CANDIDATES, PLAN, progress=False)
     assert [(cell.texts, cell.batch) for cell in report.models[1].cells] == [("short", 1)]
     assert report.notes == ["other fp32: calls of more than 1 s are skipped: 8 x short"]
 
 
-def test_figures_of_a_model_and_its_ratio_to_the_first(slow):
+@pytest.mark.usefixtures("slow")
+def test_figures_of_a_model_and_its_ratio_to_the_first():
     report = measure(CANDIDATES, PLAN, progress=False)
     assert [model.label for model in report.models] == ["slow fp32", "other fp32"]
     assert report.models[1].note == "timing only"
@@ -92,14 +94,16 @@ def test_figures_of_a_model_and_its_ratio_to_the_first(slow):
     assert [model.most_memory_bytes for model in report.models] == [2008, 2001]
 
 
-def test_the_expected_duration_is_logged_first(slow, caplog):
+@pytest.mark.usefixtures("slow")
+def test_the_expected_duration_is_logged_first(caplog):
     with caplog.at_level(logging.INFO, logger="embedkit"):
         measure(CANDIDATES, PLAN, progress=False)
     # (4 x 0.1 + 1 x 0.8 + 4 x 0.2) s, twice
     assert "timing 3 kinds of calls, 2 rounds: about 4 s" in caplog.messages
 
 
-def test_models_of_the_same_name_are_distinguished(slow):
+@pytest.mark.usefixtures("slow")
+def test_models_of_the_same_name_are_distinguished():
     report = measure([Candidate(source="0.1"), Candidate(source="0.2")], PLAN, progress=False)
     assert [model.label for model in report.models] == ["slow fp32 (0.1)", "slow fp32 (0.2)"]
 

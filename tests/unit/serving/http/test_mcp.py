@@ -139,7 +139,8 @@ def test_a_body_that_is_no_message_is_refused(agents_url, content):
     assert 400 <= httpx.post(f"{agents_url}/mcp", content=content, headers=headers).status_code < 500
 
 
-def test_without_permission_there_is_no_tool_to_write(place, toy_encoder):
+@pytest.mark.usefixtures("toy_encoder")
+def test_without_permission_there_is_no_tool_to_write(place):
     mcp = pytest.importorskip("mcp")
     arguments = ["-m", "embedkit", "mcp", str(place), "--threads", "1"]
 
@@ -151,7 +152,8 @@ def test_without_permission_there_is_no_tool_to_write(place, toy_encoder):
     assert asyncio.run(run()) == {"search", "embed"}
 
 
-def test_without_the_sdk_the_command_that_installs_it_is_named(monkeypatch, toy_encoder):
+@pytest.mark.usefixtures("toy_encoder")
+def test_without_the_sdk_the_command_that_installs_it_is_named(monkeypatch):
     from embedkit.serving.http.mcp import McpServer
 
     monkeypatch.setitem(sys.modules, "mcp", None)

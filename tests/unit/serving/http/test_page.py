@@ -187,7 +187,8 @@ def test_fonts_of_other_scripts_are_named_before_the_generic_one(url, script):
     assert fonts.index(f'"Noto Sans {script}"') < fonts.index("sans-serif")
 
 
-def test_results_appear_as_one_types(browser, library, toy_encoder):
+@pytest.mark.usefixtures("toy_encoder")
+def test_results_appear_as_one_types(browser, library):
     browser.open(library)
     browser.wait("document.activeElement?.id === 'query'")
     browser.type("bees find home")

@@ -49,7 +49,7 @@ def make_view(toy_tokenizer_json) -> Callable[..., View]:
 
 
 @pytest.fixture
-def embeddings(make_view) -> Callable[..., torch.Tensor]:
+def embeddings() -> Callable[..., torch.Tensor]:
     """Return the embedding of each text in evaluation mode, one at a time: ``(5, D)``."""
 
     def embed(encoder: SentenceEncoder, suffix: str = "") -> torch.Tensor:

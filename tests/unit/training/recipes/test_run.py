@@ -167,7 +167,7 @@ def mapping(make_encoder, tmp_path, sentences):
 
 
 @pytest.fixture
-def taught(mapping, tmp_path):
+def taught(mapping):
     return {
         **mapping,
         "method": "sct-two-stage",
@@ -236,7 +236,7 @@ class TestHead:
     """A head leads into one teacher's space; for another teacher it is fitted anew."""
 
     @pytest.fixture
-    def heads(self, mapping, make_encoder, tmp_path, monkeypatch):
+    def heads(self, mapping, make_encoder, tmp_path):
         """``heads(teacher)``: the head of ``first/model`` and the one that training starts from."""
         for name, seed in (("one", 3), ("two", 4)):
             make_encoder(seed).save(tmp_path / name)
