@@ -28,10 +28,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from embedkit.errors import ModelError
-from embedkit.runtime.wire import LFS_ADVICE, LFS_POINTER
 
 # In the order in which sentence-transformers concatenates those that are switched on one by one.
 POOLING_KEYS = {
@@ -48,7 +47,6 @@ _CLASSIFIER = "ForSequenceClassification"
 _STATIC = "StaticEmbedding"
 _CONFIG = "config_sentence_transformers.json"
 _TASKS = {"feature-extraction": "encoder", "sequence-classification": "cross-encoder"}
-_LONGEST_POINTER = 1024  # bytes of a pointer of Git LFS, by its specification
 _UNLIMITED = 1_000_000  # tokenizers without a limit write 1e30
 _ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _OUTPUTS = {"encoder": "last_hidden_state", "cross-encoder": "logits"}
@@ -382,6 +380,14 @@ def read_json(path: Path, *, kind: type = dict, optional: bool = False) -> Any:
     if not isinstance(value, kind):
         raise ModelError(f"{path} must contain a JSON {'list' if kind is list else 'object'}")
     return value
+
+
+LFS_POINTER: Final = b"version https://git-lfs."
+"""The beginning of the text that Git leaves in place of a large file that was not fetched."""
+
+LFS_ADVICE: Final = "this is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`"
+
+_LONGEST_POINTER = 1024  # bytes, by the specification
 
 
 def read_bytes(path: Path) -> bytes:

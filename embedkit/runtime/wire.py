@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -136,12 +136,6 @@ class Initializer(NamedTuple):
 
     name: str
     size_bytes: int
-
-
-LFS_POINTER: Final = b"version https://git-lfs."
-"""The beginning of the text that Git leaves in place of a large file that was not fetched."""
-
-LFS_ADVICE: Final = "this is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`"
 
 
 def refuse_external_data(model: bytes) -> None:
