@@ -7,12 +7,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from embedkit.cli.options import explicit
+from embedkit.cli.serve import add_serving, log_access, serving_flags
 
 if TYPE_CHECKING:
     from embedkit.serving.http.service import Service
-
-logger = logging.getLogger("embedkit")
 
 HELP = "let agents search and extend a collection over the Model Context Protocol (MCP)"
 EXAMPLES = """
@@ -25,24 +23,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collection", metavar="IDX", help="folder created by `embedkit index build`")
     parser.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
     parser.add_argument("--allow-writes", action="store_true", help="let agents add documents")
-    parser.add_argument(
-        "--rerank", "--reranker", dest="reranker", metavar="MODEL", help="cross-encoder that ranks texts"
-    )
     parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead of stdio")
-    parser.add_argument("--host", help="with --http: address to listen on; default: 127.0.0.1, this machine only")
-    parser.add_argument(
-        "--port", type=int, help="with --http: port to listen on, 0 for any free one; default: 8080"
-    )
-    parser.add_argument("--api-key-file", metavar="FILE", help="with --http: API keys, as for `embedkit serve`")
-    parser.add_argument(
-        "--threads", type=int, help="compute threads; default: all processors available to the process"
-    )
+    add_serving(parser, "with --http: ")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Load the collection and its model, and serve agents until a signal stops it."""
     from embedkit.serving.http.access import KeyRing
-    from embedkit.serving.http.log_lines import log_in_lines
     from embedkit.serving.http.mcp import McpServer
     from embedkit.serving.http.server import Server
 
@@ -56,9 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
             service.close()
         return
     keys = KeyRing.load(service.settings)
-    log_in_lines(logger)
-    if not service.settings.is_local and not keys:
-        logger.warning("anyone who can reach %s can use this server: it has no API key", service.settings.host)
+    log_access(service.settings, keys)
     Server(service, keys, mcp=server).run()
 
 
@@ -72,8 +57,7 @@ def _load(arguments: argparse.Namespace) -> Service:
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.models import recorded_model
 
-    flags = ("collection", "allow_writes", "reranker", "host", "port", "api_key_file", "threads")
-    settings = from_mapping(ServerSettings, explicit(arguments, *flags))
+    settings = from_mapping(ServerSettings, serving_flags(arguments))
 
     def load() -> LoadedModels:
         about = Collection.describe(arguments.collection)

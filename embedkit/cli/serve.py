@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from embedkit.cli.options import COLLECTION, MODEL, add_settings, explicit
 
 if TYPE_CHECKING:
+    from embedkit.serving.http.access import KeyRing
     from embedkit.serving.http.settings import ServerSettings
 
 logger = logging.getLogger("embedkit")
@@ -20,17 +21,7 @@ embedkit serve tiny.onnx mini.onnx --collection idx/
 embedkit serve tiny.onnx --config server.toml --api-key-file keys.txt --set max_items=256
 """
 
-_FLAGS = (
-    "collection",
-    "reranker",
-    "host",
-    "port",
-    "workers",
-    "threads",
-    "api_key_file",
-    "tls_certificate",
-    "tls_key",
-)
+_FLAGS = ("workers", "tls_certificate", "tls_key")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,28 +33,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--collection", metavar="IDX", help=COLLECTION)
     parser.add_argument("--allow-writes", action="store_true", help="allow clients to change the collection")
-    parser.add_argument(
-        "--rerank", "--reranker", dest="reranker", metavar="MODEL", help="cross-encoder that ranks texts"
-    )
-    parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine only")
-    parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one; default: 8080")
+    add_serving(parser)
     parser.add_argument("--workers", type=int, help="processes that share the port; default: 1")
-    parser.add_argument(
-        "--threads", type=int, help="compute threads of a worker; default: all processors available to the process"
-    )
-    parser.add_argument(
-        "--api-key-file", metavar="FILE", help="API keys: a TOML file with scopes, or one key per line"
-    )
     parser.add_argument("--tls-certificate", metavar="PEM", help="certificate chain, for HTTPS without a proxy")
     parser.add_argument("--tls-key", metavar="PEM", help="private key of the certificate")
     parser.add_argument("--config", metavar="TOML", help="TOML file of settings; flags and --set override it")
     add_settings(parser, "any setting of the server")
 
 
+def add_serving(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Add the settings that `embedkit mcp` has, too; ``when`` says when those of HTTP apply."""
+    parser.add_argument(
+        "--rerank", "--reranker", dest="reranker", metavar="MODEL", help="cross-encoder that ranks texts"
+    )
+    parser.add_argument("--host", help=f"{when}address to listen on; default: 127.0.0.1, this machine only")
+    parser.add_argument("--port", type=int, help=f"{when}port to listen on, 0 for any free one; default: 8080")
+    parser.add_argument(
+        "--threads", type=int, help="compute threads of a process; default: all processors available to it"
+    )
+    parser.add_argument(
+        "--api-key-file", metavar="FILE", help=f"{when}API keys: a TOML file with scopes, or one key per line"
+    )
+
+
+def serving_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return those of the settings that both commands have that are on the command line."""
+    flags = explicit(arguments, "collection", "reranker", "host", "port", "threads", "api_key_file")
+    return flags | ({"allow_writes": True} if arguments.allow_writes else {})
+
+
+def log_access(settings: ServerSettings, keys: KeyRing) -> None:
+    """Log in lines from now on, and warn of a server that anyone can use."""
+    from embedkit.serving.http.log_lines import log_in_lines
+
+    log_in_lines(logger)
+    if not settings.is_local and not keys:
+        logger.warning("the server at %s has no API key: anyone who can reach it can use it", settings.host)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Load, check, and serve until signalled to stop; the log on stderr is JSON except on a terminal."""
     from embedkit.serving.http.access import KeyRing
-    from embedkit.serving.http.log_lines import log_in_lines
     from embedkit.serving.http.server import Server
     from embedkit.serving.http.service import Service
     from embedkit.serving.http.tracing import TRACING
@@ -74,9 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.workers == 1:
         TRACING.start()
     service = Service.load(arguments.models, settings) if settings.workers == 1 else None
-    log_in_lines(logger)
-    if not settings.is_local and not keys:
-        logger.warning("the server at %s has no API key: anyone who can reach it can use it", settings.host)
+    log_access(settings, keys)
     if service is None:
         return Workers(arguments.models, settings, logger.level).run()
     Server(service, keys).run()
@@ -88,6 +96,6 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
     from embedkit.serving.http.settings import ServerSettings
 
     mapping: dict[str, Any] = load_toml(arguments.config) if arguments.config else {}
-    flags = explicit(arguments, *_FLAGS) | ({"allow_writes": True} if arguments.allow_writes else {})
+    flags = serving_flags(arguments) | explicit(arguments, *_FLAGS)
     mapping = apply_overrides({**mapping, **flags}, arguments.set)
     return from_mapping(ServerSettings, mapping, source=arguments.config or "")
