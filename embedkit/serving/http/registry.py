@@ -21,6 +21,7 @@ from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.shared_collection import SharedCollection
 from embedkit.serving.retrieval.collection import Collection
+from embedkit.serving.retrieval.models import recorded_model
 
 _TOKENS_TO_LEARN_FROM = 256  # in smaller batches, tokens do not dominate the time
 
@@ -37,10 +38,14 @@ class LoadedModels:
     def load(cls, models: Sequence[str], settings: ServerSettings, weights_folder: Path | None = None) -> Self:
         """Load everything, and verify each model against the golden texts of its bundle.
 
-        Several workers share weights through ``weights_folder``.
+        Without models, the collection's own model of queries is loaded. Several workers share weights through
+        ``weights_folder``.
         """
         options: dict[str, Any] = {"threads": settings.threads, "weights_folder": weights_folder}
         encoders = [Encoder.load(model, **options) for model in models]
+        if not encoders and settings.collection:
+            info = Collection.describe(settings.collection)
+            encoders.append(recorded_model(info.queries or info, **options))
         reranker = CrossEncoder.load(settings.reranker, **options) if settings.reranker else None
         collection = _open(settings.collection, encoders) if settings.collection else None
         for loaded in (*encoders, reranker):

@@ -15,7 +15,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -110,8 +110,8 @@ def lasting_source(model: str | os.PathLike[str]) -> str:
     return str(path.resolve()) if path.exists() else os.fspath(model)
 
 
-def recorded_model(info: CollectionInfo | QueryModel) -> Encoder:
-    """Load the model that a collection records: by its path, else by its bundled name.
+def recorded_model(info: CollectionInfo | QueryModel, **options: Any) -> Encoder:
+    """Load the model that a collection records: by its path, else by its bundled name, with options of ``load``.
 
     A collection may come from somebody else, so nothing that it records is looked for on a network.
     """
@@ -120,7 +120,7 @@ def recorded_model(info: CollectionInfo | QueryModel) -> Encoder:
 
     for source in filter(None, (info.source, info.model)):
         if is_at_hand(source):
-            return Encoder.load(source)
+            return Encoder.load(source, **options)
     raise ModelNotFoundError(
         f"the collection was built with {info.model}, from {info.source}, which is not on this machine; "
         "pass its location or its name with -m MODEL, in Python with Collection.open(..., encoder=...)"

@@ -124,6 +124,18 @@ def test_a_collection_is_searched_with_the_model_that_built_it(serve, short, sho
         LoadedModels.load([str(toy_bundle)], settings)
 
 
+def test_without_models_the_collection_s_own_is_loaded(toy_encoder, toy_bundle, tmp_path, monkeypatch):
+    path, threads, load = tmp_path / "idx", [], Encoder.load
+    Collection.build(TEXTS, encoder=toy_encoder, path=path, source=str(toy_bundle), show_progress_bar=False)
+    monkeypatch.setattr(
+        Encoder, "load", lambda *source, **options: threads.append(options["threads"]) or load(*source)
+    )
+    loaded = LoadedModels.load([], ServerSettings(collection=str(path), threads=1))
+    assert [encoder.fingerprint for encoder in loaded.encoders] == [toy_encoder.fingerprint]
+    assert loaded.collection.query_encoder is loaded.encoders[0]
+    assert threads == [1]
+
+
 def test_two_models_of_one_name_do_not_start(toy_encoder):
     with pytest.raises(ConfigError, match="two models are named 'toy'"):
         Service(ServerSettings(), lambda: LoadedModels([toy_encoder, toy_encoder]))
