@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from embedkit.cli.options import add_output, check_output
+from embedkit.cli.options import add_output, check_output, explicit
 from embedkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -115,10 +115,23 @@ def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Export, and print the results of the gates."""
     from embedkit.evaluation.sts import load_scored_pairs
+    from embedkit.export.pipeline import check_options
 
     check_output(arguments, whole_folder=arguments.format == "sentence-transformers" and not arguments.all)
     if arguments.spread is not None and (arguments.all or arguments.format != "bundle"):
         raise InputError("--spread writes one bundle; with --all or --format, export that bundle again")
+    kept = explicit(arguments, "precision", "word_table", "vocabulary_size")
+    if arguments.all and kept:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in kept)
+        raise InputError(f"{flags}: --all writes every precision and word table; leave out one or the other")
+    forms: dict[str, Any] = {
+        "precision": arguments.precision or ("fp16" if arguments.target == "gpu" else "int8"),
+        **explicit(arguments, "word_table", "vocabulary_size", "spread"),
+    }
+    texts: dict[str, Any] = {
+        name: str(path) for name, path in explicit(arguments, "calibration", "vocabulary").items()
+    }
+    check_options(target=arguments.target, **forms, **texts)
     options: dict[str, Any] = {
         "target": arguments.target,
         "name": arguments.name,
@@ -129,22 +142,18 @@ def run(arguments: argparse.Namespace) -> None:
         "vocabulary": _vocabulary_texts(arguments.vocabulary),
         "calibration": _read_all(arguments.calibration),
     }
-    (_export_all if arguments.all else _export)(arguments, options)
+    if arguments.all:
+        _export_all(arguments, options)
+    else:
+        _export(arguments, {**options, **forms})
 
 
 def _export(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     from embedkit.export.folder import export_folder
     from embedkit.export.pipeline import ExportReport, export_source
 
-    if arguments.spread is not None:
-        options["spread"] = arguments.spread
     report = (export_source if arguments.format == "bundle" else export_folder)(
-        arguments.source,
-        arguments.output,
-        precision=arguments.precision or ("fp16" if arguments.target == "gpu" else "int8"),
-        word_table=arguments.word_table,
-        vocabulary_size=arguments.vocabulary_size,
-        **options,
+        arguments.source, arguments.output, **options
     )
     if arguments.json:
         print(json.dumps(dataclasses.asdict(report), ensure_ascii=False, default=str))

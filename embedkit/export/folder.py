@@ -28,7 +28,7 @@ from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, GateError
 from embedkit.export.graph_parts import Head, expose_states, has_memory, read_head
 from embedkit.export.hub import model_card
-from embedkit.export.pipeline import ExportOptions, export, load_source
+from embedkit.export.pipeline import ExportOptions, check_options, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -87,11 +87,18 @@ def export_folder(
         GateError: a graph failed a gate; nothing was written.
         StorageError: the folder cannot be written.
     """
-    bundle = find_bundle(source)
-    if bundle is not None:
-        return _write(output, None, {"model.onnx": read_bundle(bundle)})
+    check_options(**options)
     if options.get("vocabulary") is not None:
         raise ExportError("a folder contains torch weights with the whole vocabulary; export a bundle instead")
+    bundle = find_bundle(source)
+    if bundle is not None:
+        changes = {"max_length": max_length, "calibration": options.get("calibration")}
+        if unused := [name for name, value in changes.items() if value is not None]:
+            raise ExportError(
+                f"the folder of a bundle has the bundle's own graph: {unused[0]} cannot change it",
+                parameters=unused,
+            )
+        return _write(output, None, {"model.onnx": read_bundle(bundle)})
     model, card, origin = load_source(
         source, licence=licence, max_length=max_length, trust_remote_code=trust_remote_code
     )

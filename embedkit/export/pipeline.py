@@ -40,6 +40,7 @@ from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
+from embedkit.modeling.pruning import required_pieces
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
@@ -112,6 +113,7 @@ def export_source(
         ModelNotFoundError, ModelError, ConfigError, BundleError: the source cannot be loaded.
         ExportError, GateError, StorageError: see :func:`export`.
     """
+    check_options(**options)
     model, card, origin = load_source(
         source, licence=licence, max_length=max_length, trust_remote_code=trust_remote_code
     )
@@ -208,8 +210,17 @@ def export(
     card, path = card or Card(), Path(output)
     if path.is_dir():
         raise ExportError(f"{path} is a folder; name the file to write, e.g. {path / 'model.onnx'}")
-    words = word_table or _WORD_TABLE.get(precision, "")
-    _check_forms(model, precision, target, words, calibration)
+    check_options(
+        precision=precision,
+        target=target,
+        word_table=word_table,
+        calibration=calibration,
+        vocabulary=vocabulary,
+        vocabulary_size=vocabulary_size,
+        spread=spread,
+    )
+    _check_model(model, precision, vocabulary_size, calibration=calibration, spread=spread)
+    words = word_table or _WORD_TABLE[precision]
     as_read = model
     if spread is not None:
         model, card = _spread(model, card, calibration, spread)
@@ -304,10 +315,8 @@ def _spread(
     model: SentenceEncoder | PairEncoder, card: Card, texts: Sequence[str] | None, spread: float
 ) -> tuple[SentenceEncoder, Card]:
     """Return the encoder with embeddings spread out over calibration texts, and its card, which tells it."""
-    if isinstance(model, PairEncoder):
-        raise ExportError("spread is for embeddings: a cross-encoder has none", parameters=["spread"])
-    if texts is None:
-        raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
+    assert isinstance(model, SentenceEncoder)
+    assert texts is not None
     logger.info("spreading the embeddings of %s over %d texts", model.name, len(texts))
     teacher = {**card.teacher, "spread": spread} if card.teacher else {}
     return spread_embeddings(model, _prefixed(model, texts), spread), dataclasses.replace(card, teacher=teacher)
@@ -318,11 +327,6 @@ def _prune(
 ) -> tuple[SentenceEncoder | PairEncoder, list[Gate]]:
     """Return the model with the requested vocabulary."""
     if texts is None:
-        if size is not None:
-            raise ExportError(
-                "vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too",
-                parameters=["vocabulary_size"],
-            )
         return model, []
     logger.info("pruning the vocabulary of %s to %d texts", model.name, len(texts))
     pruned, gate = prune_vocabulary(model, texts, size)
@@ -336,14 +340,22 @@ def _allowed(model: SentenceEncoder | PairEncoder, precision: str, words: str) -
     return limits if words == "float32" else dataclasses.replace(thresholds["int8"], invariance=limits.invariance)
 
 
-def _check_forms(
-    model: SentenceEncoder | PairEncoder,
+def check_options(
+    *,
     precision: str,
-    target: str,
-    words: str,
-    calibration: Sequence[str] | None,
+    target: str = "cpu-avx2",
+    word_table: str | None = None,
+    calibration: Sequence[str] | None = None,
+    vocabulary: Sequence[str] | None = None,
+    vocabulary_size: int | None = None,
+    spread: float | None = None,
+    **_: object,
 ) -> None:
-    """Reject unsupported combinations before any work."""
+    """Reject unsupported options of :func:`export`, by themselves, before anything is read or loaded.
+
+    Raises:
+        ExportError: an option is not supported, or lacks another one.
+    """
     if precision not in PRECISIONS:
         raise ExportError(
             f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}", parameters=["precision"]
@@ -352,13 +364,37 @@ def _check_forms(
         raise ExportError(f"{precision} is for CPUs; the target gpu supports fp16 and fp32")
     if target != "gpu":
         largest_weight(target)
-    choose_word_table(words)
+    choose_word_table(word_table or _WORD_TABLE[precision])
     if precision == "int8-static" and calibration is None:
         raise ExportError("int8-static needs calibration texts")
     if calibration is not None and not calibration:
         raise ExportError("calibration needs at least one text")
-    if calibration and precision != "int8-static" and isinstance(model, PairEncoder):
+    if spread is not None and calibration is None:
+        raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
+    if spread is not None and not 0 <= spread <= 1:
+        raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
+    if vocabulary_size is not None and vocabulary is None:
+        raise ExportError(
+            "vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too",
+            parameters=["vocabulary_size"],
+        )
+
+
+def _check_model(
+    model: SentenceEncoder | PairEncoder,
+    precision: str,
+    vocabulary_size: int | None,
+    *,
+    calibration: Sequence[str] | None,
+    spread: float | None,
+) -> None:
+    """Reject options that a model does not support, before any work."""
+    if isinstance(model, PairEncoder) and spread is not None:
+        raise ExportError("spread is for embeddings: a cross-encoder has none", parameters=["spread"])
+    if isinstance(model, PairEncoder) and calibration and precision != "int8-static":
         raise ExportError("calibration of a cross-encoder requires int8-static: it has no embeddings to quantize")
+    if vocabulary_size is not None:
+        required_pieces(model.tokenizer, vocabulary_size)
 
 
 def _measure_inputs(

@@ -29,10 +29,8 @@ def spread_embeddings(model: SentenceEncoder, texts: Sequence[str], spread: floa
     mean is subtracted) to 1 (whitening). The copy shares all weights but those of its head.
 
     Raises:
-        ExportError: ``spread`` is not from 0 to 1, or there are fewer texts than dimensions.
+        ExportError: there are fewer texts than dimensions.
     """
-    if not 0 <= spread <= 1:
-        raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
     if len(texts) < model.dimension:
         raise ExportError(
             f"spread needs at least as many calibration texts as dimensions, {model.dimension}, not {len(texts)}",

@@ -36,12 +36,16 @@ def load_sentence_encoder(source: str, **options: Any) -> SentenceEncoder:
     return SentenceEncoder.load(source, **options) if bundle is None else from_bundle(bundle)
 
 
-def from_bundle(source: str | os.PathLike[str] | Bundle) -> SentenceEncoder:
+def from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: int | None = None) -> SentenceEncoder:
     """Load the encoder of a bundle, given by its path or as read, with quantized weights converted to float32.
+
+    Without a length, in tokens, it keeps the bundle's.
 
     Raises:
         ModelNotFoundError, BundleError: the bundle cannot be found or is damaged.
-        ModelError: it contains a cross-encoder, or a graph other than embedkit's own BERT in float32 or int8.
+        ModelError: it contains a cross-encoder, a graph other than embedkit's own BERT in float32 or int8, or too
+            few positions for texts of that length.
+        InputError: the length is too small.
     """
     bundle = source if isinstance(source, Bundle) else read_bundle(source)
     manifest = bundle.manifest
@@ -50,7 +54,7 @@ def from_bundle(source: str | os.PathLike[str] | Bundle) -> SentenceEncoder:
     bert = _read(bundle)
     if not bert.hidden:
         raise ModelError(f"the network of {bundle.path} cannot be rebuilt: it is a static model without states")
-    tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
+    tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length if max_length is None else max_length)
     encoder = SentenceEncoder(
         _backbone(bert, tokenizer),
         tokenizer,
@@ -73,13 +77,14 @@ def cross_from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: in
         ModelNotFoundError, BundleError: the bundle cannot be found or is damaged.
         ModelError: it contains an encoder, a graph other than embedkit's own BERT in float32 or int8, or too few
             positions for pairs of that length.
+        InputError: the length is too small.
     """
     bundle = source if isinstance(source, Bundle) else read_bundle(source)
     manifest = bundle.manifest
     if manifest.kind != "cross-encoder":
         raise ModelError(f"{bundle.path} contains an {manifest.kind}, expected a cross-encoder")
     bert = _read(bundle)
-    tokenizer = PairTokenizer(bundle.tokenizer_json, max_length or manifest.max_length)
+    tokenizer = PairTokenizer(bundle.tokenizer_json, manifest.max_length if max_length is None else max_length)
     config = _config(bert, tokenizer)
     config.num_labels = 1
     if manifest.activation:
@@ -96,15 +101,10 @@ def load_bundle(bundle: Bundle, *, max_length: int | None = None) -> SentenceEnc
     """Load the encoder or cross-encoder of a bundle, with the bundle's maximum length or another in tokens.
 
     Raises:
-        ModelError: as :func:`from_bundle` and :func:`cross_from_bundle`.
-        InputError: the length is too small.
+        ModelError, InputError: as :func:`from_bundle` and :func:`cross_from_bundle`.
     """
-    if bundle.manifest.kind == "cross-encoder":
-        return cross_from_bundle(bundle, max_length=max_length)
-    encoder = from_bundle(bundle)
-    if max_length is not None:
-        encoder.tokenizer = encoder.tokenizer.with_max_length(max_length)
-    return encoder
+    load = cross_from_bundle if bundle.manifest.kind == "cross-encoder" else from_bundle
+    return load(bundle, max_length=max_length)
 
 
 def _read(bundle: Bundle) -> BertWeights:

@@ -290,7 +290,7 @@ class SentenceEncoder(Network):
         """Load a table of word vectors, and the dense layers after the mean."""
         if pooling not in (None, "mean"):
             raise ModelError(f"{layout.backbone} is a static model, whose pooling is mean, not {pooling}")
-        tokenizer = load_tokenizer(layout, max_length or layout.max_length or UNLIMITED)
+        tokenizer = load_tokenizer(layout, (layout.max_length or UNLIMITED) if max_length is None else max_length)
         table = load_static(layout, tokenizer)
         width = int(table.config.hidden_size)
         head = _load_head(layout, width)

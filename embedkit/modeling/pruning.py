@@ -82,25 +82,37 @@ def smooth_counts(tokenizer: Tokenizer, counts: Counts, share: float) -> Weights
     return mixed
 
 
+def required_pieces(tokenizer: Tokenizer | PairTokenizer, size: int | None = None) -> set[int]:
+    """Return the ids that every vocabulary keeps: special tokens, and the pieces needed to spell everything else.
+
+    Raises:
+        InputError: ``size`` is the size of a vocabulary that is too small for them.
+        ModelError: the tokenizer is neither WordPiece nor Unigram nor a BPE without suffixes.
+    """
+    content = json.loads(tokenizer.json)
+    required = _required(content, _read_pieces(content)) | tokenizer.special_ids
+    if size is not None and size < len(required):
+        raise InputError(
+            f"a vocabulary of {size} pieces is too small: special tokens and single characters need "
+            f"{len(required)}"
+        )
+    return required
+
+
 def choose_pieces(
     tokenizer: Tokenizer | PairTokenizer, weights: Counts | Weights, size: int | None = None
 ) -> list[int]:
     """Return the ids to keep, ascending, so that special tokens stay at the start as usual.
 
-    Special tokens and the pieces needed to spell everything else are always kept. With a ``size``, those of the
-    largest weights, such as their counts, are kept up to that number, otherwise all whose weight is not 0.
+    The required pieces are always kept. With a ``size``, those of the largest weights, such as their counts, are
+    kept up to that number, otherwise all whose weight is not 0.
 
     Raises:
-        InputError: ``size`` is too small.
-        ModelError: the tokenizer is neither WordPiece nor Unigram nor a BPE without suffixes.
+        InputError, ModelError: see :func:`required_pieces`.
     """
     content = json.loads(tokenizer.json)
     pieces = _read_pieces(content)
-    kept = _required(content, pieces) | tokenizer.special_ids
-    if size is not None and size < len(kept):
-        raise InputError(
-            f"a vocabulary of {size} pieces is too small: special tokens and single characters need {len(kept)}"
-        )
+    kept = required_pieces(tokenizer, size)
     merges = _Merges(content["model"].get("merges") or ())
     names = {number: piece for piece, number in pieces.items()}
     for number in np.argsort(-weights, kind="stable").tolist():

@@ -17,7 +17,15 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_teacher, random, remember_words
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.matching import matching_encoder
-from embedkit.modeling.pruning import choose_pieces, count_pieces, prune_model, prune_tokenizer, smooth_counts
+from embedkit.modeling.pruning import (
+    choose_pieces,
+    count_pieces,
+    piece_probabilities,
+    prune_model,
+    prune_tokenizer,
+    required_pieces,
+    smooth_counts,
+)
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
@@ -172,19 +180,21 @@ def _shape(student: StudentConfig) -> Size:
 
 def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[int]:
     """Return the ids of the pieces that the corpus, and the tokenizer's own text, need, ascending."""
+    share = config.student.vocabulary_smoothing
+    try:  # before the corpus is read
+        required_pieces(tokenizer, size)
+    except InputError as error:
+        raise ConfigError(f"student.vocabulary_size: {error}") from error
+    try:
+        if share:
+            piece_probabilities(tokenizer)
+    except ModelError as error:
+        raise ConfigError(f"student.vocabulary_smoothing: {error}") from error
     corpus = _corpus(config)
     chunks = np.array_split(np.arange(len(corpus)), -(-len(corpus) // _CHUNK))
     texts = (corpus.texts(rows, view) for view in range(corpus.views) for rows in chunks)
     counts = count_pieces(tokenizer.with_max_length(config.student.max_length), texts)
-    share = config.student.vocabulary_smoothing
-    try:
-        weights = smooth_counts(tokenizer, counts, share) if share else counts
-    except ModelError as error:
-        raise ConfigError(f"student.vocabulary_smoothing: {error}") from error
-    try:
-        kept = choose_pieces(tokenizer, weights, size)
-    except InputError as error:
-        raise ConfigError(f"student.vocabulary_size: {error}") from error
+    kept = choose_pieces(tokenizer, smooth_counts(tokenizer, counts, share) if share else counts, size)
     logger.info(
         "vocabulary: %s pieces of %s, which are %.2f %% of the tokens in the corpus",
         *(f"{len(kept):,}", f"{tokenizer.vocabulary_size:,}", 100 * counts[kept].sum() / max(1, counts.sum())),

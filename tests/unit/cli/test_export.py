@@ -92,6 +92,19 @@ def test_only_a_bundle_is_spread(model, tmp_path, capsys, form):
 
 
 @pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--spread", "1.5", "--calibration", "no texts"], "error: --spread must be from 0 to 1, not 1.5\n"),
+        (["--vocabulary-size", "9"], "error: --vocabulary-size limits a vocabulary that is pruned to texts"),
+        (["--all", "--word-table", "int4"], "error: --word-table: --all writes every precision and word table"),
+    ],
+)
+def test_unsuitable_flags_are_refused_before_anything_is_read(tmp_path, capsys, flags, message):
+    assert main(["export", "no model", "-o", str(tmp_path / "out"), *flags]) == 1
+    assert capsys.readouterr().err.startswith(message)
+
+
+@pytest.mark.parametrize(
     "command", [["export"], ["distill-static"], ["adapt", "--corpus", "texts.txt"]], ids=lambda command: command[0]
 )
 def test_an_existing_file_is_replaced_on_request_only(tmp_path, capsys, command):

@@ -95,6 +95,8 @@ def test_a_bundle_becomes_a_folder(encoder, tmp_path, precision):
     export(encoder, tmp_path / "toy.onnx", precision=precision, calibration=PROBE_TEXTS)
 
     export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="int8")
+    with pytest.raises(ExportError, match="has the bundle's own graph: max_length cannot change it"):
+        export_folder(str(tmp_path / "toy.onnx"), tmp_path / "other", precision="int8", max_length=8)
 
     rows = Encoder.load(tmp_path / "toy.onnx").encode(TEXTS)
     np.testing.assert_allclose(Encoder.load(tmp_path / "st").encode(TEXTS), rows, atol=1e-6)

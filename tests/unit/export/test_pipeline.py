@@ -8,10 +8,11 @@ import torch
 from toy_networks import exact_levels
 
 from embedkit import __version__
-from embedkit.errors import ExportError, GateError, ModelError, ModelNotFoundError
+from embedkit.errors import ExportError, GateError, InputError, ModelError, ModelNotFoundError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export import pipeline
 from embedkit.export.card import Card
+from embedkit.export.folder import export_folder
 from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
@@ -180,6 +181,14 @@ def test_a_folder_is_not_overwritten(encoder, tmp_path):
         ({"precision": "int8-static"}, "int8-static needs calibration texts"),
         ({"precision": "fp32", "calibration": []}, "at least one text"),
         ({"precision": "fp32", "vocabulary_size": 200}, "set vocabulary"),
+        ({"precision": "fp32", "spread": 0.4}, "spread needs calibration texts"),
+        *(
+            (
+                {"precision": "fp32", "calibration": PROBE_TEXTS, "spread": spread},
+                "^spread must be from 0 to 1, not",
+            )
+            for spread in (-0.1, 1.1, float("nan"))
+        ),
     ],
 )
 def test_impossible_forms_are_refused_before_any_work(encoder, tmp_path, monkeypatch, options, message):
@@ -187,7 +196,19 @@ def test_impossible_forms_are_refused_before_any_work(encoder, tmp_path, monkeyp
 
     with pytest.raises(ExportError, match=message):
         export(encoder, tmp_path / "toy.onnx", **options)
+    for write in (export_source, export_folder):
+        with pytest.raises(ExportError, match=message):
+            write("no model", tmp_path / "toy", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_vocabulary_that_is_too_small_is_refused_before_any_work(encoder, tmp_path, monkeypatch):
+    for name in ("spread_embeddings", "prune_vocabulary"):
+        monkeypatch.setattr(pipeline, name, None)
+    options = {"precision": "fp32", "calibration": PROBE_TEXTS, "spread": 0.4, "vocabulary": PROBE_TEXTS}
+
+    with pytest.raises(InputError, match="a vocabulary of 3 pieces is too small"):
+        export(encoder, tmp_path / "toy.onnx", vocabulary_size=3, **options)
 
 
 def test_a_cross_encoder_has_no_embeddings_to_calibrate(make_pair_encoder, tmp_path):

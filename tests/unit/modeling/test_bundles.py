@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from toy_networks import toy_cross_encoder, toy_encoder
 
-from embedkit.errors import ModelError
+from embedkit.errors import InputError, ModelError
 from embedkit.export.pipeline import export
-from embedkit.modeling.bundles import cross_from_bundle, from_bundle
+from embedkit.modeling.bundles import cross_from_bundle, from_bundle, load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
+from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 
@@ -129,9 +130,19 @@ def test_a_cross_encoder_keeps_name_and_activation_and_can_be_shorter(make_cross
     assert PairEncoder.load(tmp_path / "folder").activation == "identity"
 
 
+def test_an_encoder_can_be_shorter_but_not_longer_than_its_positions(make_student, tmp_path):
+    export(make_student(), tmp_path / "a.onnx", precision="fp32")
+    bundle = read_bundle(tmp_path / "a.onnx")
+    assert load_bundle(bundle, max_length=8).max_length == 8
+    with pytest.raises(ModelError, match="max_length is 100000, but this model supports at most"):
+        load_bundle(bundle, max_length=100_000)
+
+
 def test_no_cross_encoder_is_read_from_an_encoder_or_longer_than_its_positions(make_cross, toy_bundle, tmp_path):
     with pytest.raises(ModelError, match="contains an encoder, expected a cross-encoder"):
         cross_from_bundle(toy_bundle, max_length=8)
     export(make_cross(), tmp_path / "a.onnx", precision="fp32")
     with pytest.raises(ModelError, match="supports at most 16 tokens"):
         cross_from_bundle(tmp_path / "a.onnx", max_length=17)
+    with pytest.raises(InputError, match="max_length must be at least"):
+        cross_from_bundle(tmp_path / "a.onnx", max_length=0)

@@ -17,7 +17,7 @@ from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.config import RunConfig, StudentConfig
-from embedkit.training.corpus import SourceConfig
+from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.students import build_student
 from embedkit.training.teachers import TeacherConfig
 
@@ -96,7 +96,8 @@ def test_a_pre_trained_start_keeps_the_rows_of_its_pieces(teacher, text, make_en
     assert words(student).requires_grad
 
 
-def test_a_vocabulary_without_room_for_characters_is_refused(teacher, text):
+def test_a_vocabulary_without_room_for_characters_is_refused_before_the_corpus_is_read(teacher, text, monkeypatch):
+    monkeypatch.setattr(Corpus, "prepare", None)
     with pytest.raises(ConfigError, match=r"student.vocabulary_size: a vocabulary of 20 pieces .* need 88"):
         limited(teacher, text, vocabulary_size=20)
 
@@ -119,7 +120,8 @@ def test_a_smoothed_vocabulary_keeps_likely_pieces_of_other_languages(text, tmp_
     assert ('"▁the"' in smoothed, '"ch"' in smoothed) == (False, True)
 
 
-def test_smoothing_needs_a_limit_and_probabilities(teacher, text):
+def test_smoothing_needs_a_limit_and_probabilities(teacher, text, monkeypatch):
+    monkeypatch.setattr(Corpus, "prepare", None)
     with pytest.raises(ConfigError, match="vocabulary_smoothing requires vocabulary_size"):
         StudentConfig(vocabulary_smoothing=0.5)
     with pytest.raises(ConfigError, match=r"student.vocabulary_smoothing: only Unigram tokenizers"):
