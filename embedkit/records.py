@@ -109,7 +109,7 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
             begins with a JSON object, else a text a line.
 
     Yields:
-        line number of the row (row number in Parquet), starting at 1, and the row.
+        number of the first line of the row (row number in Parquet), starting at 1, and the row.
 
     Raises:
         DataError: the file does not exist, has an unknown format, a malformed row, or a line of 64 million
@@ -126,7 +126,7 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
     with _opened(path, newline="" if form == ".csv" else "\n") as lines:
         if is_stream:
             first = next(lines, "")
-            form = ".jsonl" if is_object(first) else ".txt"
+            form = ".jsonl" if begins_json(first) else ".txt"
             yield from _READERS[form](path, itertools.chain(filter(None, [first]), lines))
         else:
             yield from _READERS[form](path, lines)
@@ -196,16 +196,22 @@ def _form(path: Path) -> str:
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a file")
     if form not in (*_READERS, ".parquet"):
-        raise DataError(f"{path}: expected one of {FORMS}")
+        hint = f"; `jq -c '.[]' {path}` prints an array as .jsonl" if form == ".json" else ""
+        raise DataError(f"{path}: expected one of {FORMS}{hint}")
     return form
 
 
-def is_object(line: str) -> bool:
-    """Whether a line is a JSON object."""
+def begins_json(line: str) -> bool:
+    """Whether a first line is a JSON object, or begins one of several lines or an array of them."""
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(line), dict) or _is_spread_out(line)
     except (ValueError, RecursionError):
-        return False
+        return _is_spread_out(line)
+
+
+def _is_spread_out(line: str) -> bool:
+    """Whether a line begins an array of JSON objects, or an object of several lines."""
+    return re.fullmatch(r"\s*([\[{]\s*|\[\s*\{.*)", line, re.DOTALL) is not None
 
 
 @contextlib.contextmanager
@@ -291,11 +297,13 @@ def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
 def _csv_cells(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(_LONGEST_LINE)
     reader = csv.reader(lines, strict=True)
+    first = 1  # line of the row
     try:
         for cells in reader:
-            yield reader.line_num, cells
+            yield first, cells
+            first = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: cannot be read as CSV: {error}") from error
+        raise DataError(f"{path}:{first}: cannot be read as CSV: {error}") from error
 
 
 def check_columns(place: str, names: Sequence[str]) -> None:
@@ -327,10 +335,16 @@ def _read_jsonl(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{number}: not JSON: {error}") from error
-        if not isinstance(row, dict):
+            row = error
+        if isinstance(row, dict):
+            yield number, row
+        elif _is_spread_out(line):
+            form = ".[]" if line.lstrip().startswith("[") else "."
+            raise DataError(f"{path}:{number}: expected one JSON object per line, as `jq -c '{form}'` prints them")
+        elif isinstance(row, Exception):
+            raise DataError(f"{path}:{number}: not JSON: {row}") from row
+        else:
             raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
-        yield number, row
 
 
 _READERS = {".txt": _read_txt, ".tsv": _read_tsv, ".csv": _read_csv, ".jsonl": _read_jsonl}

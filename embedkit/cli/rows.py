@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from embedkit.atomic import atomic_file, cache_folder, storage_errors
 from embedkit.cli.options import MODEL, add_text_column, progress
 from embedkit.errors import DataError, InputError
-from embedkit.records import STREAMS, is_object
+from embedkit.records import STREAMS, begins_json
 
 if TYPE_CHECKING:
     from embedkit.protocols import TextEncoder
@@ -56,13 +56,13 @@ def _text(place: str, record: Mapping[str, Any], column: str, *, skip_empty: boo
 def kept_file(path: str, *, lines: str) -> str:
     """Return the path of an input; standard input (``-``) is kept as a file, which can be read again.
 
-    Its suffix is ``lines``, such as ``.txt``, unless it begins with a JSON object.
+    Its suffix is ``lines``, such as ``.txt``, unless it begins with JSON.
     """
     if path not in STREAMS:
         return path
     with open(sys.stdin.fileno(), "rb", closefd=False) as file:
         content = file.read()
-    form = ".jsonl" if is_object(content.partition(b"\n")[0].decode("utf-8-sig", "replace")) else lines
+    form = ".jsonl" if begins_json(content.partition(b"\n")[0].decode("utf-8-sig", "replace")) else lines
     kept = cache_folder("stdin") / hashlib.sha256(content).hexdigest()[:16] / f"stdin{form}"
     with atomic_file(kept) as temporary:
         temporary.write_bytes(content)

@@ -109,12 +109,22 @@ def test_rows_come_as_they_are_read(write):
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2: not JSON"),
         ("a.jsonl", "[1]\n", "a.jsonl:1: expected a JSON object, found list"),
         ("a.jsonl", "[" * 100_000 + "\n", "a.jsonl:1: not JSON"),
+        (
+            "a.jsonl",
+            '[\n {"a": 1}\n]',
+            r"a.jsonl:1: expected one JSON object per line, as `jq -c '\.\[\]'` prints",
+        ),
+        ("a.jsonl", '[{"a": 1}]', r"a.jsonl:1: expected one JSON object per line, as `jq -c '\.\[\]'` prints"),
+        ("a.jsonl", '{\n "a": 1\n}', r"a.jsonl:1: expected one JSON object per line, as `jq -c '\.'` prints"),
+        ("a.json", "[]", r"expected one of .*; `jq -c '\.\[\]' .*a\.json` prints an array as \.jsonl"),
         ("a.tsv", "a\tb\nc\n", "a.tsv:2: expected 2 cells, found 1"),
         ("a.tsv", "a\tb\nc\td\te\n", "a.tsv:2: expected 2 cells, found 3"),
         ("a.csv", "a,b,a\n1,2,3\n", "a.csv:1: two columns are called 'a'"),
         ("a.csv", "a,b\n1,2\n3\n", "a.csv:3: expected 2 cells"),
         ("a.csv", "a,b\n1,2,3\n", "a.csv:2: expected 2 cells"),
         ("a.csv", 'a,b\n"1,2\n', "a.csv:2"),
+        ("a.csv", 'a,b\n1,2\n1,"2\n3\n4",5\n', "a.csv:3: expected 2 cells"),
+        ("a.csv", 'a,b\n1,2\n1,"2\n3\n4"5"\n', "a.csv:3: cannot be read as CSV"),
         ("a.txt", b"fine\n\xff\xfe\n", "a.txt:2 is not UTF-8 text"),
         ("a.csv", b"a,b\r\n" + b'1,"2\r\n3"\r\n' * 3000 + b"caf\xe9,4\r\n5,6\r\n", "a.csv:6002 is not UTF-8 text"),
         ("a.csv", "a;b\n1;2\n", "a.csv:1: the cells of a .csv are separated by commas, those of this header by"),
@@ -165,6 +175,19 @@ def test_standard_input(tmp_path, monkeypatch, name, content, expected):
     with (tmp_path / "input").open("rb") as file:
         monkeypatch.setattr("sys.stdin", file)
         assert rows(Path(name)) == expected
+
+
+def test_an_array_on_standard_input_is_not_text(tmp_path, monkeypatch):
+    (tmp_path / "input").write_text(json.dumps([{"text": "a"}], indent=1))
+    with (tmp_path / "input").open("rb") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        with pytest.raises(DataError, match="-:1: expected one JSON object per line"):
+            rows(Path("-"))
+
+
+def test_rows_of_many_lines_are_numbered_by_their_first(write):
+    path = write("a.csv", 'text\n"one\ntwo"\nthree\n')
+    assert [line for line, _ in read_records(path)] == [2, 4]
 
 
 def test_a_pipe_is_read_by_its_suffix(tmp_path):
