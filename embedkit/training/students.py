@@ -45,6 +45,19 @@ _SAMPLE = 1000
 _CHUNK = 4096
 
 
+def find_start(config: RunConfig) -> None:
+    """Find the model that the student starts from, or whose words it takes; one on the hub is fetched.
+
+    Raises:
+        ConfigError: the student's vocabulary is undefined.
+        ModelNotFoundError: there is no such model.
+    """
+    source = config.student.source
+    name = _vocabulary_source(config) if source is None else config.resolve_model(source)
+    if find_bundle(name) is None:
+        find_folder(name)
+
+
 def build_student(config: RunConfig) -> SentenceEncoder:
     """Build the initial encoder of a run, deterministically from the configuration.
 
@@ -204,7 +217,8 @@ def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[i
 
 def _corpus(config: RunConfig) -> Corpus:
     with processes.first_alone():
-        return Corpus.prepare(config.sources, Path(config.cache))
+        sources, cache = config.sources, Path(config.cache)
+        return Corpus.find(sources, cache) or Corpus.prepare(sources, cache)  # a run has reported its counts
 
 
 def _sample(config: RunConfig) -> list[str]:

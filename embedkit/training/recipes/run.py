@@ -34,10 +34,11 @@ from embedkit.training.recipes.stage import (
     Stage,
     corpus_inputs,
     one_stage,
-    prepare,
+    read_teachers,
+    read_texts,
 )
 from embedkit.training.run_folder import RunFolder, TrainState, environment
-from embedkit.training.students import build_student
+from embedkit.training.students import build_student, find_start
 from embedkit.training.teacher_spaces import JoinedVectors
 from embedkit.training.teachers import CachedVectors, TeacherVectors
 from embedkit.training.trackers import find_trackers
@@ -215,13 +216,17 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         settings = from_mapping(entry.settings_class, config.settings)
         if entry.scores_pairs:
             return _run_pairs(config, entry, settings, place, control)
+        if not processes.first():
+            control = dataclasses.replace(control, show_progress=False)
+        find_start(config)
+        materials = read_texts(config, control)
+        _check_corpus(config, entry, settings, place, materials.corpus)  # before models compute anything
         encoder = build_student(config)
         encoder.name = config.name or place.path.name
         encoder.default_prompt = None  # training texts have no prompt
         _warn_of_size(config, entry, encoder)
-        if not processes.first():
-            control = dataclasses.replace(control, show_progress=False)
-        materials = _prepare(config, entry, settings, place, control)
+        if _reads_vectors(entry):
+            materials = read_teachers(config, control, materials)
         inputs = materials.inputs(config)
         if config.student.source is not None:
             inputs[f"the model {config.student.source}"] = encoder.fingerprint()
@@ -254,17 +259,13 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
     return state
 
 
-def _prepare(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, control: Control) -> Materials:
-    """Prepare the run's materials; check the corpus before a teacher encodes it."""
-
-    def check(corpus: Corpus) -> None:
-        place.check_inputs(corpus_inputs(config.corpus, corpus))
-        entry.check(config, settings, corpus)
-        presets = _presets(entry, to_mapping(config.student), config.settings)
-        published = to_mapping(from_mapping(entry.settings_class, _table(presets, "settings")))
-        _warn_of_long_queues(to_mapping(settings), len(corpus), published)
-
-    return prepare(config, control, teacher=_reads_vectors(entry), check=check)
+def _check_corpus(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, corpus: Corpus) -> None:
+    """Check that the corpus is that of a resumed run, and fits the method."""
+    place.check_inputs(corpus_inputs(config.corpus, corpus))
+    entry.check(config, settings, corpus)
+    presets = _presets(entry, to_mapping(config.student), config.settings)
+    published = to_mapping(from_mapping(entry.settings_class, _table(presets, "settings")))
+    _warn_of_long_queues(to_mapping(settings), len(corpus), published)
 
 
 def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) -> None:

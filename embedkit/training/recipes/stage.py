@@ -123,33 +123,47 @@ def corpus_inputs(sources: Sequence[SourceConfig], corpus: Corpus) -> dict[str, 
     return inputs
 
 
-def prepare(
-    config: RunConfig, control: Control, *, teacher: bool, check: Callable[[Corpus], None] = lambda _: None
-) -> Materials:
-    """Load the corpus, the teachers' vectors and the development pairs.
-
-    Teachers' vectors are loaded if ``teacher``, that is if any stage needs them; ``check`` raises an error if the
-    corpus does not fit the run, before a teacher encodes it.
+def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
+    """Load the corpus, the development pairs and, if ``teacher``, the teachers' vectors.
 
     Raises:
         DataError: a source is missing or malformed.
         CacheError: the teacher cache is damaged, or on a file system without locks.
     """
+    materials = read_texts(config, control)
+    return read_teachers(config, control, materials) if teacher else materials
+
+
+def read_texts(config: RunConfig, control: Control) -> Materials:
+    """Load the development pairs and the corpus.
+
+    Raises:
+        DataError: a source is missing or malformed.
+    """
     pairs = _dev_pairs(config)
-    vectors: list[TeacherVectors] = []
     with processes.first_alone():  # the others read its results from the cache
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
-        check(corpus)
-        for named in config.every_teacher if teacher else ():
+    return Materials(corpus, (), pairs, Split.of(corpus, config.dev.held_out))
+
+
+def read_teachers(config: RunConfig, control: Control, materials: Materials) -> Materials:
+    """Add the teachers' vectors of the corpus, which are computed if they are not cached.
+
+    Raises:
+        CacheError: the teacher cache is damaged, or on a file system without locks.
+    """
+    corpus, vectors = materials.corpus, list[TeacherVectors]()
+    with processes.first_alone():  # the others read its results from the cache
+        for named in config.every_teacher:
             resolved = dataclasses.replace(named, source=config.resolve_model(named.source))
             vectors.append(load_vectors(resolved, corpus, Path(config.cache), show_progress=control.show_progress))
-    if config.join is not None and vectors:
+    if config.join is not None:
         space = config.join.space and config.resolve(config.join.space)
         vectors = [JoinedVectors(vectors, dataclasses.replace(config.join, space=space), len(corpus))]
     if config.matryoshka is not None:
         config.matryoshka.check(vectors[0].dimension)
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
-    return Materials(corpus, tuple(vectors), pairs, Split.of(corpus, config.dev.held_out))
+    return dataclasses.replace(materials, teachers=tuple(vectors))
 
 
 def _dev_pairs(config: RunConfig) -> ScoredPairs | None:

@@ -12,6 +12,7 @@ import torch
 from embedkit.config import load_toml, to_mapping
 from embedkit.errors import ConfigError, DataError, MissingExtraError, ModelNotFoundError
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.training.corpus import Corpus
 from embedkit.training.loop import Control
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES
@@ -307,6 +308,19 @@ class TestRun:
         with pytest.raises(ConfigError, match="device 'abacus' cannot be used here"):
             run(resolve({**mapping, "device": "abacus"}), tmp_path / "run", QUIET)
 
+    def test_a_missing_development_set_is_reported_before_anything_is_computed(
+        self, mapping, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
+        with pytest.raises(DataError, match="gone"):
+            run(resolve({**mapping, "dev": {"pairs": "gone.csv"}}), tmp_path / "run", QUIET)
+
+    def test_a_missing_start_is_reported_before_the_corpus_is_read(self, mapping, tmp_path, monkeypatch):
+        monkeypatch.setattr(Corpus, "prepare", None)
+        for student in ({"source": str(tmp_path / "gone")}, {"tokenizer": str(tmp_path / "gone")}):
+            with pytest.raises(ModelNotFoundError):
+                run(resolve({**mapping, "student": student}), tmp_path / "run", QUIET)
+
     def test_a_missing_start_leaves_no_folder(self, mapping, tmp_path):
         config = resolve({**mapping, "student": {"source": str(tmp_path / "gone")}})
         with pytest.raises(ModelNotFoundError):
@@ -350,6 +364,7 @@ class TestRun:
         self, taught, tmp_path, monkeypatch, method, settings
     ):
         monkeypatch.setattr("embedkit.training.recipes.stage.load_vectors", None)
+        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
         small = settings.get("self_supervised_optim", {}).get("batch_size") == 50
         optim = {"batch_size": 5 if small else 50, "steps": 1}
         config = resolve({**taught, "method": method, "optim": optim, "settings": settings})
@@ -358,7 +373,10 @@ class TestRun:
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize(("batch_size", "cross"), [(50, 5), (5, 50)])
-    def test_too_few_pairs_are_refused_before_anything_is_labelled(self, mapping, tmp_path, batch_size, cross):
+    def test_too_few_pairs_are_refused_before_anything_is_labelled(
+        self, mapping, tmp_path, monkeypatch, batch_size, cross
+    ):
+        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
         (tmp_path / "texts.txt").unlink()
         (tmp_path / "pairs.tsv").write_text("".join(f"text {i}\tother {i}\n" for i in range(20)))
         pairs = {
