@@ -30,13 +30,12 @@ from embedkit.config import from_mapping, lay_over, load_toml, merge
 from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.packing import unit_rows
-from embedkit.training.corpus import Corpus
+from embedkit.training.corpus import Corpus, Rows
 from embedkit.training.loop import Control
 from embedkit.training.mining import Pairs
 from embedkit.training.recipes.run import resolve
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers, prepare_pairs
 from embedkit.training.recipes.stage import prepare
-from embedkit.training.teacher_spaces import Rows
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"

@@ -157,9 +157,9 @@ def _configure_collection(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
+    from embedkit.atomic import lasting_source
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
-    from embedkit.serving.retrieval.models import lasting_source
 
     model = arguments.model or _model_of(arguments)
     loaded = Encoder.load(model)

@@ -27,7 +27,11 @@ from embedkit.training.contrasts import contrasts
 
 logger = logging.getLogger(__name__)
 
+Rows = npt.NDArray[np.int64]
+"""Numbers of rows, ``(N,)``."""
+
 _FORMAT = 3
+_CHUNK = 4096
 _HUB = "hf://"
 _COLUMN_GUESSES = ("text", "sentence", "content", "title")
 _SPACE = re.compile(r"\s+")
@@ -123,9 +127,9 @@ class Corpus:
             card = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
             self.views: int = card["views"]
             self.cards = [CorpusCard(**source) for source in card["sources"]]
-            self.source_rows: npt.NDArray[np.int64] = np.load(folder / "source_rows.npy", mmap_mode="r")
-            self.target_rows: npt.NDArray[np.int64] = np.load(folder / "target_rows.npy", mmap_mode="r")
-            self._spans: npt.NDArray[np.int64] = np.load(folder / "spans.npy", mmap_mode="r")
+            self.source_rows: Rows = np.load(folder / "source_rows.npy", mmap_mode="r")
+            self.target_rows: Rows = np.load(folder / "target_rows.npy", mmap_mode="r")
+            self._spans: Rows = np.load(folder / "spans.npy", mmap_mode="r")
             self._text = np.memmap(folder / "text.bin", dtype=np.uint8, mode="r")
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{folder} is not a prepared corpus ({error}); delete it and run again") from error
@@ -175,7 +179,7 @@ class Corpus:
         """Whether a source has a prompt for the teacher."""
         return any(card.prompt is not None for card in self.cards)
 
-    def taught(self, rows: npt.NDArray[np.int64], view: int = 0, *, prompt: str = "") -> list[str]:
+    def taught(self, rows: Rows, view: int = 0, *, prompt: str = "") -> list[str]:
         """Return the texts that a teacher reads for some rows: the originals of translations, after prompts.
 
         ``prompt`` is that of sources without one.
@@ -187,10 +191,19 @@ class Corpus:
         sources = np.searchsorted(np.cumsum([card.rows for card in self.cards]), rows, side="right")
         return [prompts[source] + text for source, text in zip(sources.tolist(), texts, strict=True)]
 
-    def texts(self, rows: Sequence[int] | npt.NDArray[np.int64], view: int = 0) -> list[str]:
+    def stream(self, view: int = 0) -> Iterator[str]:
+        """Yield the texts of all rows, read in chunks."""
+        return (text for rows in in_chunks(np.arange(len(self))) for text in self.texts(rows, view))
+
+    def texts(self, rows: Sequence[int] | Rows, view: int = 0) -> list[str]:
         """Return the texts of some rows, in the requested order."""
         spans = self._spans[np.asarray(rows, dtype=np.int64), view : view + 2]
         return [self._text[start:end].tobytes().decode("utf-8") for start, end in spans.tolist()]
+
+
+def in_chunks(rows: Rows) -> Iterator[Rows]:
+    """Yield rows 4096 at a time, which bounds the memory for what is read or computed of them."""
+    return (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK))
 
 
 def normalise(text: str) -> str:

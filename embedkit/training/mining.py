@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,11 @@ from embedkit.errors import CacheError, ConfigError, TrainingError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.engine import embed_parts
-from embedkit.training.corpus import Corpus
+from embedkit.training.corpus import Corpus, Rows
 from embedkit.write_lock import write_lock
-
-Rows = npt.NDArray[np.int64]
 
 _WORD = re.compile(r"\w+")
 _QUERIES_PER_PART = 64
-_TEXTS_PER_PART = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,7 +199,7 @@ def _nearest(
 def _embed(corpus: Corpus, encoder: TextEncoder, label: str, *, show_progress: bool | None) -> FloatArray:
     rows = np.empty((len(corpus), encoder.dimension), dtype=np.float32)
     with Progress(label, len(corpus), unit="texts", enabled=show_progress) as progress:
-        for part in embed_parts(encoder, _texts(corpus)):
+        for part in embed_parts(encoder, corpus.stream()):
             rows[progress.done : progress.done + len(part)] = part
             progress.advance(len(part))
     return rows
@@ -213,12 +210,12 @@ def _by_words(queries: Corpus, passages: Corpus, config: MiningConfig, *, show_p
     if not config.words:
         return np.empty((len(queries), 0), dtype=np.int64)
     known: dict[str, int] = {}
-    numbered = [[known.setdefault(word, len(known)) for word in _words(text)] for text in _texts(passages)]
+    numbered = [[known.setdefault(word, len(known)) for word in _words(text)] for text in passages.stream()]
     model = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
     model.index((numbered, known), create_empty_token=False, show_progress=False)
     best = []
     with Progress("search words", len(queries), unit="queries", enabled=show_progress) as progress:
-        for text in _texts(queries):
+        for text in queries.stream():
             terms = [known[word] for word in set(_words(text)) if word in known]
             scores = model.get_scores_from_ids(terms) if terms else np.zeros(len(passages), np.float32)
             best.append(_top(scores[None], config.depth))
@@ -241,14 +238,6 @@ def _draw(ranked: Rows, count: int, generator: np.random.Generator) -> Rows:
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
-
-
-def _texts(corpus: Corpus) -> Iterable[str]:
-    return (text for part in _parts(len(corpus)) for text in corpus.texts(part))
-
-
-def _parts(count: int) -> Sequence[Rows]:
-    return [np.arange(start, min(start + _TEXTS_PER_PART, count)) for start in range(0, count, _TEXTS_PER_PART)]
 
 
 def _save(path: Path, values: npt.NDArray[np.generic]) -> None:

@@ -35,14 +35,13 @@ from embedkit.runtime.location import find_bundle
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import processes
 from embedkit.training.config import RunConfig, StudentConfig
-from embedkit.training.corpus import Corpus
+from embedkit.training.corpus import Corpus, in_chunks
 from embedkit.training.networks import word_tables
 from embedkit.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
 _SAMPLE = 1000
-_CHUNK = 4096
 
 
 def find_start(config: RunConfig) -> None:
@@ -204,8 +203,9 @@ def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[i
     except ModelError as error:
         raise ConfigError(f"student.vocabulary_smoothing: {error}") from error
     corpus = _corpus(config)
-    chunks = np.array_split(np.arange(len(corpus)), -(-len(corpus) // _CHUNK))
-    texts = (corpus.texts(rows, view) for view in range(corpus.views) for rows in chunks)
+    texts = (
+        corpus.texts(rows, view) for view in range(corpus.views) for rows in in_chunks(np.arange(len(corpus)))
+    )
     counts = count_pieces(tokenizer.with_max_length(config.student.max_length), texts)
     kept = choose_pieces(tokenizer, smooth_counts(tokenizer, counts, share) if share else counts, size)
     logger.info(

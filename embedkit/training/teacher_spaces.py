@@ -24,12 +24,10 @@ from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.joined import JoinedSpace, side_by_side
+from embedkit.training.corpus import Rows, in_chunks
 from embedkit.training.teachers import TeacherVectors
 
 _SAMPLE = 20_000
-_CHUNK = 4096
-
-Rows = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +76,7 @@ class RotatedVectors:
 def sample_chunks(rows: int) -> list[Rows]:
     """Return up to 20,000 rows, evenly spaced over a corpus of so many, in chunks."""
     sample = np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLE)).astype(np.int64))
-    return [sample[start : start + _CHUNK] for start in range(0, len(sample), _CHUNK)]
+    return list(in_chunks(sample))
 
 
 def second_moment(read: Callable[[Rows], FloatArray], chunks: list[Rows]) -> npt.NDArray[np.float64]:

@@ -29,7 +29,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.records import Record, read_records
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.engine import embed_parts
-from embedkit.training.corpus import Corpus
+from embedkit.training.corpus import Corpus, Rows, in_chunks
 from embedkit.write_lock import write_lock
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class TeacherVectors(Protocol):
     fingerprint: str
     dimension: int
 
-    def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
+    def read(self, rows: Rows, view: int) -> FloatArray:
         """Return unit rows ``(B, D) float32`` for one view of some corpus rows."""
 
 
@@ -178,7 +178,7 @@ class CachedVectors:
                 self._fill(teacher, corpus, hashes, show_progress=show_progress)
         self._places = np.stack([self._cache.find(of_view) for of_view in hashes])
 
-    def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
+    def read(self, rows: Rows, view: int) -> FloatArray:
         """See :class:`TeacherVectors`."""
         return self._cache.read(self._places[view, rows])
 
@@ -196,7 +196,9 @@ class CachedVectors:
         started = time.monotonic()
         with Progress(f"teacher {self.name}", total, unit="texts", enabled=show_progress) as progress:
             for view, rows in enumerate(missing):
-                texts = (text for part in _chunks(rows) for text in corpus.taught(part, view, prompt=self._prompt))
+                texts = (
+                    text for part in in_chunks(rows) for text in corpus.taught(part, view, prompt=self._prompt)
+                )
                 end = 0
                 for vectors in embed_parts(teacher, texts):
                     chunk = rows[end : end + len(vectors)]
@@ -208,7 +210,7 @@ class CachedVectors:
                         _log_cost(total, len(chunk), time.monotonic() - started)
                     progress.advance(len(chunk))
 
-    def _missing(self, hashes: Sequence[npt.NDArray[np.uint64]]) -> list[npt.NDArray[np.int64]]:
+    def _missing(self, hashes: Sequence[npt.NDArray[np.uint64]]) -> list[Rows]:
         """Return the rows of each view whose text is not cached, each distinct text once."""
         texts = np.concatenate(hashes)
         wanted = np.zeros(len(texts), dtype=bool)
@@ -250,7 +252,7 @@ class AlignedVectors:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         self.fingerprint = hashlib.sha256(f"{self.name} {content}".encode()).hexdigest()
 
-    def read(self, rows: npt.NDArray[np.int64], view: int) -> FloatArray:
+    def read(self, rows: Rows, view: int) -> FloatArray:
         """See :class:`TeacherVectors`."""
         vectors = self._vectors[self._rows[rows]]
         vectors = vectors[:, min(view, vectors.shape[1] - 1)] if vectors.ndim == 3 else vectors
@@ -261,7 +263,7 @@ class AlignedVectors:
 
 def _check_rows(source: str, vectors: Any, corpus: Corpus) -> None:
     """Check the vectors of the corpus' rows before the first step, which training may take hours to read."""
-    for rows in _chunks(np.asarray(corpus.source_rows)):
+    for rows in in_chunks(np.asarray(corpus.source_rows)):
         lengths = np.linalg.norm(np.asarray(vectors[rows], dtype=np.float32), axis=-1).reshape(len(rows), -1)
         bad = rows[~(np.isfinite(lengths) & (lengths > 0)).all(axis=1)]
         if len(bad):
@@ -326,13 +328,8 @@ def _check_lengths(rows: list[Any], *, start: int) -> None:
 
 
 def _taught_hashes(corpus: Corpus, view: int, prompt: str) -> npt.NDArray[np.uint64]:
-    chunks = (text_hashes(corpus.taught(rows, view, prompt=prompt)) for rows in _chunks(np.arange(len(corpus))))
-    return np.concatenate(list(chunks))
-
-
-def _chunks(rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-    for start in range(0, len(rows), _CHUNK):
-        yield rows[start : start + _CHUNK]
+    hashes = (text_hashes(corpus.taught(rows, view, prompt=prompt)) for rows in in_chunks(np.arange(len(corpus))))
+    return np.concatenate(list(hashes))
 
 
 def _log_cost(total: int, done: int, seconds: float) -> None:
@@ -438,7 +435,7 @@ class VectorCache:
             finally:
                 self._index()
 
-    def find(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    def find(self, hashes: npt.NDArray[np.uint64]) -> Rows:
         """Return the positions of texts' vectors by their hashes: ``(N,) int64``, -1 for a text not cached.
 
         Vectors added by :meth:`append` are found once :meth:`writing` has ended.
@@ -475,7 +472,7 @@ class VectorCache:
                     os.fsync(file.fileno())
         self._count += len(rows)
 
-    def read(self, rows: npt.NDArray[np.int64]) -> FloatArray:
+    def read(self, rows: Rows) -> FloatArray:
         """Return vectors by position: ``(N, D) float32``.
 
         Raises:

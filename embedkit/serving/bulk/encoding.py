@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from embedkit.atomic import expanded
+from embedkit.atomic import expanded, lasting_source
 from embedkit.errors import DataError, InputError
 from embedkit.extras import require
 from embedkit.object_store import is_url
@@ -143,7 +143,7 @@ class BulkEncoding:
         _check_apart(source, folder)
         encoder = Encoder.load(model, threads=threads, providers=providers)
         job = Job(
-            model=_everywhere(model),
+            model=lasting_source(model),
             fingerprint=encoder.fingerprint,
             numerics=encoder.numerics,
             output=folder,
@@ -267,12 +267,6 @@ def _check_apart(source: str | os.PathLike[str], output: Path | str) -> None:
         raise InputError(f"{output} is inside the input {folder}; choose another folder")
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; choose a folder")
-
-
-def _everywhere(model: str | os.PathLike[str]) -> str:
-    """Return a model's path so that workers in other folders find it; names and hub ids are unchanged."""
-    path = expanded(model)
-    return str(path.resolve()) if path.exists() else os.fspath(model)
 
 
 # Name -> module, and the extra with its dependencies. `encode_shards` of the module creates all shards of a list,

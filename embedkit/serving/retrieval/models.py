@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.atomic import expanded
+from embedkit.atomic import lasting_source
 from embedkit.config import setting
 from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
@@ -102,12 +102,6 @@ def source_of(encoder: TextEncoder | str | os.PathLike[str] | None) -> str | Non
         return lasting_source(encoder)
     source = getattr(encoder, "source", None)
     return source if isinstance(source, str) else None
-
-
-def lasting_source(model: str | os.PathLike[str]) -> str:
-    """Where a model can be found again from any working directory: an absolute path, or the name as it is."""
-    path = expanded(model)
-    return str(path.resolve()) if path.exists() else os.fspath(model)
 
 
 def recorded_model(info: CollectionInfo | QueryModel, **options: Any) -> Encoder:

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,7 +30,7 @@ from embedkit.records import Record
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, PairBatchSource, check_count, pair_batch
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus, SourceConfig, read_rows, row_hash
+from embedkit.training.corpus import Corpus, Rows, SourceConfig, read_rows, row_hash
 from embedkit.training.method import Batch, BatchSpec, PairLearner
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes.score_distillation import ranking_evaluation, ranking_sets
@@ -45,8 +44,6 @@ _PRESET: Mapping[str, Mapping[str, Any]] = {
     "optim": {"lr": 2e-5, "batch_size": 32, "epochs": 2, "warmup": 0.1},
     "dev": {"every": 200},
 }
-
-_Rows = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +106,7 @@ class Labels:
         return cls(corpus, scaled, len(disputed))
 
     @functools.cached_property
-    def compared(self) -> list[_Rows]:
+    def compared(self) -> list[Rows]:
         """The rows of each query whose passages have different labels."""
         by_query: dict[str, list[int]] = {}
         for row, query in enumerate(self.corpus.texts(np.arange(len(self.corpus)), 0)):
@@ -168,7 +165,7 @@ class QueryGroups(Batches):
         pairs = zip(corpus.texts(rows, 0), corpus.texts(rows, 1), strict=True)
         return pair_batch(self._tokenizer, list(pairs), values, on_gpu=self.on_gpu)
 
-    def _draw(self, rows: _Rows, generator: np.random.Generator) -> _Rows:
+    def _draw(self, rows: Rows, generator: np.random.Generator) -> Rows:
         labels = self._labels.values[rows]
         best = generator.choice(rows[labels == labels.max()])
         others = generator.permutation(rows[rows != best])

@@ -45,10 +45,10 @@ from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, pair_batch
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.corpus import Corpus, Rows, SourceConfig
 from embedkit.training.loop import Control, Scores
 from embedkit.training.method import Batch, BatchSpec, PairLearner
-from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, Rows, mine, score
+from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
 from embedkit.training.recipes.stage import Recipe, Stage, corpus_inputs
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import adjust, load_cross_encoder

@@ -22,7 +22,7 @@ from embedkit.protocols import TextEncoder
 from embedkit.training import processes
 from embedkit.training.batches import Batches, BatchSource, check_batches, chunk_view
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.corpus import Corpus, Rows, SourceConfig
 from embedkit.training.distillation import Distillation
 from embedkit.training.loop import Control, Scores, train
 from embedkit.training.method import BatchSpec, Learner, Presets
@@ -30,7 +30,7 @@ from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.students import recorded_teacher
-from embedkit.training.teacher_spaces import JoinedVectors, RotatedVectors, Rows
+from embedkit.training.teacher_spaces import JoinedVectors, RotatedVectors
 from embedkit.training.teachers import TeacherVectors, load_vectors
 from embedkit.training.trackers import find_trackers
 

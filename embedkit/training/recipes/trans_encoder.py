@@ -40,14 +40,13 @@ from embedkit.protocols import FloatArray
 from embedkit.training import processes
 from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig, check_batches
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus
+from embedkit.training.corpus import Corpus, in_chunks
 from embedkit.training.method import Batch, BatchSpec, Method, PairLearner, StepOutput, pooled, unit_embeddings
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Recipe, Stage
 from embedkit.training.run_folder import RunFolder, TrainState
 
 logger = logging.getLogger(__name__)
-_CHUNK = 4096
 _AS_IT_IS = ViewsConfig(first="none", second="none")
 
 
@@ -225,8 +224,7 @@ def _label(network: SentenceEncoder | PairEncoder, stage: Stage) -> FloatArray:
     corpus = stage.materials.corpus
     labels = np.empty(len(corpus), dtype=np.float32)
     with Progress("label", len(corpus), unit="pairs") as progress:
-        for start in range(0, len(corpus), _CHUNK):
-            rows = np.arange(start, min(start + _CHUNK, len(corpus)))
+        for rows in in_chunks(np.arange(len(corpus))):
             first, second = corpus.texts(rows, 0), corpus.texts(rows, 1)
             if isinstance(network, PairEncoder):
                 labels[rows] = TorchCrossEncoder(network).predict(list(zip(first, second, strict=True)))

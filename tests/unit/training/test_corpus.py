@@ -58,6 +58,14 @@ class TestForms:
         assert corpus.views == 2
         assert [tuple(pair) for pair in zip(texts(corpus, 0), texts(corpus, 1), strict=True)] == [*self.PAIR]
 
+    def test_the_texts_of_a_view_are_read_in_chunks(self, prepare, monkeypatch):
+        monkeypatch.setattr(module, "_CHUNK", 2)
+        corpus = prepare("a.tsv", "\n".join(f"{number}\tother {number}" for number in range(5)))
+        read, of_rows = [], corpus.texts
+        monkeypatch.setattr(corpus, "texts", lambda rows, view: read.append(len(rows)) or of_rows(rows, view))
+        assert list(corpus.stream(1)) == [f"other {number}" for number in range(5)]
+        assert read == [2, 2, 1]
+
     def test_csv_by_column(self, prepare):
         corpus = prepare("a.csv", "id,body\n1,one\n2,two\n", text_column="body")
         assert texts(corpus) == ["one", "two"]

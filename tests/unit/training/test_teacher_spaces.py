@@ -79,7 +79,7 @@ def test_both_views_are_rotated_alike(teacher):
 
 def test_a_long_corpus_is_sampled(teacher, monkeypatch):
     monkeypatch.setattr("embedkit.training.teacher_spaces._SAMPLE", 50)
-    monkeypatch.setattr("embedkit.training.teacher_spaces._CHUNK", 20)
+    monkeypatch.setattr("embedkit.training.corpus._CHUNK", 20)
     found = RotatedVectors(teacher, ROWS)
     assert teacher.largest == 20
     vectors = teacher.read(np.linspace(0, ROWS - 1, 50).astype(int), 0)
