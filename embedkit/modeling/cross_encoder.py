@@ -31,6 +31,7 @@ from embedkit.modeling.pretrained import (
     loading,
     model_name,
     quiet_transformers,
+    require_weights,
     usual_length,
 )
 from embedkit.modeling.seeding import seeded
@@ -117,8 +118,7 @@ class PairEncoder(Network):
             raise ModelError(f"{source} is not a cross-encoder: its config.json names no {_CLASSIFIER}")
         folder = layout.backbone
         network, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
-        if missing:  # transformers would initialise them randomly
-            raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
+        require_weights(folder, missing)
         _check_logits(network, folder)
         if layout.activation is not None:  # version 6 stores it elsewhere; transformers saves its configuration
             network.config.sentence_transformers = {"activation_fn": layout.activation}
@@ -141,8 +141,7 @@ class PairEncoder(Network):
         with seeded(seed):
             network, missing = _from_pretrained(folder, num_labels=1)
         body = [key for key in missing if ".pooler." not in key and not key.startswith(("classifier.", "pooler."))]
-        if body:
-            raise ModelError(f"{folder} lacks {len(body)} of the body's weights, for example {body[0]}")
+        require_weights(folder, body, "body")
         tokenizer = _load_tokenizer(layout, network.config, max_length)
         return cls(network.float(), tokenizer, name=model_name(source))
 

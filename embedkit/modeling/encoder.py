@@ -36,6 +36,7 @@ from embedkit.modeling.pretrained import (
     loading,
     model_name,
     quiet_transformers,
+    require_weights,
     usual_length,
     words_of,
 )
@@ -309,9 +310,7 @@ def _load_backbone(folder: Path, *, trust_remote_code: bool) -> PreTrainedModel:
     check_configured(folder)
     with loading(folder, "model"):
         model, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
-    missing = [key for key in missing if not key.startswith(_UNUSED_WEIGHTS)]
-    if missing:  # transformers would initialise them randomly
-        raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, for example {missing[0]}")
+    require_weights(folder, [key for key in missing if not key.startswith(_UNUSED_WEIGHTS)])
     backbone: PreTrainedModel = _text_network(model, folder).float()
     return backbone
 

@@ -240,6 +240,16 @@ def load_weights(folder: Path, part: str) -> dict[str, Tensor]:
     return weights
 
 
+def require_weights(folder: Path, missing: Sequence[str], part: str = "model") -> None:
+    """Refuse a folder that lacks weights, which transformers would initialise randomly.
+
+    Raises:
+        ModelError: any are missing.
+    """
+    if missing:
+        raise ModelError(f"{folder} lacks {len(missing)} of the {part}'s weights, for example {missing[0]}")
+
+
 def _shape(sizes: Sequence[int]) -> str:
     return " x ".join(map(str, sizes))
 

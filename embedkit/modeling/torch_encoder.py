@@ -18,6 +18,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pretrained import evaluating
 from embedkit.protocols import FloatArray
+from embedkit.runtime.cross_encoder import sigmoid
 from embedkit.runtime.engine import token_batches
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 
@@ -143,7 +144,7 @@ class TorchCrossEncoder(_Wrapper[PairEncoder]):
 
     def predict_tokens(self, tokens: Tokens, /) -> FloatArray:
         """Score tokenized pairs: ``(N,) float32`` in (0, 1)."""
-        return np.asarray(1 / (1 + np.exp(-self.logits(tokens).astype(np.float64))), dtype=np.float32)
+        return sigmoid(self.logits(tokens))
 
     def logits(self, tokens: Tokens, /) -> FloatArray:
         """Score tokenized pairs before the sigmoid: ``(N,) float32``."""
