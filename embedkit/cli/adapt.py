@@ -40,8 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--teacher",
         metavar="MODEL",
-        help="folder, hub id, bundle, or .npy/.parquet of vectors aligned by row; default: the teacher that the "
-        "bundle names, from the hub",
+        help="folder, hub id, bundle, or .npy/.parquet/.jsonl of vectors aligned by row; default: the teacher "
+        "that the bundle names, from the hub",
     )
     parser.add_argument("--steps", type=int, help="steps of 128 texts; default: 1000")
     parser.add_argument("--lr", type=float, help="peak learning rate; default: 3e-4")

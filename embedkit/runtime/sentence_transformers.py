@@ -86,7 +86,7 @@ def _read(
     """Read graph and tokenizer; ``marks`` and ``activation`` become part of the fingerprint, beside the length."""
     max_length = layout.max_length or _USUAL_LENGTH
     tokenizer_json = read_tokenizer(layout)
-    model = _read_graph(folder / (file or DEFAULT_FILE))
+    model = _read_graph(folder, file or DEFAULT_FILE)
     manifest = Manifest(
         name=folder.resolve().name,
         max_length=max_length,
@@ -167,9 +167,12 @@ def _supported(folder: Path, layout: Layout) -> tuple[str, int]:
     return layout.pooling, whole_number(path, read_json(path), "out_features")
 
 
-def _read_graph(path: Path) -> bytes:
+def _read_graph(folder: Path, file: str) -> bytes:
+    path = folder / file
     if not path.is_file():
-        raise ModelError(f"there is no {path}; {_ADVICE}, or name another file of the folder")
+        others = sorted(other.relative_to(folder).as_posix() for other in folder.rglob("*.onnx"))
+        choice = f", or in Python, choose {' or '.join(map(repr, others))} with file" if others else ""
+        raise ModelError(f"there is no {path}; {_ADVICE}{choice}")
     model = read_bytes(path)
     try:
         refuse_external_data(model)

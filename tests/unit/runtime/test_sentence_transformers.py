@@ -150,7 +150,8 @@ def test_the_length_is_found_where_sentence_transformers_finds_it(folder, length
 
 def test_another_graph_of_the_folder_can_be_chosen(folder):
     shutil.move(folder / "onnx/model.onnx", folder / "onnx/model_quint8.onnx")
-    with pytest.raises(ModelError, match=r"no .*onnx/model\.onnx; make a bundle of it with `embedkit export`"):
+    advice = r"no .*onnx/model\.onnx; make a bundle of it with `embedkit export`"
+    with pytest.raises(ModelError, match=rf"{advice}, or in Python, choose 'onnx/model_quint8\.onnx' with file$"):
         Encoder.load(folder)
     assert Encoder.load(folder, file="onnx/model_quint8.onnx").dimension == 16
 
