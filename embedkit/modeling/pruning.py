@@ -90,7 +90,13 @@ def required_pieces(tokenizer: Tokenizer | PairTokenizer, size: int | None = Non
         ModelError: the tokenizer is neither WordPiece nor Unigram nor a BPE without suffixes.
     """
     content = json.loads(tokenizer.json)
-    required = _required(content, _read_pieces(content)) | tokenizer.special_ids
+    return _always_kept(tokenizer, content, _read_pieces(content), size)
+
+
+def _always_kept(
+    tokenizer: Tokenizer | PairTokenizer, content: Mapping[str, Any], pieces: Mapping[str, int], size: int | None
+) -> set[int]:
+    required = _required(content, pieces) | tokenizer.special_ids
     if size is not None and size < len(required):
         raise InputError(
             f"a vocabulary of {size} pieces is too small: special tokens and single characters need "
@@ -112,7 +118,7 @@ def choose_pieces(
     """
     content = json.loads(tokenizer.json)
     pieces = _read_pieces(content)
-    kept = required_pieces(tokenizer, size)
+    kept = _always_kept(tokenizer, content, pieces, size)
     merges = _Merges(content["model"].get("merges") or ())
     names = {number: piece for piece, number in pieces.items()}
     for number in np.argsort(-weights, kind="stable").tolist():
