@@ -103,7 +103,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="base folder for relative paths in the recipe")
     parser.add_argument("--cache", help="folder of prepared corpora and teacher vectors")
     add_settings(parser, "any setting")
-    parser.add_argument("--check", action="store_true", help="check and print the configuration without training")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="check configuration and corpus, and print the configuration, without training",
+    )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
 
 
@@ -137,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     if arguments.check:
         plain = to_mapping(config)
         print(json.dumps(plain) if arguments.json else tomli_w.dumps(plain).rstrip())
-        _log_plan(config)
+        _check(config)
         return None
     with processes.group(config.device):
         if not processes.first():
@@ -217,15 +221,12 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return [{"path": kept_file(path, lines=".txt"), **columns} for path in arguments.corpus or ()]
 
 
-def _log_plan(config: RunConfig) -> None:
-    """Print the length of the run on stderr; stdout is a recipe."""
+def _check(config: RunConfig) -> None:
+    """Check the corpus, and print the length of the run on stderr; stdout is a recipe."""
     from embedkit.training.recipes import RECIPES
     from embedkit.training.recipes.run import plan
 
     planned = plan(config)
-    if planned is None:
-        logger.info("the numbers of steps and evaluations are known once a run has prepared the corpus")
-        return
     stages = "; for each stage that uses [optim]" if config.method in RECIPES else ""
     logger.info("planned%s: %s steps, %s evaluations", stages, f"{planned.steps:,}", f"{planned.evaluations:,}")
 

@@ -62,11 +62,9 @@ class LabelledPairsConfig:
         """Return the digest of the labels."""
         return {f"the labels in {self.label}": hashlib.sha256(labels.values.tobytes()).hexdigest()}
 
-    def epoch_rows(self, config: RunConfig, corpus: Corpus) -> int:
+    def epoch_rows(self, labels: Labels) -> int:
         """Return the number of pairs in an epoch."""
-        if self.loss == "bce":
-            return len(corpus)
-        return self.group * len(Labels.read(config.sources, self.label, corpus).compared)
+        return len(labels.values) if self.loss == "bce" else self.group * len(labels.compared)
 
 
 @dataclasses.dataclass(frozen=True)

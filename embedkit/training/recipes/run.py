@@ -220,7 +220,8 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
             control = dataclasses.replace(control, show_progress=False)
         find_start(config)
         materials = read_texts(config, control)
-        _check_corpus(config, entry, settings, place, materials.corpus)  # before models compute anything
+        place.check_inputs(corpus_inputs(config.corpus, materials.corpus))
+        _check_corpus(config, entry, settings, materials.corpus)  # before models compute anything
         encoder = build_student(config)
         encoder.name = config.name or place.path.name
         encoder.default_prompt = None  # training texts have no prompt
@@ -259,9 +260,8 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
     return state
 
 
-def _check_corpus(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, corpus: Corpus) -> None:
-    """Check that the corpus is that of a resumed run, and fits the method."""
-    place.check_inputs(corpus_inputs(config.corpus, corpus))
+def _check_corpus(config: RunConfig, entry: Recipe, settings: Any, corpus: Corpus) -> None:
+    """Check that the corpus fits the method."""
     entry.check(config, settings, corpus)
     presets = _presets(entry, to_mapping(config.student), config.settings)
     published = to_mapping(from_mapping(entry.settings_class, _table(presets, "settings")))
@@ -405,26 +405,28 @@ class Plan:
     evaluations: int
 
 
-def plan(config: RunConfig) -> Plan | None:
-    """Return the work of a run whose corpus is already prepared, or None without reading anything.
+def plan(config: RunConfig) -> Plan:
+    """Find the student's start, prepare the corpus and check it, as a run does; return the work of the run.
 
     Raises:
-        DataError: the prepared corpus is damaged.
+        ConfigError: the corpus does not fit the method, or the student's vocabulary is undefined.
+        DataError: a source is missing or malformed.
+        ModelNotFoundError: there is no model that the student starts from.
     """
-    corpus = Corpus.find(config.sources, Path(config.cache))
-    if corpus is None:
-        return None
     entry, optim = find_method(config.method), config.optim
     settings = from_mapping(entry.settings_class, config.settings)
-    rows = len(Split.of(corpus, config.dev.held_out).train)
     if entry.scores_pairs:
-        rows = settings.epoch_rows(config, corpus)
-        if rows is None:
-            return None
+        corpus = Corpus.prepare(config.sources, Path(config.cache))
+        rows, evaluates = settings.epoch_rows(entry.check(config, settings, corpus)), bool(settings.dev)
+    else:
+        find_start(config)
+        materials = read_texts(config, Control())
+        _check_corpus(config, entry, settings, materials.corpus)
+        rows, evaluates = len(materials.split.train), bool(materials.dev or materials.split.held_out)
     per_epoch, total = total_steps(
         rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
     )
-    if not (config.dev.pairs or config.dev.held_out or (entry.scores_pairs and settings.dev)):
+    if not evaluates:
         return Plan(total, 0)
     steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
     return Plan(total, len(steps))

@@ -86,10 +86,9 @@ class ScoreDistillationConfig:
         """Return the digests of the queries."""
         return corpus_inputs(self.queries, queries)
 
-    def epoch_rows(self, config: RunConfig, _: Corpus) -> int | None:
-        """Return the number of pairs in an epoch, or None if the queries are not prepared yet."""
-        queries = Corpus.find(self.sources(config), Path(config.cache))
-        return None if queries is None else len(queries) * self.group
+    def epoch_rows(self, queries: Corpus) -> int:
+        """Return the number of pairs in an epoch."""
+        return len(queries) * self.group
 
 
 def pair_loss(name: PairLoss, logits: Tensor, targets: Tensor) -> Tensor:
@@ -209,17 +208,22 @@ def prepare_pairs(
     return Pairs(queries, passages, candidates, mean)
 
 
+def _missing(settings: ScoreDistillationConfig, teachers: int) -> str | None:
+    """Return what a configuration lacks, or None."""
+    if not teachers:
+        return "score-distillation needs a teacher: name a cross-encoder with --teacher or [teacher]"
+    if not settings.queries:
+        return "score-distillation needs queries: name their files in [[settings.queries]]"
+    return None
+
+
 def load_pair_teachers(config: RunConfig, settings: ScoreDistillationConfig) -> tuple[PairTeacher, ...]:
     """Load the cross-encoders that score pairs.
 
     Raises:
-        ConfigError: no teacher is named.
+        ConfigError: one is not a cross-encoder.
         ModelNotFoundError, ModelError, BundleError: one cannot be loaded.
     """
-    if not config.every_teacher:
-        raise ConfigError("score-distillation needs a teacher: name a cross-encoder with --teacher or [teacher]")
-    if not settings.queries:
-        raise ConfigError("score-distillation needs queries: name their files in [[settings.queries]]")
     return tuple(_teacher(teacher, settings, config) for teacher in config.every_teacher)
 
 
@@ -330,5 +334,6 @@ SCORE_DISTILLATION = Recipe(
     presets=dict.fromkeys(("tiny", "mini", "small"), _PRESET),
     batch_spec=BatchSpec(several_teachers=True, scores=True),
     paper="Hofstaetter et al., 2020",
+    settings_problem=_missing,
     scores_pairs=True,
 )

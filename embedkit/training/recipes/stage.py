@@ -319,7 +319,7 @@ class Recipe(NamedTuple):
         paired: further presets for values of a setting, as for a method.
         settings_problem: returns what is wrong with the settings for a number of teachers, or None.
         scores_pairs: whether it trains a cross-encoder, which it builds itself; then its settings have
-            ``inputs``, digests of what ``check`` returns, ``epoch_rows`` and ``dev``.
+            ``dev``, and ``inputs`` and ``epoch_rows`` of what ``check`` returns.
     """
 
     settings_class: type[Any]

@@ -19,8 +19,8 @@ from embedkit.errors import StorageError
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.recipes.run import resolve
+from embedkit.training.corpus import SourceConfig
+from embedkit.training.recipes.run import Plan, resolve
 
 SENTENCES = [f"{who} {what} {where}" for who in ("the cat", "a dog", "my sister", "the king") for what in
              ("sleeps", "reads", "sings") for where in ("at home", "at school", "by the sea")]  # fmt: skip
@@ -46,6 +46,11 @@ def fail(capsys, *arguments):
 
 class TestConfiguration:
     BARE = ("--method", "sct", "--corpus", "a.txt")
+
+    @pytest.fixture(autouse=True)
+    def any_corpus(self, monkeypatch):
+        """These configurations name files that do not exist."""
+        monkeypatch.setattr("embedkit.training.recipes.run.plan", lambda _: Plan(1, 0))
 
     @pytest.mark.parametrize(
         ("flags", "expected"),
@@ -178,23 +183,6 @@ class TestConfiguration:
         assert captured.endswith("}\n")
         assert json.loads(captured)["method"] == "sct"
 
-    def test_check_prints_steps_and_evaluations_of_a_prepared_corpus(self, capsys, corpus, tmp_path):
-        cache = tmp_path / "cache"
-        flags = ["--method", "simcse", "--corpus", corpus, "--cache", str(cache), "--dev", "dev.tsv"]
-        flags += ["--epochs", "4", "--set", "optim.batch_size=6", "--set", "dev.every=5"]
-        assert main(["train", "--check", *flags]) == 0
-        assert "known once a run has prepared the corpus" in capsys.readouterr().err
-        assert not cache.exists()
-        Corpus.prepare([SourceConfig(path=corpus)], cache, show_progress=False)
-        assert main(["train", "--check", *flags]) == 0
-        captured = capsys.readouterr()
-        assert captured.err == "planned: 24 steps, 8 evaluations\n"  # after 5, 6, 10, 12, 15, 18, 20 and 24
-        assert tomllib.loads(captured.out)["method"] == "simcse"
-
-    def test_check_trains_nothing(self, capsys, corpus, tmp_path):
-        check(capsys, "--method", "sct", "--corpus", corpus, "-o", str(tmp_path / "run"))
-        assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
-
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
@@ -232,6 +220,46 @@ def assert_within(expected, found):
                 assert_within(wanted, source)
         else:
             assert found[key] == value
+
+
+class TestCheck:
+    @pytest.fixture
+    def flags(self, corpus, tmp_path):
+        places = ("--cache", str(tmp_path / "cache"), "-o", str(tmp_path / "run"))
+        return ("--student", "tiny", "--corpus", corpus, *places)
+
+    def test_prints_steps_and_evaluations(self, capsys, flags, tmp_path):
+        (tmp_path / "dev.tsv").write_text("a cat\ta dog\t1\nthe king\ta king\t4\n", encoding="utf-8")
+        flags = ["--method", "simcse", *flags, "--dev", str(tmp_path / "dev.tsv")]
+        flags += ["--epochs", "4", "--set", "optim.batch_size=6", "--set", "dev.every=5"]
+        assert main(["train", "--check", *flags]) == 0
+        captured = capsys.readouterr()
+        assert captured.err.endswith("planned: 24 steps, 8 evaluations\n")  # after 5, 6, 10, 12, 15, 18, 20 and 24
+        assert tomllib.loads(captured.out)["method"] == "simcse"
+
+    def test_trains_nothing(self, capsys, flags, tmp_path):
+        check(capsys, "--method", "sct", *flags, "--set", "optim.batch_size=6")
+        assert {path.name for path in tmp_path.iterdir()} == {"texts.txt", "cache"}
+
+    @pytest.mark.parametrize(
+        ("extra", "message"),
+        [
+            (["--method", "trans-encoder"], "learns from pairs of texts: name two columns with --view-columns"),
+            (["--method", "labelled-pairs"], "name the columns of query and passage"),
+            (["--method", "sct", "--set", "optim.batch_size=99"], "has 36 rows, fewer than optim.batch_size = 99"),
+            (["--method", "sct", "--dev", "gone.tsv"], "gone.tsv"),
+            (["--method", "sct", "--corpus", "gone.txt"], "gone.txt"),
+            (["--method", "sct", "--student", "./gone"], "gone"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_refuses_what_the_run_would(self, capsys, flags, extra, message):
+        refused = [fail(capsys, *flags, *extra)]
+        assert main(["train", *flags, *extra]) == 1
+        refused.append(capsys.readouterr().err)
+        first, second = (told.splitlines()[-1] for told in refused)
+        assert first == second
+        assert message in first
 
 
 class TestTraining:
