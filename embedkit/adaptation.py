@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from embedkit.training.config import RunConfig
 from embedkit.training.loop import Control
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import HeldOut, prepare
+
+logger = logging.getLogger("embedkit")
 
 RECIPE: Mapping[str, Any] = {
     "method": "sct-distillation",
@@ -59,7 +62,7 @@ class Adaptation:
     Attributes:
         report: of the new bundle.
         before: source of text -> mean cosine of the old bundle with the teacher on held-out texts of that source;
-            empty if their widths differ.
+            empty if their widths differ, or if the old bundle's space is not that of any one teacher.
         after: the same for the new bundle.
         steps: number of training steps.
         seconds: their duration.
@@ -83,7 +86,7 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
     Raises:
         InputError: an argument has another type.
         ModelNotFoundError, BundleError: the bundle cannot be found or read.
-        ConfigError: the bundle names no teacher or several, or a setting is invalid.
+        ConfigError: the bundle names no teacher or a joined space, or a setting is invalid.
     """
     if not isinstance(changes, Mapping):
         raise InputError(f"changes must be a mapping of settings, not {shown(changes)}")
@@ -98,7 +101,7 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
             )
         if manifest.teacher.get("joined"):
             raise ConfigError(
-                f"{source} had several teachers at once, {name}; name one of them with teacher",
+                f"{source} learned a joined space of {name}; name the model whose space to learn with teacher",
                 parameters=["teacher"],
             )
         is_complete = "/" in name or name in published_models()
@@ -138,12 +141,21 @@ def adapt(
         raise ConfigError("an adaptation starts from a bundle: student.source is missing")
     old = Encoder.load(config.student.source)
     control = control or Control()
+    # With [join], the teacher may well be the old one.
+    changes_space = "spread" in old.manifest.teacher or ("joined" in old.manifest.teacher and config.join is None)
+    if changes_space:
+        logger.warning(
+            "%s has an embedding space of its own; the new encoder learns that of its teacher: the two are not "
+            "compared, and neither can search documents that the other embedded",
+            old.name,
+        )
     state = run(config, Path(folder), control)
     if not state.finished:
         return None
     materials = prepare(config, control, teacher=True)  # from the cache filled by the run
     held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
-    before = _cosines(held_out, old) if old.dimension == materials.teachers[0].dimension else {}
+    is_comparable = not changes_space and old.dimension == materials.teachers[0].dimension
+    before = _cosines(held_out, old) if is_comparable else {}
     precision, _, words = old.manifest.precision.partition(_WORDS)
     with atomic_file(output) as temporary:
         report = export_source(

@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of text and test sets")
     parser.add_argument("--teacher", required=True, help="all-MiniLM-L6-v2: folder, hub id or bundle")
-    parser.add_argument("--models", nargs="+", default=["tiny"], help="bundles to start from")
+    parser.add_argument("--models", nargs="+", default=["tiny-minilm"], help="bundles to start from")
     parser.add_argument("--cache", default=".embedkit-cache", help="prepared text and teacher vectors")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of the runs"
@@ -114,7 +114,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return a table of scores before and after."""
     lines = [
         "`embedkit adapt` with its defaults. The cosine with the teacher is measured on held-out",
-        "text of each kind. tiny was trained on part of this text before.",
+        "text of each kind. tiny-minilm was trained on part of this text before.",
         "",
         "| start | text | steps | minutes, one thread | measure | before | after |",
         "|---|---|---:|---:|---|---:|---:|",

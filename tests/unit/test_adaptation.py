@@ -34,16 +34,25 @@ def corpus(tmp_path):
 
 
 @pytest.fixture
-def student(toy_tokenizer_json, tmp_path, monkeypatch):
+def write_student(toy_tokenizer_json, tmp_path, monkeypatch):
     monkeypatch.setitem(TARGETS, "cpu-vnni", exact_levels())
     encoder = random(Tokenizer(toy_tokenizer_json, 12), Size(1, 32, 2), max_length=12, seed=1)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         encoder.set_head(16, "linear")
-    card = Card(name="student", teacher={"name": "toy-teacher"}, licence="MIT")
-    path = tmp_path / "student.onnx"
-    export(encoder.eval(), path, precision="int8", word_table="int4", target="cpu-vnni", card=card)
-    return path
+
+    def write(**origin):
+        card = Card(name="student", teacher={"name": "toy-teacher", **origin}, licence="MIT")
+        path = tmp_path / "student.onnx"
+        export(encoder.eval(), path, precision="int8", word_table="int4", target="cpu-vnni", card=card)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def student(write_student):
+    return write_student()
 
 
 @pytest.fixture
@@ -118,10 +127,20 @@ def test_a_bundle_that_names_no_teacher_needs_one(toy_bundle, changes, tmp_path,
     assert "name one with --teacher\n" in capsys.readouterr().err
 
 
-def test_of_several_joined_teachers_one_is_asked_for(changes):
+def test_a_bundle_of_a_joined_space_needs_a_teacher(changes):
     del changes["teacher"]
-    with pytest.raises(ConfigError, match=r"had several teachers at once, bge.*; name one of them with teacher"):
+    with pytest.raises(ConfigError, match=r"learned a joined space of bge.*; name the model .* with teacher"):
         adaptation_config("tiny", changes)
+
+
+@pytest.mark.parametrize("origin", [{"joined": {}}, {"spread": 0.4}])
+def test_a_space_of_its_own_is_not_compared_with_that_of_the_teacher(
+    origin, changes, write_student, tmp_path, caplog
+):
+    config = adaptation_config(write_student(**origin), changes)
+    found = adapt(config, tmp_path / "run", tmp_path / "new.onnx")
+    assert (found.before, [*found.after]) == ({}, ["own"])
+    assert "has an embedding space of its own; the new encoder learns that of its teacher" in caplog.text
 
 
 def test_from_the_command_line(student, corpus, toy_bundle, tmp_path, capsys):
