@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("bundle", "sentence-transformers"),
         default="bundle",
         help="sentence-transformers writes a folder for it and fastembed, with graphs in float32 and the "
-        "requested precision; its source can be a bundle; default: bundle",
+        "requested precision, or a bundle's own graph; default: bundle",
     )
     parser.add_argument("--name", help="name of the bundle; default: the run's or the model's name")
     parser.add_argument(
@@ -67,7 +67,6 @@ def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--target",
         choices=("cpu-avx2", "cpu-vnni", "arm64", "gpu"),
-        default="cpu-avx2",
         help="target processor: cpu-avx2 (7-bit weights) is correct on every CPU, cpu-vnni and arm64 use "
         "8 bits; default: cpu-avx2",
     )
@@ -118,25 +117,19 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.export.pipeline import check_options
 
     check_output(arguments, whole_folder=arguments.format == "sentence-transformers" and not arguments.all)
-    if arguments.spread is not None and (arguments.all or arguments.format != "bundle"):
-        raise InputError("--spread writes one bundle; with --all or --format, export that bundle again")
-    kept = explicit(arguments, "precision", "word_table", "vocabulary_size")
-    if arguments.all and kept:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in kept)
+    kept = explicit(arguments, "precision", "word_table", "vocabulary_size", "spread")
+    if arguments.all and (kept or arguments.format != "bundle"):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in kept) or f"--format {arguments.format}"
         raise InputError(f"{flags}: --all writes every precision and word table; leave out one or the other")
-    forms: dict[str, Any] = {
-        "precision": arguments.precision or ("fp16" if arguments.target == "gpu" else "int8"),
-        **explicit(arguments, "word_table", "vocabulary_size", "spread"),
-    }
+    forms = {**kept, **explicit(arguments, "target")}
     texts: dict[str, Any] = {
         name: str(path) for name, path in explicit(arguments, "calibration", "vocabulary").items()
     }
-    check_options(target=arguments.target, **forms, **texts)
+    check_options(**forms, **texts)
     options: dict[str, Any] = {
-        "target": arguments.target,
-        "name": arguments.name,
+        **forms,
+        **explicit(arguments, "name", "max_length"),
         "licence": arguments.licence,
-        "max_length": arguments.max_length,
         "trust_remote_code": arguments.trust_remote_code,
         "dev": load_scored_pairs(arguments.dev) if arguments.dev else None,
         "vocabulary": _vocabulary_texts(arguments.vocabulary),
@@ -145,7 +138,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.all:
         _export_all(arguments, options)
     else:
-        _export(arguments, {**options, **forms})
+        _export(arguments, options)
 
 
 def _export(arguments: argparse.Namespace, options: dict[str, Any]) -> None:

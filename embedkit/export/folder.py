@@ -28,7 +28,7 @@ from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, GateError
 from embedkit.export.graph_parts import Head, expose_states, has_memory, read_head
 from embedkit.export.hub import model_card
-from embedkit.export.pipeline import ExportOptions, check_options, export, load_source
+from embedkit.export.pipeline import ExportOptions, check_options, default_precision, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -73,7 +73,7 @@ def export_folder(
 
     Args:
         source: a run folder, a model folder or a hub id; or the file or name of a bundle, which provides only
-            its own graph.
+            its own graph, as it is, without any option.
         output: the folder to write; an existing one is replaced.
         licence: licence of the weights.
         max_length: maximum length of a text or pair in tokens; if None, the model's.
@@ -88,14 +88,19 @@ def export_folder(
         StorageError: the folder cannot be written.
     """
     check_options(**options)
-    if options.get("vocabulary") is not None:
-        raise ExportError("a folder contains torch weights with the whole vocabulary; export a bundle instead")
+    for name in ("vocabulary", "spread"):
+        if options.get(name) is not None:
+            raise ExportError(
+                f"a folder contains the model's torch weights, which {name} would change; export a bundle, "
+                "and a folder of that bundle",
+                parameters=[name],
+            )
     bundle = find_bundle(source)
     if bundle is not None:
-        changes = {"max_length": max_length, "calibration": options.get("calibration")}
+        changes = {"licence": licence or None, "max_length": max_length, **options}
         if unused := [name for name, value in changes.items() if value is not None]:
             raise ExportError(
-                f"the folder of a bundle has the bundle's own graph: {unused[0]} cannot change it",
+                f"the folder of a bundle holds its own graph as it is; leave out {', '.join(unused)}",
                 parameters=unused,
             )
         return _write(output, None, {"model.onnx": read_bundle(bundle)})
@@ -108,10 +113,9 @@ def export_folder(
         )
     if isinstance(model, SentenceEncoder) and model.memory is not None:
         raise _memory_error(source)
-    bundles = {}
+    bundles, target = {}, options.get("target", "cpu-avx2")
     with tempfile.TemporaryDirectory() as folder:
-        for precision in dict.fromkeys(["fp32", options["precision"]]):
-            target = options.get("target", "cpu-avx2")
+        for precision in dict.fromkeys(["fp32", options.get("precision") or default_precision(target)]):
             wanted: ExportOptions = {**options, "precision": precision}
             if precision == "fp32":
                 wanted["word_table"] = None

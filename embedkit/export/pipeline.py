@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Required, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import onnx
@@ -82,7 +82,7 @@ class ExportReport:
 class ExportOptions(TypedDict, total=False):
     """Keyword arguments of :func:`export` that apply to any source."""
 
-    precision: Required[str]
+    precision: str | None
     target: str
     word_table: str | None
     name: str | None
@@ -160,7 +160,7 @@ def export(
     model: SentenceEncoder | PairEncoder,
     output: str | os.PathLike[str],
     *,
-    precision: str,
+    precision: str | None = None,
     target: str = "cpu-avx2",
     word_table: str | None = None,
     name: str | None = None,
@@ -179,7 +179,7 @@ def export(
         model: an encoder or a cross-encoder.
         output: the file to write; an existing file is replaced once the new one is complete.
         precision: ``"fp32"``; ``"fp16"``, for GPUs; ``"int8"``, with scales that depend on the batch; or
-            ``"int8-static"``, with fixed scales.
+            ``"int8-static"``, with fixed scales. By default int8, or fp16 for the target gpu.
         target: the processor that int8 is for; ``"cpu-avx2"`` (7-bit weights) works on every CPU. With
             ``"gpu"``, int8 is not available.
         word_table: storage of the word table, ``"float32"``, ``"int8"`` or ``"int4"``; by default as the
@@ -219,6 +219,7 @@ def export(
         vocabulary_size=vocabulary_size,
         spread=spread,
     )
+    precision = precision or default_precision(target)
     _check_model(model, precision, vocabulary_size, calibration=calibration, spread=spread)
     words = word_table or _WORD_TABLE[precision]
     as_read = model
@@ -248,7 +249,14 @@ def export(
         target=target if precision.startswith("int8") else _TARGET[precision],
         ranges=_measure_ranges(model, content, calibration),
     )
-    golden = _make_golden(model, content, _GOLDEN_TOLERANCE[precision])
+    return _save(path, model, content, manifest, tolerance=_GOLDEN_TOLERANCE[precision])
+
+
+def _save(
+    path: Path, model: SentenceEncoder | PairEncoder, content: bytes, manifest: Manifest, *, tolerance: float
+) -> ExportReport:
+    """Write a bundle with golden values, and move it into place once they are verified."""
+    golden = _make_golden(model, content, tolerance)
     with atomic_file(path) as temporary:
         fingerprint = write_bundle(temporary, content, manifest, model.tokenizer.json, golden)
         size_bytes = temporary.stat().st_size
@@ -340,22 +348,23 @@ def _allowed(model: SentenceEncoder | PairEncoder, precision: str, words: str) -
     return limits if words == "float32" else dataclasses.replace(thresholds["int8"], invariance=limits.invariance)
 
 
-def check_options(
-    *,
-    precision: str,
-    target: str = "cpu-avx2",
-    word_table: str | None = None,
-    calibration: Sequence[str] | None = None,
-    vocabulary: Sequence[str] | None = None,
-    vocabulary_size: int | None = None,
-    spread: float | None = None,
-    **_: object,
-) -> None:
+def default_precision(target: str) -> str:
+    """Return the precision of a target's bundles where none is asked for."""
+    return "fp16" if target == "gpu" else "int8"
+
+
+def check_options(**options: Unpack[ExportOptions]) -> None:
     """Reject unsupported options of :func:`export`, by themselves, before anything is read or loaded.
 
     Raises:
+        TypeError: there is no such option.
         ExportError: an option is not supported, or lacks another one.
     """
+    if unknown := options.keys() - ExportOptions.__annotations__.keys():
+        raise TypeError(f"export has no options {', '.join(sorted(unknown))}")
+    target = options.get("target", "cpu-avx2")
+    precision = options.get("precision") or default_precision(target)
+    calibration, spread = options.get("calibration"), options.get("spread")
     if precision not in PRECISIONS:
         raise ExportError(
             f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}", parameters=["precision"]
@@ -364,7 +373,7 @@ def check_options(
         raise ExportError(f"{precision} is for CPUs; the target gpu supports fp16 and fp32")
     if target != "gpu":
         largest_weight(target)
-    choose_word_table(word_table or _WORD_TABLE[precision])
+    choose_word_table(options.get("word_table") or _WORD_TABLE[precision])
     if precision == "int8-static" and calibration is None:
         raise ExportError("int8-static needs calibration texts")
     if calibration is not None and not calibration:
@@ -373,7 +382,7 @@ def check_options(
         raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
     if spread is not None and not 0 <= spread <= 1:
         raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
-    if vocabulary_size is not None and vocabulary is None:
+    if options.get("vocabulary_size") is not None and options.get("vocabulary") is None:
         raise ExportError(
             "vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too",
             parameters=["vocabulary_size"],

@@ -85,18 +85,19 @@ def test_embeddings_are_spread_over_a_file_of_texts(model, tmp_path):
     assert np.linalg.norm(spread.mean(axis=0)) < np.linalg.norm(plain.mean(axis=0)) / 2
 
 
-@pytest.mark.parametrize("form", [["--all"], ["--format", "sentence-transformers"]])
-def test_only_a_bundle_is_spread(model, tmp_path, capsys, form):
-    assert main(["export", str(model), "-o", str(tmp_path / "out"), "--spread", "0.4", *form]) == 1
-    assert capsys.readouterr().err.startswith("error: --spread writes one bundle")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--spread", "1.5", "--calibration", "no texts"], "error: --spread must be from 0 to 1, not 1.5\n"),
         (["--vocabulary-size", "9"], "error: --vocabulary-size limits a vocabulary that is pruned to texts"),
-        (["--all", "--word-table", "int4"], "error: --word-table: --all writes every precision and word table"),
+        *(
+            (["--all", *flags], f"error: {text}: --all writes every precision and word table")
+            for text, *flags in (
+                ("--word-table", "--word-table", "int4"),
+                ("--spread", "--spread", "0.4"),
+                ("--format sentence-transformers", "--format", "sentence-transformers"),
+            )
+        ),
     ],
 )
 def test_unsuitable_flags_are_refused_before_anything_is_read(tmp_path, capsys, flags, message):
@@ -136,6 +137,24 @@ def test_a_replaced_file_is_the_new_one(model, tmp_path):
     command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "fp32"]
     assert main([*command, "--replace"]) == 0
     assert Encoder.load(tmp_path / "toy.onnx").dimension == 32
+
+
+def test_nothing_of_a_bundle_s_folder_can_be_chosen(model, tmp_path, capsys):
+    bundle = str(tmp_path / "toy.onnx")
+    assert main(["export", str(model), "-o", bundle, "--precision", "fp32"]) == 0
+    command = ["export", bundle, "-o", str(tmp_path / "st"), "--format", "sentence-transformers"]
+    for flag, value in {
+        "--precision": "int8",
+        "--word-table": "int4",
+        "--target": "arm64",
+        "--name": "toy",
+        "--licence": "MIT",
+        "--max-length": "8",
+    }.items():
+        assert main([*command, flag, value]) == 1
+        assert capsys.readouterr().err.endswith(f"holds its own graph as it is; leave out {flag}\n")
+    assert not (tmp_path / "st").exists()
+    assert main(command) == 0
 
 
 def test_an_existing_folder_is_reported_in_one_line(model, tmp_path, capsys):

@@ -94,9 +94,7 @@ def test_graphs_give_token_states_first(model, tmp_path):
 def test_a_bundle_becomes_a_folder(encoder, tmp_path, precision):
     export(encoder, tmp_path / "toy.onnx", precision=precision, calibration=PROBE_TEXTS)
 
-    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="int8")
-    with pytest.raises(ExportError, match="has the bundle's own graph: max_length cannot change it"):
-        export_folder(str(tmp_path / "toy.onnx"), tmp_path / "other", precision="int8", max_length=8)
+    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st")
 
     rows = Encoder.load(tmp_path / "toy.onnx").encode(TEXTS)
     np.testing.assert_allclose(Encoder.load(tmp_path / "st").encode(TEXTS), rows, atol=1e-6)
@@ -130,9 +128,9 @@ def test_a_default_prompt_is_applied_by_model_bundle_and_folder_alike(make_encod
     encoder = make_encoder()
     encoder.prompts, encoder.default_prompt = {"query": "the ", "passage": "a "}, "query"
     encoder.save(tmp_path / "model")
-    for source, folder in (("model", "of-model"), ("toy.onnx", "of-bundle")):
-        export(SentenceEncoder.load(tmp_path / "model"), tmp_path / "toy.onnx", precision="fp32")
-        export_folder(str(tmp_path / source), tmp_path / folder, precision="fp32")
+    export(SentenceEncoder.load(tmp_path / "model"), tmp_path / "toy.onnx", precision="fp32")
+    export_folder(str(tmp_path / "model"), tmp_path / "of-model", precision="fp32")
+    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "of-bundle")
     expected = TorchEncoder(encoder).encode(TEXTS)
     encoder.default_prompt = None
     np.testing.assert_allclose(TorchEncoder(encoder).encode([f"the {text}" for text in TEXTS]), expected)
@@ -178,7 +176,7 @@ def test_a_head_that_does_not_fit_the_graph_misses_its_gate(make_encoder, tmp_pa
     monkeypatch.setattr(folder_module, "read_head", read_wrong)
 
     with pytest.raises(GateError, match="pooling the token states"):
-        export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="fp32")
+        export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st")
     assert not (tmp_path / "st").exists()
 
 
@@ -186,9 +184,9 @@ def test_a_word_memory_is_refused(make_encoder, make_any, tmp_path):
     for name, model in {"written": make_encoder(memory=8), "traced": make_any("electra", memory=8)}.items():
         model.save(tmp_path / name)
         export(model, tmp_path / f"{name}.onnx", precision="fp32")
-        for source in (tmp_path / name, tmp_path / f"{name}.onnx"):
+        for source, options in ((tmp_path / name, {"precision": "fp32"}), (tmp_path / f"{name}.onnx", {})):
             with pytest.raises(ExportError, match=f"{source} has a word memory.*bundle instead"):
-                export_folder(str(source), tmp_path / "st", precision="fp32")
+                export_folder(str(source), tmp_path / "st", **options)
     assert not (tmp_path / "st").exists()
 
 
@@ -197,13 +195,14 @@ def test_unsupported_models_are_refused(make_encoder, make_pair_encoder, tmp_pat
     export(make_encoder(), tmp_path / "toy.onnx", precision="fp32")
     export(make_pair_encoder(), tmp_path / "pairs.onnx", precision="fp32")
 
-    with pytest.raises(ExportError, match="whole vocabulary"):
-        export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32", vocabulary=["the"])
+    for changed in ({"vocabulary": ["the"]}, {"spread": 0.0, "calibration": ["the"]}):
+        with pytest.raises(ExportError, match=f"torch weights, which {next(iter(changed))} would change"):
+            export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32", **changed)
     with pytest.raises(ExportError, match="cross-encoder; export the model"):
-        export_folder(str(tmp_path / "pairs.onnx"), tmp_path / "st", precision="fp32")
+        export_folder(str(tmp_path / "pairs.onnx"), tmp_path / "st")
     monkeypatch.setattr(graph_parts, "_POOLS", {"mean": {}})
     with pytest.raises(ExportError, match="token states"):
-        export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="fp32")
+        export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st")
     assert not (tmp_path / "st").exists()
 
 
@@ -232,7 +231,7 @@ def test_sentence_transformers_loads_a_bundle_s_folder(encoder, tmp_path):
     library = pytest.importorskip("sentence_transformers")
     pytest.importorskip("optimum.onnxruntime")
     export(encoder, tmp_path / "toy.onnx", precision="fp32")
-    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st", precision="fp32")
+    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st")
 
     theirs = library.SentenceTransformer(
         str(tmp_path / "st"),

@@ -202,6 +202,12 @@ def test_impossible_forms_are_refused_before_any_work(encoder, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_unknown_options_are_refused_before_any_work(tmp_path):
+    for write in (export_source, export_folder):
+        with pytest.raises(TypeError, match="no options word_tables"):
+            write("no model", tmp_path / "toy", precision="fp32", word_tables="int4")
+
+
 def test_a_vocabulary_that_is_too_small_is_refused_before_any_work(encoder, tmp_path, monkeypatch):
     for name in ("spread_embeddings", "prune_vocabulary"):
         monkeypatch.setattr(pipeline, name, None)
