@@ -72,16 +72,6 @@ def piece_probabilities(tokenizer: Tokenizer) -> Weights:
     return weights
 
 
-def smooth_counts(tokenizer: Tokenizer, counts: Counts, share: float) -> Weights:
-    """Mix the pieces' shares of counted text with :func:`piece_probabilities`, which have ``share`` of the weight.
-
-    Raises:
-        ModelError: the tokenizer is not Unigram.
-    """
-    mixed: Weights = (1 - share) * counts / counts.sum() + share * piece_probabilities(tokenizer)
-    return mixed
-
-
 def required_pieces(tokenizer: Tokenizer | PairTokenizer, size: int | None = None) -> set[int]:
     """Return the ids that every vocabulary keeps: special tokens, and the pieces needed to spell everything else.
 

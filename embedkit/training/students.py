@@ -24,7 +24,6 @@ from embedkit.modeling.pruning import (
     prune_model,
     prune_tokenizer,
     required_pieces,
-    smooth_counts,
 )
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
@@ -198,8 +197,7 @@ def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[i
     except InputError as error:
         raise ConfigError(f"student.vocabulary_size: {error}") from error
     try:
-        if share:
-            piece_probabilities(tokenizer)
+        prior = piece_probabilities(tokenizer) if share else None
     except ModelError as error:
         raise ConfigError(f"student.vocabulary_smoothing: {error}") from error
     corpus = _corpus(config)
@@ -207,7 +205,8 @@ def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[i
         corpus.texts(rows, view) for view in range(corpus.views) for rows in in_chunks(np.arange(len(corpus)))
     )
     counts = count_pieces(tokenizer.with_max_length(config.student.max_length), texts)
-    kept = choose_pieces(tokenizer, smooth_counts(tokenizer, counts, share) if share else counts, size)
+    weights = counts if prior is None else (1 - share) * counts / counts.sum() + share * prior
+    kept = choose_pieces(tokenizer, weights, size)
     logger.info(
         "vocabulary: %s pieces of %s, which are %.2f %% of the tokens in the corpus",
         *(f"{len(kept):,}", f"{tokenizer.vocabulary_size:,}", 100 * counts[kept].sum() / max(1, counts.sum())),
