@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from embedkit.errors import ConfigError, EmbedkitError
+from embedkit.errors import ConfigError
 from embedkit.extras import require
 from embedkit.serving.http.access import KeyRing
 from embedkit.serving.http.connections import Connection, Connections
@@ -351,7 +351,7 @@ class Server:
         self._reloading = asyncio.get_running_loop().create_task(self._reload())
 
     async def _reload(self) -> None:
-        with contextlib.suppress(EmbedkitError):  # already logged
+        with contextlib.suppress(Exception):  # already logged
             await self._service.reload()
 
 

@@ -79,9 +79,12 @@ class Service:
         async with self._one_reload:
             try:
                 fresh = await asyncio.to_thread(self._make_warm)
-            except EmbedkitError as error:
+            except Exception as error:
                 self.metrics.count_reload("failed")
-                logger.error("reload failed, and everything stays as it was: %s", error)  # noqa: TRY400
+                fault = None if isinstance(error, EmbedkitError) else error  # a traceback for faults only
+                logger.error(  # noqa: TRY400
+                    "reload failed, and everything stays as it was: %s", error, exc_info=fault
+                )
                 raise
             before, self.registry = self.registry, fresh
             self.metrics.watch_queues(fresh.queues)
@@ -110,8 +113,8 @@ class Service:
         async def reload() -> str:
             try:
                 await self.reload()
-            except EmbedkitError as error:
-                return str(error)
+            except Exception as error:  # noqa: BLE001 - already logged
+                return str(error) or type(error).__name__
             return ""
 
         await self.peers.answer({"metrics": metrics, "reload": reload})

@@ -13,7 +13,7 @@ import pytest
 
 from embedkit import Collection, Encoder
 from embedkit.serving.http.registry import LoadedModels
-from embedkit.serving.http.service import Service
+from embedkit.serving.http.service import Peers, Service
 from embedkit.serving.http.settings import ServerSettings
 
 from .conftest import bearer, ring
@@ -83,6 +83,28 @@ def test_a_reload_that_fails_changes_nothing(served, bundle, keys):
         assert client.post("/embed", json={"inputs": TEXTS}).json() == before
         assert client.get("/health/ready").status_code == 200
         assert 'embedkit_reloads_total{result="failed"} 1.0' in client.get("/metrics").text
+
+
+def test_an_unexpected_fault_in_a_reload_is_logged_counted_and_told_to_the_worker_that_asked(
+    bundle, tmp_path, caplog
+):
+    service = Service.load([str(bundle)], ServerSettings(threads=1))
+    service.peers, asking = Peers(tmp_path), Peers(tmp_path, own=1)
+    service._load = lambda: 1 // 0
+
+    async def run():
+        await service.answer_siblings()
+        return await asking.ask("reload")
+
+    try:
+        told = asyncio.run(run())
+    finally:
+        service.peers.close()
+        service.close()
+    assert told == ["integer division or modulo by zero"]
+    (record,) = (record for record in caplog.records if record.message.startswith("reload failed"))
+    assert record.exc_info[0] is ZeroDivisionError
+    assert b'embedkit_reloads_total{result="failed"} 1.0' in service.metrics.text([])
 
 
 def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
