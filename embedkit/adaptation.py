@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.atomic import atomic_file
-from embedkit.config import lay_over, merge
+from embedkit.config import merge
 from embedkit.errors import ConfigError, GateError, InputError
 from embedkit.export.pipeline import ExportReport, export_source
 from embedkit.protocols import TextEncoder
@@ -92,7 +92,8 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
         raise InputError(f"changes must be a mapping of settings, not {shown(changes)}")
     path = find_model(source)
     manifest = read_bundle(path).manifest
-    mapping = merge(lay_over(RECIPE, "student.source", str(path)), changes)
+    own = {"student": {"source": str(path), "max_length": manifest.max_length}}
+    mapping = merge(merge(RECIPE, own), changes)
     if not mapping.get("teacher"):
         name = manifest.teacher.get("name")
         if not name:

@@ -24,16 +24,19 @@ from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_new"}
 
 
-def load_sentence_encoder(source: str, **options: Any) -> SentenceEncoder:
+def load_sentence_encoder(source: str, *, max_length: int | None = None, **options: Any) -> SentenceEncoder:
     """Load the encoder of a bundle, named by its file or as one of embedkit's own, or of a folder or hub id.
 
-    ``options`` are those of :meth:`SentenceEncoder.load`; a bundle keeps its pooling and maximum length.
+    Without a length, in tokens, it keeps the model's. The other ``options`` are those of
+    :meth:`SentenceEncoder.load`; a bundle keeps its pooling.
 
     Raises:
         ModelNotFoundError, ModelError, BundleError: it cannot be loaded.
     """
     bundle = find_bundle(source)
-    return SentenceEncoder.load(source, **options) if bundle is None else from_bundle(bundle)
+    if bundle is not None:
+        return from_bundle(bundle, max_length=max_length)
+    return SentenceEncoder.load(source, max_length=max_length, **options)
 
 
 def from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: int | None = None) -> SentenceEncoder:

@@ -276,8 +276,10 @@ def test_cards_record_the_start(student, base):
 
 @pytest.mark.parametrize("name", ["tiny", "tiny.onnx"])
 def test_a_student_starts_from_a_model_of_embedkit_by_name(name):
-    student = build_student(config(source=name, max_length=None))
-    assert student.dimension == 384
+    student = build_student(config(source=name))
+    assert (student.dimension, student.max_length) == (384, 12)
+    with pytest.raises(ModelError, match="max_length is 257, but this model supports at most 256 tokens"):
+        build_student(config(source=name, max_length=257))
 
 
 def test_names_of_models_give_way_to_files_in_the_data_folder(tmp_path):
