@@ -179,7 +179,9 @@ def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: T
     teachers = _teachers(queries)
     documents = {fingerprint, _short(model), *(_teachers(encoder) if encoder else ())}
     if documents.isdisjoint({queries.fingerprint, *teachers}):
-        known = f"teacher {', '.join(mark[:20] for mark in teachers)}" if teachers else "no known teacher"
+        # Names alternate with fingerprints, of 64 digits.
+        marks = ", ".join(mark[:12] if len(mark) == 64 else mark for mark in teachers)
+        known = f"teacher {marks}" if teachers else "no teacher whose space it has"
         raise FingerprintError(
             f"queries: {queries.name} (fingerprint {queries.fingerprint[:12]}, {known}) was not made for "
             f"documents embedded by {model} ({fingerprint[:12]}); give the documents' model itself, its student, "

@@ -200,11 +200,15 @@ def search_steps(
     re-ranker, and a fusion without a lexical index are InputErrors.
     """
     if not 0 <= rerank_weight <= 1:
-        raise InputError(f"expected a rerank_weight of 0...1, got {rerank_weight}")
+        raise InputError(f"rerank_weight must be from 0 to 1, not {rerank_weight}", parameters=["rerank_weight"])
     if rerank_weight < 1 and not rerank:
-        raise InputError("rerank_weight: there is no re-ranker; give one with rerank")
+        raise InputError(
+            "rerank_weight: there is no re-ranker; give one with rerank", parameters=["rerank_weight", "rerank"]
+        )
     if candidates is not None and candidates < k:
-        raise InputError(f"expected at least as many candidates as results, {k}, got {candidates}")
+        raise InputError(
+            f"candidates must be at least the number of results, {k}, not {candidates}", parameters=["candidates"]
+        )
     wanted = (candidates or max(k, CANDIDATES)) if fusion or rerank else k
     clock = StageTimer()
     embeddings = yield Encode(queries)

@@ -66,7 +66,7 @@ def test_the_re_ranker_s_weight_is_passed_on(index, bundled_cross, capsys):
     hits = json.loads(capsys.readouterr().out)["hits"]
     assert all(hit["score"] == hit["scores"]["blended"] for hit in hits)
     assert main(["search", index, "a good dog", "--rerank-weight", "0.4"]) == 1
-    assert "rerank_weight: there is no re-ranker" in capsys.readouterr().err
+    assert "error: --rerank-weight: there is no re-ranker; give one with --rerank\n" in capsys.readouterr().err
 
 
 def test_quiet_tells_only_the_results(index, capsys):

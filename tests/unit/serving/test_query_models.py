@@ -62,7 +62,7 @@ def test_the_manifest_knows_both(pair, encoder, student):
 
 def test_a_student_that_was_spread_has_left_the_space_of_its_teacher(tmp_path, encoder, student):
     student.manifest.teacher["spread"] = 0.4
-    with pytest.raises(FingerprintError, match="was not made for documents embedded by"):
+    with pytest.raises(FingerprintError, match=r"no teacher whose space it has.* was not made for"):
         Collection.build(DOCUMENTS, encoder=encoder, queries=student, path=tmp_path / "idx")
 
 
@@ -122,6 +122,13 @@ def test_strangers_are_refused_before_anything_is_read(tmp_path, encoder, other_
     Collection.build(DOCUMENTS, encoder=encoder, path=tmp_path / "idx")
     with pytest.raises(FingerprintError, match="not made for documents"):
         Collection.open(tmp_path / "idx", queries=queries)
+
+
+def test_a_stranger_s_teacher_is_named_in_full(tmp_path, encoder, other_encoder):
+    stranger = Student(other_encoder)
+    stranger.manifest.teacher.update(name="multilingual-e5-small", fingerprint="0123456789ab" + "c" * 52)
+    with pytest.raises(FingerprintError, match=r"teacher multilingual-e5-small, 0123456789ab\) was not made"):
+        Collection.build(DOCUMENTS, encoder=encoder, queries=stranger, path=tmp_path / "idx")
 
 
 def test_joined_teachers_embed_documents_for_their_student(tmp_path, encoder, other_encoder):
