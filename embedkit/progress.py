@@ -30,7 +30,8 @@ class Progress:
         label: the activity, e.g. ``"encode"``.
         total: total number of units, or None if unknown.
         unit: plural name of a unit, e.g. ``"texts"``.
-        enabled: False disables output; None draws only after two seconds; True draws immediately.
+        enabled: False disables output; None draws only after two seconds, and only where the logger shows warnings;
+            True draws immediately.
         stream: output stream, stderr if None.
     """
 
@@ -48,7 +49,8 @@ class Progress:
         self.note = ""
         self._stream = stream or sys.stderr
         self._terminal = self._stream is not None and self._stream.isatty()  # None under pythonw
-        self._enabled = enabled is not False
+        quiet = enabled is None and not logger.isEnabledFor(logging.WARNING)
+        self._enabled = enabled is not False and not quiet
         self._started = self._shown = time.monotonic()
         self._pause = _BAR_SECONDS if enabled else _PATIENCE_SECONDS
         self._drawn = False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import choose_backend, load_model, locate
-from embedkit.cli.options import add_files, check_form, progress
+from embedkit.cli.options import add_files, check_form
 
 if TYPE_CHECKING:
     from embedkit.evaluation.speed.figures import SpeedReport
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> None:
     candidates = [_candidate(source) for source in sources]
     with tempfile.TemporaryDirectory(prefix="embedkit-") as folder:
         candidates += _untrained(dict.fromkeys(arguments.architectures), Path(folder))
-        reports = _measure(candidates, plans, show_progress=progress(arguments))
+        reports = _measure(candidates, plans)
     if arguments.report is not None:
         from embedkit.reporting.speed_page import write_speed_page
 
@@ -120,13 +120,13 @@ def run(arguments: argparse.Namespace) -> None:
         print("\n".join(map(to_text, reports)).rstrip())
 
 
-def _measure(candidates: list[Candidate], plans: list[Plan], *, show_progress: bool | None) -> list[SpeedReport]:
+def _measure(candidates: list[Candidate], plans: list[Plan]) -> list[SpeedReport]:
     """Yield a report for each plan; an interrupt in one plan also skips the rest."""
     from embedkit.evaluation.speed.rounds import measure
 
     reports: list[SpeedReport] = []
     for plan in plans:
-        reports.append(measure(candidates, plan, progress=show_progress))
+        reports.append(measure(candidates, plan))
         if reports[-1].rounds < plan.rounds:
             break
     return reports
@@ -157,7 +157,7 @@ def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[
     evaluations = [evaluation for path in arguments.quality for evaluation in read_evaluations(path)]
     for source in sources if tasks else ():
         model = load_model(source)
-        evaluations += [evaluate(model, task, progress=progress(arguments)).to_json() for task in tasks]
+        evaluations += [evaluate(model, task).to_json() for task in tasks]
     return evaluations
 
 

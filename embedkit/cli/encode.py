@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from embedkit.cli.backends import in_processes
-from embedkit.cli.options import MODEL, add_text_column, check_form, explicit, progress, show
+from embedkit.cli.options import MODEL, add_text_column, check_form, explicit, show
 from embedkit.cli.rows import counted
 
 if TYPE_CHECKING:
@@ -160,7 +160,6 @@ def _run_file(arguments: argparse.Namespace) -> None:
         "truncate_dim": arguments.truncate_dim,
         "precision": arguments.precision,
         "on_overflow": arguments.on_overflow,
-        "show_progress_bar": progress(arguments),
     }
     form = encoder.encode([], **options)
     with in_processes(encoder, arguments.processes, arguments.threads) as sharing:
@@ -296,9 +295,7 @@ def _run_bulk(arguments: argparse.Namespace) -> None:
     if arguments.check:
         return
     started = time.perf_counter()
-    rows = encoding.run(
-        engine=arguments.engine or "local", workers=arguments.processes, show_progress_bar=progress(arguments)
-    )
+    rows = encoding.run(engine=arguments.engine or "local", workers=arguments.processes)
     seconds, shards = time.perf_counter() - started, len(encoding.shards)
     result = {"rows": encoding.rows, "rows_now": rows, "shards": shards}
     sentence = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedkit.cli.backends import is_cross_encoder, load_model, report_unknown
-from embedkit.cli.options import check_form, progress
+from embedkit.cli.options import check_form
 from embedkit.cli.rows import kept_file
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> None:
         for source in sources:
             model, evaluated[source] = load_model(source, arguments.backend), []
             for task in tasks:
-                evaluated[source].append(evaluate(model, task, progress=progress(arguments)))
+                evaluated[source].append(evaluate(model, task))
             report_unknown(model)
     except (Exception, KeyboardInterrupt):
         if any(evaluated.values()):

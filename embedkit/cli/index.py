@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import in_processes, report_unknown
-from embedkit.cli.options import COLLECTION, MODEL, add_text_column, progress
+from embedkit.cli.options import COLLECTION, MODEL, add_text_column
 from embedkit.cli.rows import counted
 
 if TYPE_CHECKING:
@@ -205,7 +205,6 @@ def _reading(arguments: argparse.Namespace) -> dict[str, Any]:
         "id_column": "id" if arguments.split else arguments.id_column,
         "metadata_columns": arguments.metadata_columns,
         "skip_empty": arguments.skip_empty,
-        "show_progress_bar": progress(arguments),
     }
 
 
@@ -283,7 +282,7 @@ def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, i
 
 def _compact(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
-    collection.compact(index=arguments.kind, lexical=arguments.lexical, show_progress_bar=progress(arguments))
+    collection.compact(index=arguments.kind, lexical=arguments.lexical)
     return "compacted", collection, {}
 
 

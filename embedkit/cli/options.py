@@ -77,11 +77,6 @@ def lay_flags_over(
     return result
 
 
-def progress(arguments: argparse.Namespace) -> bool | None:
-    """Return ``show_progress_bar`` for a command: by its own rule, unless ``--quiet``."""
-    return False if arguments.quiet else None
-
-
 def show(arguments: argparse.Namespace, result: object, sentence: str) -> None:
     """Print a result as JSON on request, or else a sentence about it."""
     print(json.dumps(result, indent=2) if arguments.json else sentence)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from embedkit.atomic import atomic_file, cache_folder, storage_errors
-from embedkit.cli.options import MODEL, add_text_column, progress
+from embedkit.cli.options import MODEL, add_text_column
 from embedkit.errors import DataError, InputError
 from embedkit.records import STREAMS, begins_json
 
@@ -229,7 +229,6 @@ def compared(arguments: argparse.Namespace, rows: SpooledRows) -> dict[str, Any]
         "encoder": rows.encoder,
         "threshold": arguments.threshold,
         "index": arguments.kind,
-        "show_progress_bar": progress(arguments),
     }
 
 

@@ -49,6 +49,16 @@ def test_without_a_total_there_is_no_bar(clock):
     assert terminal.getvalue().split("\x1b[K")[-1] == "read  5 items, 5/s\n"
 
 
+def test_where_only_errors_are_shown_there_is_no_bar_unless_asked(clock, caplog):
+    caplog.set_level(logging.ERROR, logger="embedkit")
+    for enabled, shown in ((None, False), (True, True)):
+        terminal = Terminal()
+        with Progress("encode", 10, enabled=enabled, stream=terminal) as progress:
+            clock.now += 10
+            progress.advance(5)
+        assert bool(terminal.getvalue()) is shown
+
+
 def test_short_work_shows_nothing_unless_asked(clock):
     for enabled, shown in ((None, False), (True, True), (False, False)):
         terminal = Terminal()
