@@ -30,8 +30,8 @@ class Progress:
         label: the activity, e.g. ``"encode"``.
         total: total number of units, or None if unknown.
         unit: plural name of a unit, e.g. ``"texts"``.
-        enabled: False disables output; None draws only after two seconds, and only where the logger shows warnings;
-            True draws immediately.
+        enabled: False disables output; True draws immediately; None only after two seconds, and only where the
+            logger shows warnings.
         stream: output stream, stderr if None.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.options import add_output, add_settings, check_output, explicit, lay_flags_over
+from embedkit.cli.options import add_output, add_settings, check_output, explicit, lay_flags_over, show
 from embedkit.cli.rows import kept_file
 from embedkit.cli.train import stop_control
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     with stop_control(resume=arguments.resume) as control:
         adaptation = adapt(config, folder, arguments.output, control)
     if adaptation is None:
-        print("stopped; resume with the same command and --resume")
+        show(arguments, {"finished": False}, "stopped; resume with the same command and --resume")
         return 130
     if arguments.json:
         print(json.dumps(dataclasses.asdict(adaptation), default=str))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import choose_backend, load_model, locate
-from embedkit.cli.options import add_files, check_form
+from embedkit.cli.options import add_files, check_form, refuse_unused
 
 if TYPE_CHECKING:
     from embedkit.evaluation.speed.figures import SpeedReport
@@ -153,6 +153,8 @@ def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[
         check_form(arguments.report, ".html")
     elif arguments.quality or arguments.tasks:
         raise InputError("--quality and --task need --report")
+    if not arguments.tasks:
+        refuse_unused(arguments, "without --task", "data")
     tasks = [load_task(name, data=arguments.data) for name in dict.fromkeys(arguments.tasks)]
     evaluations = [evaluation for path in arguments.quality for evaluation in read_evaluations(path)]
     for source in sources if tasks else ():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embedkit.cli.options import check_form
+from embedkit.cli.options import check_form, explicit, refuse_unused
 from embedkit.cli.rows import SpooledRows, compared, configure_input, counted, lines_to, report
 
 HELP = "group similar texts, or list the most similar pairs"
@@ -36,18 +36,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="COSINE",
         help="least cosine with a group's representative, or of a pair (default: %(default)s)",
     )
-    parser.add_argument(
-        "--min-size", type=int, default=2, metavar="N", help="least number of texts in a group (default: 2)"
-    )
+    parser.add_argument("--min-size", type=int, metavar="N", help="least number of texts in a group (default: 2)")
     parser.add_argument("--pairs", action="store_true", help="write pairs instead of groups")
     parser.add_argument(
-        "--max-pairs", type=int, default=1_000_000, metavar="N", help="most pairs to write (default: 1000000)"
+        "--max-pairs", type=int, metavar="N", help="with --pairs: most pairs to write (default: 1000000)"
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Find and write groups or pairs; a summary goes to stdout, or to stderr beside the groups."""
     check_form(arguments.output, ".jsonl")
+    if arguments.pairs:
+        refuse_unused(arguments, "with --pairs", "min_size")
+    else:
+        refuse_unused(arguments, "without --pairs", "max_pairs")
     started, count = time.perf_counter(), 0
     with SpooledRows(arguments) as rows:
         lines = (_pairs if arguments.pairs else _groups)(arguments, rows)
@@ -62,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _groups(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[str, Any]]:
     from embedkit.serving.retrieval.similar import cluster
 
-    groups = cluster(min_size=arguments.min_size, **compared(arguments, rows))
+    groups = cluster(**explicit(arguments, "min_size"), **compared(arguments, rows))
     return (
         {
             "rows": [rows.numbers[row] for row in members],
@@ -76,7 +78,7 @@ def _groups(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[s
 def _pairs(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[str, Any]]:
     from embedkit.serving.retrieval.similar import similar_pairs
 
-    pairs = similar_pairs(max_pairs=arguments.max_pairs, **compared(arguments, rows))
+    pairs = similar_pairs(**explicit(arguments, "max_pairs"), **compared(arguments, rows))
     return (
         {
             "score": float(str(score)),

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 
+from embedkit.cli.options import refuse_unused
 from embedkit.cli.serve import add_serving, log_access, serving_flags
 
 HELP = "let agents search and extend a collection over the Model Context Protocol (MCP)"
@@ -32,6 +33,8 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.serving.http.service import Service
     from embedkit.serving.http.settings import ServerSettings
 
+    if not arguments.http:
+        refuse_unused(arguments, "without --http", "host", "port", "api_key_file")
     logging.getLogger().addHandler(logging.NullHandler())  # otherwise the SDK would set up its own logging
     settings = from_mapping(ServerSettings, serving_flags(arguments))
     service = Service.load([arguments.model] if arguments.model else [], settings)

@@ -65,6 +65,15 @@ def explicit(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
+def refuse_unused(arguments: argparse.Namespace, case: str, *names: str) -> None:
+    """Reject arguments of the command line that have no effect in some case, such as ``"without --http"``."""
+    from embedkit.errors import InputError
+
+    if given := explicit(arguments, *names):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise InputError(f"{flags}: no effect {case}")
+
+
 def lay_flags_over(
     mapping: Mapping[str, Any], arguments: argparse.Namespace, flags: Mapping[str, str]
 ) -> dict[str, Any]:

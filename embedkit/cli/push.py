@@ -6,6 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from embedkit.cli.options import refuse_unused
+
 HELP = "upload a bundle, or a folder from `embedkit export`, to the Hugging Face hub"
 EXAMPLES = """
 embedkit push mine.onnx me/mine --card mine.md --private
@@ -26,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--card", type=Path, metavar="FILE", help="Markdown text about the model; default: facts of its manifest"
     )
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", metavar="BRANCH", help="branch to commit to; default: the main branch")
     parser.add_argument("--message", help="commit message")
     parser.add_argument(
@@ -43,6 +45,8 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.runtime.bundle import read_bundle
     from embedkit.runtime.location import find_model
 
+    if arguments.save:
+        refuse_unused(arguments, "with --save", "private", "revision", "message")
     card = arguments.card.read_text(encoding="utf-8") if arguments.card else ""
     if arguments.save:
         bundle = read_bundle(find_model(arguments.source))
@@ -53,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.source,
             arguments.repository,
             card=card,
-            private=arguments.private,
+            private=bool(arguments.private),
             revision=arguments.revision,
             message=arguments.message,
         )

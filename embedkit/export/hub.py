@@ -112,6 +112,10 @@ def push(
         if not path.is_dir():
             folder = Path(place) / "repository"
             save_repository(read_bundle(path), folder, repository=repository, card=card)
+        elif card:
+            raise ExportError(
+                f"card: the folder {path} is uploaded as it is, with its own README.md", parameters=["card"]
+            )
         elif missing := [name for name in _REQUIRED if not (path / name).is_file()]:
             raise ExportError(
                 f"{path} lacks {' and '.join(missing)}; push a bundle, or a folder of `embedkit export`"

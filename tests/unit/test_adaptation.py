@@ -159,3 +159,10 @@ def test_from_the_command_line(student, corpus, toy_bundle, tmp_path, capsys):
     assert main([*arguments, "--run", str(tmp_path / "again"), "--replace", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["after"]["own"] > found["before"]["own"]
+
+
+def test_json_says_that_it_was_stopped(toy_bundle, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("embedkit.adaptation.adapt", lambda *_: None)
+    command = ["adapt", str(toy_bundle), "--corpus", "texts.txt", "--teacher", "tiny", "--json"]
+    assert main([*command, "-o", str(tmp_path / "new.onnx")]) == 130
+    assert json.loads(capsys.readouterr().out) == {"finished": False}

@@ -131,6 +131,11 @@ def test_a_repository_has_an_owner_and_a_name(toy_bundle, repository):
         push(str(toy_bundle), repository)
 
 
+def test_an_exported_folder_has_its_own_card(tmp_path, api):
+    with pytest.raises(ExportError, match=r"is uploaded as it is, with its own README\.md"):
+        push(str(tmp_path), "me/toy", card="# Mine", api=api)
+
+
 def test_another_folder_is_refused(tmp_path, api):
     (tmp_path / "README.md").touch()
     with pytest.raises(ExportError, match=r"lacks onnx/model\.onnx"):
