@@ -19,7 +19,15 @@ import numpy as np
 
 from embedkit.config import load_toml, merge
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pruning import Counts, Weights, choose_pieces, count_pieces, prune_tokenizer, smooth_counts
+from embedkit.modeling.pruning import (
+    Counts,
+    Weights,
+    choose_pieces,
+    count_pieces,
+    piece_probabilities,
+    prune_tokenizer,
+    smooth_counts,
+)
 from embedkit.progress import Progress
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.corpus import Corpus
@@ -46,10 +54,10 @@ def main() -> None:
         for path in sorted((arguments.data / "multilingual" / "eval" / "ntrex").glob("*.txt"))
     }
     whole = _tokens(tokenizer, news)
-    counts = _counts(arguments, tokenizer)
+    counts, probabilities = _counts(arguments, tokenizer), piece_probabilities(tokenizer)
     table = {}
     for smoothing in arguments.smoothing:
-        weights = smooth_counts(tokenizer, counts, smoothing)
+        weights = smooth_counts(counts, probabilities, smoothing)
         small = prune_tokenizer(tokenizer, choose_pieces(tokenizer, weights, arguments.size))
         table[smoothing] = _tokens(small, news) / whole
     text = describe(table, list(news), arguments.size)

@@ -72,6 +72,12 @@ def piece_probabilities(tokenizer: Tokenizer) -> Weights:
     return weights
 
 
+def smooth_counts(counts: Counts, probabilities: Weights, share: float) -> Weights:
+    """Mix the shares of pieces in counted text with :func:`piece_probabilities`, which weigh ``share``."""
+    mixed: Weights = (1 - share) * counts / counts.sum() + share * probabilities
+    return mixed
+
+
 def required_pieces(tokenizer: Tokenizer | PairTokenizer, size: int | None = None) -> set[int]:
     """Return the ids that every vocabulary keeps: special tokens, and the pieces needed to spell everything else.
 

@@ -24,6 +24,7 @@ from embedkit.modeling.pruning import (
     prune_model,
     prune_tokenizer,
     required_pieces,
+    smooth_counts,
 )
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
@@ -205,7 +206,7 @@ def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[i
         corpus.texts(rows, view) for view in range(corpus.views) for rows in in_chunks(np.arange(len(corpus)))
     )
     counts = count_pieces(tokenizer.with_max_length(config.student.max_length), texts)
-    weights = counts if prior is None else (1 - share) * counts / counts.sum() + share * prior
+    weights = counts if prior is None else smooth_counts(counts, prior, share)
     kept = choose_pieces(tokenizer, weights, size)
     logger.info(
         "vocabulary: %s pieces of %s, which are %.2f %% of the tokens in the corpus",
