@@ -6,7 +6,7 @@ import argparse
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import in_processes, report_unknown
@@ -184,6 +184,7 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.models import recorded_model
+    from embedkit.serving.retrieval.splitting import document_names
 
     named = arguments.model
     loaded = Encoder.load(named) if named else recorded_model(Collection.describe(arguments.collection))
@@ -191,9 +192,10 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
     with in_processes(loaded, arguments.processes) as encoder:
         collection = Collection.open(arguments.collection, encoder=encoder)
         done = collection.upsert(documents, **_reading(arguments))
-        removed = (
-            collection.delete(_outdated(collection, documents)) if isinstance(documents, _CountedWindows) else 0
-        )
+        removed = 0
+        if isinstance(documents, _CountedWindows):
+            counts = dict.fromkeys(document_names(arguments.documents), 0) | documents.counts
+            removed = collection.delete(_outdated(collection, counts))
     return "changed", collection, done._asdict() | ({"removed": removed} if removed else {})
 
 
@@ -245,10 +247,10 @@ def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _Counte
     return _CountedWindows(windows)
 
 
-def _outdated(collection: Collection, windows: _CountedWindows) -> list[str]:
+def _outdated(collection: Collection, counts: Mapping[str, int]) -> list[str]:
     """Return the ids of windows beyond the last one of each document, which was longer before."""
     ids = []
-    for document, count in windows.counts.items():
+    for document, count in counts.items():
         number = count
         while collection.get(f"{document}#{number}") is not None:
             ids.append(f"{document}#{number}")

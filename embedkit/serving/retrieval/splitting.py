@@ -77,8 +77,12 @@ def is_documents(source: DocumentSource) -> bool:
     """Whether a source is a file of Markdown, HTML or text, or a folder with such files."""
     if not isinstance(source, (str, os.PathLike)):
         return False
-    path = Path(source)
-    return any(map(_is_document, _visible_files(path) if path.is_dir() else [path]))
+    return any(map(_is_document, _files(Path(source))))
+
+
+def document_names(source: DocumentSource) -> list[str]:
+    """Return the names of the documents in a folder or file, also of those without text; of records none."""
+    return [name for name, _ in _documents_of(Path(str(source)))] if is_documents(source) else []
 
 
 def split_documents(
@@ -116,7 +120,10 @@ def split_documents(
     columns = Columns(text=text_column, id=id_column, skip_empty=skip_empty)
     if isinstance(source, (str, os.PathLike)):
         check_path(source, "source")
-    documents = _documents(Path(str(source))) if is_documents(source) else _records(source, columns)
+    are_files = is_documents(source)
+    if not are_files and isinstance(source, (str, os.PathLike)) and Path(source).is_dir():
+        raise DataError(f"{source} has no text, Markdown or HTML: .txt, .md, .markdown, .html or .htm files")
+    documents = _documents(Path(str(source))) if are_files else _records(source, columns)
     for document, facts, sections in documents:
         number = 0
         windows = encoder.windows(
@@ -143,16 +150,22 @@ _Documents = Iterator[tuple[str, Mapping[str, Any], list[_Section]]]
 
 
 def _documents(path: Path) -> _Documents:
-    others: Counter[str] = Counter()
-    for file in _visible_files(path) if path.is_dir() else [path]:
-        if _is_document(file):
-            name = file.relative_to(path).as_posix() if path.is_dir() else file.name
-            yield name, {}, _READERS[file.suffix.lower()](_read(file))
-        else:
-            others[file.suffix or file.name] += 1
+    for name, file in _documents_of(path):
+        yield name, {}, _READERS[file.suffix.lower()](_read(file))
+    others = Counter(file.suffix or file.name for file in _files(path) if not _is_document(file))
     if others:
         named = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(_NAMED))
         logger.info("%s: left out files that are not text, Markdown or HTML: %s", path, named)
+
+
+def _documents_of(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the names and files of the documents of a folder, or of a single file."""
+    for file in filter(_is_document, _files(path)):
+        yield file.relative_to(path).as_posix() if path.is_dir() else file.name, file
+
+
+def _files(path: Path) -> Iterable[Path]:
+    return _visible_files(path) if path.is_dir() else [path]
 
 
 def _is_document(path: Path) -> bool:

@@ -202,6 +202,11 @@ class TestWindows:
         with pytest.raises(DataError, match=r"a\.md:2 is not UTF-8 text"):
             list(split_documents(tmp_path, encoder))
 
+    def test_a_folder_without_documents_is_an_error(self, tmp_path, encoder):
+        (tmp_path / "scan.pdf").write_bytes(b"%PDF")
+        with pytest.raises(DataError, match=r"has no text, Markdown or HTML: \.txt"):
+            list(split_documents(tmp_path, encoder))
+
     def test_which_sources_are_documents(self, folder, tmp_path):
         assert is_documents(folder)
         assert is_documents(str(folder / "page.html"))
@@ -229,6 +234,9 @@ class TestCommand:
         collection = Collection.open(index)
         assert collection.get("notes.txt#0").text == "Only a bird."
         assert collection.get("notes.txt#1") is None
+        (folder / "notes.txt").write_text("", encoding="utf-8")
+        assert main(["index", "add", str(folder), index, "--split"]) == 0
+        assert Collection.open(index).get("notes.txt#0") is None
 
     def test_a_folder_without_parquet_names_the_option(self, folder, toy_bundle, tmp_path, capsys):
         assert main(["index", "build", str(folder), "-m", str(toy_bundle), "-o", str(tmp_path / "idx")]) == 1
