@@ -80,9 +80,10 @@ def is_documents(source: DocumentSource) -> bool:
     return any(map(_is_document, _files(Path(source))))
 
 
-def document_names(source: DocumentSource) -> list[str]:
+def document_names(source: str) -> list[str]:
     """Return the names of the documents in a folder or file, also of those without text; of records none."""
-    return [name for name, _ in _documents_of(Path(str(source)))] if is_documents(source) else []
+    path = Path(source)
+    return [_name(file, path) for file in _files(path) if _is_document(file)]
 
 
 def split_documents(
@@ -150,22 +151,23 @@ _Documents = Iterator[tuple[str, Mapping[str, Any], list[_Section]]]
 
 
 def _documents(path: Path) -> _Documents:
-    for name, file in _documents_of(path):
-        yield name, {}, _READERS[file.suffix.lower()](_read(file))
-    others = Counter(file.suffix or file.name for file in _files(path) if not _is_document(file))
+    others: Counter[str] = Counter()
+    for file in _files(path):
+        if _is_document(file):
+            yield _name(file, path), {}, _READERS[file.suffix.lower()](_read(file))
+        else:
+            others[file.suffix or file.name] += 1
     if others:
         named = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(_NAMED))
         logger.info("%s: left out files that are not text, Markdown or HTML: %s", path, named)
 
 
-def _documents_of(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the names and files of the documents of a folder, or of a single file."""
-    for file in filter(_is_document, _files(path)):
-        yield file.relative_to(path).as_posix() if path.is_dir() else file.name, file
-
-
 def _files(path: Path) -> Iterable[Path]:
     return _visible_files(path) if path.is_dir() else [path]
+
+
+def _name(file: Path, source: Path) -> str:
+    return file.name if file == source else file.relative_to(source).as_posix()
 
 
 def _is_document(path: Path) -> bool:
