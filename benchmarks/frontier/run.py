@@ -5,7 +5,8 @@
 Reads quality from benchmarks/quality/results.json, which must contain the same models, and measures time: one
 thread, 64 texts per call, titles of about 10 words and passages of about 100, models in turns, medians. The static
 model is distilled by the package model2vec from a folder of the teacher. Writes results.json, results.md and
-frontier.svg next to this file.
+frontier.svg next to this file. With --redraw, times are those of results.json, for models of the same shapes with
+other weights.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def main() -> None:
         "--static", metavar="FOLDER", help="folder of the teacher, to distil a static model by model2vec"
     )
     parser.add_argument("--rounds", type=int, default=30, help="calls of each model on each kind of text")
+    parser.add_argument("--redraw", action="store_true", help="keep the times of results.json")
     arguments = parser.parse_args()
     quality = json.loads((QUALITY / "results.json").read_text(encoding="utf-8"))
     models: dict[str, TextEncoder] = {}
@@ -77,9 +79,11 @@ def main() -> None:
         models[static.name], sizes[static.name] = static, static.size_bytes
     if missing := [label for label in models if label not in quality]:
         parser.error(f"{QUALITY / 'results.json'} has no row for {'; '.join(missing)}: run that benchmark first")
-    times = measure(models, arguments.rounds)
+    path = HERE / "results.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if arguments.redraw else {}
+    times = known.get("rows") or measure(models, arguments.rounds)
     rows = {
-        label: {"bytes": sizes[label], **times[label], **{name: quality[label][name] for name in PANELS}}
+        label: {**times[label], "bytes": sizes[label], **{name: quality[label][name] for name in PANELS}}
         for label in models
     }
     report = {
@@ -87,9 +91,9 @@ def main() -> None:
         "threads": 1,
         "batch": BATCH,
         "rounds": arguments.rounds,
-        "rows": rows,
     }
-    (HERE / "results.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    report = {**report, **known, "rows": rows}
+    path.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
     (HERE / "results.md").write_text(table(report), encoding="utf-8")
     draw(rows, HERE / "frontier.svg")
 

@@ -24,7 +24,7 @@ LICENCE = "Apache-2.0"
 ABOUT = {
     "tiny": "two layers of 192: the default",
     "static": "no layers: where nothing else is fast enough",
-    "mini": "two layers of 384: as good as all-MiniLM-L6-v2, at a third of its time",
+    "mini": "two layers of 384: better than all-MiniLM-L6-v2, at a third of its time",
     "small": "three layers of 384: the best in retrieval, at half the time of all-MiniLM-L6-v2",
     "multilingual": "six layers of 384, for other languages",
     "tiny-minilm": "an earlier tiny, in the space of all-MiniLM-L6-v2",
@@ -34,7 +34,7 @@ ABOUT = {
     "reranker-tiny": "five layers of 192, a cross-encoder: re-ranks what another model found",
     "reranker-small": "four layers of 384, a cross-encoder: for answers to questions",
 }
-LANGUAGES = {"multilingual": "36 languages"}
+LANGUAGES = {"multilingual": "48 languages"}
 QUALITY = {"STS": "STS mean", "re-ranking": "re-ranking mean", "SciFact": "SciFact nDCG@10"}
 
 
