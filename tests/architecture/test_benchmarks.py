@@ -1,0 +1,53 @@
+"""The scripts under benchmarks/, most of which no test runs, and the list of models that one of them writes."""
+
+import ast
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
+
+
+def imported_names(path):
+    """Return ``(module, name)`` of everything that a script imports from embedkit."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "embedkit":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def exists(module, name):
+    if hasattr(importlib.import_module(module), name):
+        return True
+    return importlib.util.find_spec(f"{module}.{name}") is not None
+
+
+def test_scripts_exist():
+    assert len(SCRIPTS) > 50
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT / "benchmarks")))
+def test_scripts_import_names_that_exist(path):
+    try:
+        gone = [f"{module}.{name}" for module, name in imported_names(path) if not exists(module, name)]
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("embedkit"):
+            raise
+        pytest.skip(str(error))
+    assert not gone
+
+
+def test_the_list_of_models_is_what_its_script_writes():
+    path = ROOT / "benchmarks" / "quality" / "published.py"
+    spec = importlib.util.spec_from_file_location("published", path)
+    published = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(published)
+    quality, frontier = (
+        json.loads((ROOT / "benchmarks" / name / "results.json").read_text(encoding="utf-8"))
+        for name in ("quality", "frontier")
+    )
+    listed = json.loads((ROOT / "embedkit" / "runtime" / "models.json").read_text(encoding="utf-8"))
+    assert listed == list(published.models(quality, frontier["rows"]))
