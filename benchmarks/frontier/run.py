@@ -80,22 +80,22 @@ def main() -> None:
     if missing := [label for label in models if label not in quality]:
         parser.error(f"{QUALITY / 'results.json'} has no row for {'; '.join(missing)}: run that benchmark first")
     path = HERE / "results.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if arguments.redraw else {}
-    times = known.get("rows") or measure(models, arguments.rounds)
-    rows = {
-        label: {**times[label], "bytes": sizes[label], **{name: quality[label][name] for name in PANELS}}
+    report = json.loads(path.read_text(encoding="utf-8")) if arguments.redraw else timed(models, arguments.rounds)
+    if missing := [label for label in models if label not in report["rows"]]:
+        parser.error(f"{path} has no times of {'; '.join(missing)}: leave out --redraw")
+    report["rows"] = rows = {
+        label: {**report["rows"][label], "bytes": sizes[label], **{name: quality[label][name] for name in PANELS}}
         for label in models
     }
-    report = {
-        "machine": describe_machine(),
-        "threads": 1,
-        "batch": BATCH,
-        "rounds": arguments.rounds,
-    }
-    report = {**report, **known, "rows": rows}
     path.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
     (HERE / "results.md").write_text(table(report), encoding="utf-8")
     draw(rows, HERE / "frontier.svg")
+
+
+def timed(models: Mapping[str, TextEncoder], rounds: int) -> dict[str, Any]:
+    """Return the machine, the settings and the times of each model."""
+    rows = measure(models, rounds)
+    return {"machine": describe_machine(), "threads": 1, "batch": BATCH, "rounds": rounds, "rows": rows}
 
 
 def measure(models: Mapping[str, TextEncoder], rounds: int) -> dict[str, dict[str, float]]:

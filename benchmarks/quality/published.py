@@ -40,11 +40,15 @@ QUALITY = {"STS": "STS mean", "re-ranking": "re-ranking mean", "SciFact": "SciFa
 
 def main() -> None:
     """Write the list."""
+    path = ROOT / "embedkit" / "runtime" / "models.json"
+    path.write_text(content(), encoding="utf-8")
+
+
+def content() -> str:
+    """Return what the list holds."""
     folders = HERE, HERE.parent / "frontier"
     quality, frontier = (json.loads((each / "results.json").read_text(encoding="utf-8")) for each in folders)
-    rows = list(models(quality, frontier["rows"]))
-    path = ROOT / "embedkit" / "runtime" / "models.json"
-    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return json.dumps(list(models(quality, frontier["rows"])), indent=1) + "\n"
 
 
 def models(quality: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -54,7 +58,7 @@ def models(quality: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[dic
         if path is None:
             continue
         bundle = read_bundle(path)
-        manifest, content = bundle.manifest, path.read_bytes()
+        manifest, file = bundle.manifest, path.read_bytes()
         measured = next((row for row in quality.values() if row.get("fingerprint") == bundle.fingerprint), {})
         figures = {label: round(measured[column], 2) for label, column in QUALITY.items() if column in measured}
         label = f"{name}, {manifest.precision}"
@@ -68,8 +72,8 @@ def models(quality: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[dic
             "licence": LICENCE,
             "dimension": manifest.dimension if manifest.kind == "encoder" else None,
             "max_length": manifest.max_length,
-            "size_bytes": len(content),
-            "sha256": hashlib.sha256(content).hexdigest(),
+            "size_bytes": len(file),
+            "sha256": hashlib.sha256(file).hexdigest(),
             "figures": figures,
         }
 

@@ -1,7 +1,13 @@
-"""Development sets of the English family, with retrieval among them, and encoders in int8 to score on them."""
+"""Development sets of the English family, with retrieval among them, and encoders in int8 to score on them.
+
+    python benchmarks/students/development.py --data DIR tiny models/mini.onnx
+
+prints the figures of bundles, times 100, and their mean.
+"""
 
 from __future__ import annotations
 
+import argparse
 import lzma
 import re
 from collections.abc import Mapping, Sequence
@@ -10,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from trial import DEV
 
+from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet
 from embedkit.evaluation.tasks import Task, evaluate
@@ -75,3 +82,20 @@ def score(model: TextEncoder, sets: Mapping[str, Task]) -> dict[str, float]:
         for result in evaluate(model, task, progress=False).results:
             found.setdefault(result.name if name == "arXiv" else name, 100 * (result.value or 0.0))
     return found
+
+
+def main() -> None:
+    """Print the figures of each model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    options = parser.parse_args()
+    sets = load_sets(options.data)
+    for model in options.models:
+        figures = score(Encoder.load(model), sets)
+        figures["mean"] = float(np.mean([*figures.values()]))
+        print(model, ", ".join(f"{name} {value:.2f}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
