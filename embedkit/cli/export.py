@@ -90,6 +90,13 @@ def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
         help="with --calibration: subtract the mean embedding, and divide principal components by their standard "
         "deviation to this power, from 0 to 1, which is whitening; `multilingual` has 0.4",
     )
+    group.add_argument(
+        "--space",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="for a student of joined teachers: the space.npz of its run, and another space of the same teachers, "
+        "in which the bundle is to embed",
+    )
 
 
 def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
@@ -117,7 +124,7 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.export.pipeline import check_options
 
     check_output(arguments, whole_folder=arguments.format == "sentence-transformers" and not arguments.all)
-    kept = explicit(arguments, "precision", "word_table", "vocabulary_size", "spread")
+    kept = explicit(arguments, "precision", "word_table", "vocabulary_size", "spread", "space")
     if arguments.all and (kept or arguments.format != "bundle"):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in kept) or f"--format {arguments.format}"
         raise InputError(f"{flags}: --all writes every precision and word table; leave out one or the other")

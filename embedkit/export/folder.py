@@ -88,7 +88,7 @@ def export_folder(
         StorageError: the folder cannot be written.
     """
     check_options(**options)
-    for name in ("vocabulary", "spread"):
+    for name in ("vocabulary", "spread", "space"):
         if options.get(name) is not None:
             raise ExportError(
                 f"a folder contains the model's torch weights, which {name} would change; export a bundle, "

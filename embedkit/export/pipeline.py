@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from embedkit import __version__
-from embedkit.atomic import atomic_file
+from embedkit.atomic import atomic_file, expanded
 from embedkit.errors import ExportError, GateError, ModelError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
@@ -33,7 +33,7 @@ from embedkit.export.quantize import (
     largest_weight,
 )
 from embedkit.export.reading import Origin, check_reading
-from embedkit.export.spread import spread_embeddings
+from embedkit.export.spread import change_space, spread_embeddings
 from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
 from embedkit.export.writer import FloatArithmetic, Products, find_twins, merge_twins
 from embedkit.modeling.bundles import load_bundle
@@ -46,6 +46,7 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.folders import read_layout
 from embedkit.runtime.gate_figures import describe_figures
+from embedkit.runtime.joined import JoinedSpace
 from embedkit.runtime.location import find_bundle
 from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.native_network import NativeNetwork
@@ -91,6 +92,7 @@ class ExportOptions(TypedDict, total=False):
     vocabulary_size: int | None
     calibration: Sequence[str] | None
     spread: float | None
+    space: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None
     thresholds: Thresholds | None
 
 
@@ -170,6 +172,7 @@ def export(
     vocabulary_size: int | None = None,
     calibration: Sequence[str] | None = None,
     spread: float | None = None,
+    space: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
     thresholds: Thresholds | None = None,
     origin: Origin | None = None,
 ) -> ExportReport:
@@ -197,12 +200,15 @@ def export(
         spread: whiten an encoder by the calibration texts, alone and after each prompt: subtract the mean of their
             embeddings, and divide each principal component by its standard deviation to this power, from 0 to 1.
             The bundle then has a space of its own, which is not that of the model's teacher.
+        space: for a student of joined teachers, its run's ``space.npz`` and the file of another space of the same
+            teachers, in which the bundle embeds.
         thresholds: the gates' thresholds; by default those of the precision.
         origin: the folder that the model was loaded from, to compare texts with its own library.
 
     Raises:
         ExportError: the model cannot be exported, or ``output`` is a folder.
-        ModelError: its vocabulary cannot be pruned.
+        ModelError: its vocabulary cannot be pruned, or a file of ``space`` is not one.
+        ModelNotFoundError: a file of ``space`` does not exist.
         InputError: ``vocabulary_size`` is too small.
         GateError: the file failed a gate; nothing was written.
         StorageError: the file cannot be written.
@@ -218,13 +224,17 @@ def export(
         vocabulary=vocabulary,
         vocabulary_size=vocabulary_size,
         spread=spread,
+        space=space,
     )
     precision = precision or default_precision(target)
-    _check_model(model, precision, vocabulary_size, calibration=calibration, spread=spread)
+    _check_model(model, precision, vocabulary_size, calibration=calibration, spread=spread, space=space)
     words = word_table or _WORD_TABLE[precision]
     as_read = model
     if spread is not None:
         model, card = _spread(model, card, calibration, spread)
+    if space is not None:
+        assert isinstance(model, SentenceEncoder)
+        model, card = change_space(model, card, *(JoinedSpace.load(expanded(path)) for path in space))
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
     content, unrounded = _write(model, precision, target, words, calibration or vocabulary)
 
@@ -378,15 +388,22 @@ def check_options(**options: Unpack[ExportOptions]) -> None:
         raise ExportError("int8-static needs calibration texts")
     if calibration is not None and not calibration:
         raise ExportError("calibration needs at least one text")
-    if spread is not None and calibration is None:
-        raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
-    if spread is not None and not 0 <= spread <= 1:
-        raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
+    if spread is not None:
+        _check_spread(spread, calibration, options.get("space"))
     if options.get("vocabulary_size") is not None and options.get("vocabulary") is None:
         raise ExportError(
             "vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too",
             parameters=["vocabulary_size"],
         )
+
+
+def _check_spread(spread: float, calibration: Sequence[str] | None, space: object) -> None:
+    if calibration is None:
+        raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
+    if not 0 <= spread <= 1:
+        raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
+    if space is not None:
+        raise ExportError("spread leaves the space that space leads to", parameters=["spread", "space"])
 
 
 def _check_model(
@@ -395,11 +412,12 @@ def _check_model(
     vocabulary_size: int | None,
     *,
     calibration: Sequence[str] | None,
-    spread: float | None,
+    **of_embeddings: object,
 ) -> None:
     """Reject options that a model does not support, before any work."""
-    if isinstance(model, PairEncoder) and spread is not None:
-        raise ExportError("spread is for embeddings: a cross-encoder has none", parameters=["spread"])
+    for name, value in of_embeddings.items():
+        if isinstance(model, PairEncoder) and value is not None:
+            raise ExportError(f"{name} is for embeddings: a cross-encoder has none", parameters=[name])
     if isinstance(model, PairEncoder) and calibration and precision != "int8-static":
         raise ExportError("calibration of a cross-encoder requires int8-static: it has no embeddings to quantize")
     if vocabulary_size is not None:

@@ -95,6 +95,7 @@ def test_embeddings_are_spread_over_a_file_of_texts(model, tmp_path):
             for text, *flags in (
                 ("--word-table", "--word-table", "int4"),
                 ("--spread", "--spread", "0.4"),
+                ("--space", "--space", "old.npz", "new.npz"),
                 ("--format sentence-transformers", "--format", "sentence-transformers"),
             )
         ),

@@ -182,6 +182,7 @@ def test_a_folder_is_not_overwritten(encoder, tmp_path):
         ({"precision": "fp32", "calibration": []}, "at least one text"),
         ({"precision": "fp32", "vocabulary_size": 200}, "set vocabulary"),
         ({"precision": "fp32", "spread": 0.4}, "spread needs calibration texts"),
+        ({"calibration": PROBE_TEXTS, "spread": 0.4, "space": ("a", "b")}, "spread leaves the space"),
         *(
             (
                 {"precision": "fp32", "calibration": PROBE_TEXTS, "spread": spread},
