@@ -41,6 +41,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.pruning import required_pieces
+from embedkit.runtime.arguments import check_path
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
@@ -234,7 +235,7 @@ def export(
         model, card = _spread(model, card, calibration, spread)
     if space is not None:
         assert isinstance(model, SentenceEncoder)
-        model, card = change_space(model, card, *(JoinedSpace.load(expanded(path)) for path in space))
+        model, card = change_space(model, card, *_read_spaces(space))
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
     content, unrounded = _write(model, precision, target, words, calibration or vocabulary)
 
@@ -338,6 +339,13 @@ def _spread(
     logger.info("spreading the embeddings of %s over %d texts", model.name, len(texts))
     teacher = {**card.teacher, "spread": spread} if card.teacher else {}
     return spread_embeddings(model, _prefixed(model, texts), spread), dataclasses.replace(card, teacher=teacher)
+
+
+def _read_spaces(paths: Sequence[str | os.PathLike[str]]) -> tuple[JoinedSpace, JoinedSpace]:
+    if isinstance(paths, (str, os.PathLike)) or len(paths) != 2:
+        raise ExportError(f"space must be two files, the old and the new space, not {paths}", parameters=["space"])
+    old, new = (JoinedSpace.load(expanded(check_path(path, "space"))) for path in paths)
+    return old, new
 
 
 def _prune(

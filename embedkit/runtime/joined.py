@@ -55,9 +55,16 @@ class JoinedSpace:
 
         Args:
             rows: representative vectors in this space, ``(N, D) float32``.
-            power: 0 changes nothing; the default axes of ``[join]`` are the principal components, of which 1 makes
-                all vary alike.
+            power: 0 changes nothing, 1 makes all dimensions, the principal components of ``[join]``, vary alike.
+
+        Raises:
+            InputError: the rows are not vectors of this space, or do not vary in a dimension.
         """
+        if rows.shape[1:] != (self.dimension,) or len(rows) < 2 or not rows.std(axis=0).all():
+            raise InputError(
+                f"rows must be different vectors of {self.dimension} dimensions, not {shown(rows)}",
+                parameters=["rows"],
+            )
         return dataclasses.replace(self, axes=(self.axes / rows.std(axis=0) ** power).astype(np.float32))
 
     def change_to(self, other: JoinedSpace) -> FloatArray:

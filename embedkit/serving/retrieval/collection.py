@@ -550,7 +550,8 @@ class Collection:
                 raise FingerprintError(
                     f"{self.path} was built with {info.model} (fingerprint {info.fingerprint[:12]}), but "
                     f"{encoder.source} is {encoder.name} ({encoder.fingerprint[:12]}); "
-                    "give Collection.open(..., encoder=...)"
+                    "build it again with this model, or pass the one that it was built with: -m MODEL, in Python "
+                    "Collection.open(..., encoder=...)"
                 )
             warn_of_mixture(self.path, self.manifest.numerics, Models(encoder).numerics(self.manifest))
             self._recorded = encoder

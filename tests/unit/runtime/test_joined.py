@@ -96,6 +96,12 @@ def test_spread_divides_each_dimension_by_a_power_of_its_deviation(vectors, powe
     assert (spread.fingerprint(["a"]) == vectors.space.fingerprint(["a"])) == (power == 0)
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (7,), (1, 7), (0, 7)])
+def test_spread_needs_different_vectors_of_the_space(vectors, shape):
+    with pytest.raises(InputError, match="rows must be different vectors of 7 dimensions"):
+        vectors.space.spread(np.ones(shape, dtype=np.float32), 0.3)
+
+
 def test_a_matrix_leads_from_one_space_to_another(vectors):
     rows = vectors.read(np.arange(ROWS), 0)
     other = dataclasses.replace(vectors.space, axes=vectors.space.axes[:, [4, 0, 2]] * np.float32(3))

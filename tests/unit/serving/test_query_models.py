@@ -198,7 +198,7 @@ def test_a_model_can_be_named_and_is_found_again(toy_bundle, write_toy_bundle, t
     assert Collection.open(tmp_path / "idx", encoder=path).search("a red ship", 1)[0].id == "c"
 
     write_toy_bundle(path, name="other")
-    with pytest.raises(FingerprintError, match=r"was built with toy .* is other"):
+    with pytest.raises(FingerprintError, match=r"was built with toy .* is other .*; build it again with"):
         Collection.open(tmp_path / "idx").search("a dog")
     path.unlink()
     with pytest.raises(InputError, match="opened without an encoder, and the collection was built with toy"):
