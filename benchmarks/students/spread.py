@@ -24,6 +24,7 @@ from embedkit.runtime.joined import JoinedEncoder, JoinedSpace
 from embedkit.runtime.packing import unit_rows
 
 HERE = Path(__file__).parent
+SETS = ("STS-B dev", "SICK trial", "TrecQA dev", "SemEval CQA dev", "titles", "sentences")
 POWERS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)
 
 
@@ -65,16 +66,15 @@ def main() -> None:
         lines = ["Scores x 100 on development sets."]
         for model in options.models:
             spread = Spread(Encoder.load(model))
-            lines += ["", f"| `{Path(model).stem}`, power | {' | '.join(_NAMES)} | mean |", "|---|" + 7 * "---:|"]
+            lines += ["", f"| `{Path(model).stem}`, power | {' | '.join(SETS)} | mean |", "|---|" + 7 * "---:|"]
             for power in POWERS:
                 spread.factors = deviations**-power
-                found = [*score(spread, sets).values()]
+                figures = score(spread, sets)
+                found = [figures[name] for name in SETS]
                 lines.append(f"| {power} | {' | '.join(f'{value:.2f}' for value in [*found, np.mean(found)])} |")
                 print(lines[-1], flush=True)
         (HERE / "spread.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-
-_NAMES = ("STS-B dev", "SICK trial", "TrecQA dev", "SemEval CQA dev", "titles", "sentences")
 
 if __name__ == "__main__":
     main()
