@@ -11,13 +11,14 @@ this file; no test set is read. The second writes a space, to which `embedkit ex
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from development import load_sets, score
 
 from embedkit import Encoder
+from embedkit.evaluation.tasks import Task
 from embedkit.protocols import FloatArray
 from embedkit.records import read_lines
 from embedkit.runtime.joined import JoinedEncoder, JoinedSpace
@@ -29,12 +30,12 @@ POWERS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)
 
 
 class Spread:
-    """An encoder whose dimensions are multiplied by factors; it keeps the embeddings of each list of texts."""
+    """An encoder whose embeddings are taken to other spaces; it keeps those of each list of texts."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.name, self.fingerprint = encoder.name, encoder.fingerprint
         self.dimension, self.max_length = encoder.dimension, encoder.max_length
-        self.factors = np.ones(encoder.dimension, dtype=np.float32)
+        self.matrix = np.eye(encoder.dimension, dtype=np.float32)
         self._encoder = encoder
         self._known: dict[tuple[str, ...], FloatArray] = {}
 
@@ -43,7 +44,7 @@ class Spread:
         key = tuple(texts)
         if key not in self._known:
             self._known[key] = self._encoder.encode(key)
-        return unit_rows(self._known[key] * self.factors)
+        return unit_rows(self._known[key] @ self.matrix)
 
 
 def main() -> None:
@@ -58,22 +59,32 @@ def main() -> None:
     options = parser.parse_args()
     teachers = JoinedEncoder([Encoder.load(teacher) for teacher in options.teachers], options.space)
     rows = teachers.encode([text for _, text in read_lines(options.texts)])
+    space = JoinedSpace.load(options.space)
     if options.write:
         power, path = options.write
-        JoinedSpace.load(options.space).spread(rows, float(power)).save(Path(path))
+        space.spread(rows, float(power)).save(Path(path))
     else:
-        sets, deviations = load_sets(options.data), rows.std(axis=0)
-        lines = ["Scores x 100 on development sets."]
-        for model in options.models:
-            spread = Spread(Encoder.load(model))
-            lines += ["", f"| `{Path(model).stem}`, power | {' | '.join(SETS)} | mean |", "|---|" + 7 * "---:|"]
-            for power in POWERS:
-                spread.factors = deviations**-power
-                figures = score(spread, sets)
-                found = [figures[name] for name in SETS]
-                lines.append(f"| {power} | {' | '.join(f'{value:.2f}' for value in [*found, np.mean(found)])} |")
-                print(lines[-1], flush=True)
-        (HERE / "spread.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        spaces = {power: space.spread(rows, power) for power in POWERS}
+        matrices = {power: space.change_to(changed) for power, changed in spaces.items()}
+        text = describe(options.models, load_sets(options.data), matrices)
+        (HERE / "spread.md").write_text(text, encoding="utf-8")
+
+
+def describe(models: Sequence[str], sets: Mapping[str, Task], matrices: Mapping[float, FloatArray]) -> str:
+    """Return tables of the figures of each model, and of their mean, by power."""
+    tables = dict[str, list[list[float]]]()
+    for model in models:
+        spread, name = Spread(Encoder.load(model)), f"`{Path(model).stem}`"
+        for spread.matrix in matrices.values():
+            figures = score(spread, sets)
+            tables.setdefault(name, []).append([figures[each] for each in SETS])
+    tables["mean of all"] = np.mean([*tables.values()], axis=0).tolist()
+    lines = ["Scores x 100 on development sets."]
+    for name, rows in tables.items():
+        lines += ["", f"| {name}, power | {' | '.join(SETS)} | mean |", "|---|" + 7 * "---:|"]
+        for power, row in zip(matrices, rows, strict=True):
+            lines.append(f"| {power} | {' | '.join(f'{value:.2f}' for value in [*row, np.mean(row)])} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def export(
         model, card = _spread(model, card, calibration, spread)
     if space is not None:
         assert isinstance(model, SentenceEncoder)
-        model, card = change_space(model, card, *_read_spaces(space))
+        model, card = change_space(model, card, *(JoinedSpace.load(expanded(path)) for path in space))
     original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
     content, unrounded = _write(model, precision, target, words, calibration or vocabulary)
 
@@ -341,13 +341,6 @@ def _spread(
     return spread_embeddings(model, _prefixed(model, texts), spread), dataclasses.replace(card, teacher=teacher)
 
 
-def _read_spaces(paths: Sequence[str | os.PathLike[str]]) -> tuple[JoinedSpace, JoinedSpace]:
-    if isinstance(paths, (str, os.PathLike)) or len(paths) != 2:
-        raise ExportError(f"space must be two files, the old and the new space, not {paths}", parameters=["space"])
-    old, new = (JoinedSpace.load(expanded(check_path(path, "space"))) for path in paths)
-    return old, new
-
-
 def _prune(
     model: SentenceEncoder | PairEncoder, texts: Sequence[str] | None, size: int | None
 ) -> tuple[SentenceEncoder | PairEncoder, list[Gate]]:
@@ -396,8 +389,7 @@ def check_options(**options: Unpack[ExportOptions]) -> None:
         raise ExportError("int8-static needs calibration texts")
     if calibration is not None and not calibration:
         raise ExportError("calibration needs at least one text")
-    if spread is not None:
-        _check_spread(spread, calibration, options.get("space"))
+    _check_changes(spread, calibration, options.get("space"))
     if options.get("vocabulary_size") is not None and options.get("vocabulary") is None:
         raise ExportError(
             "vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too",
@@ -405,13 +397,20 @@ def check_options(**options: Unpack[ExportOptions]) -> None:
         )
 
 
-def _check_spread(spread: float, calibration: Sequence[str] | None, space: object) -> None:
-    if calibration is None:
+def _check_changes(spread: float | None, calibration: Sequence[str] | None, space: Sequence[Any] | None) -> None:
+    """Reject unsupported changes of the embeddings."""
+    if spread is not None and calibration is None:
         raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
-    if not 0 <= spread <= 1:
+    if spread is not None and not 0 <= spread <= 1:
         raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
-    if space is not None:
+    if spread is not None and space is not None:
         raise ExportError("spread leaves the space that space leads to", parameters=["spread", "space"])
+    if space is None:
+        return
+    if isinstance(space, (str, os.PathLike)) or len(space) != 2:
+        raise ExportError(f"space must be two files, the old and the new space, not {space}", parameters=["space"])
+    for path in space:
+        check_path(path, "space")
 
 
 def _check_model(

@@ -27,8 +27,6 @@ from embedkit.modeling.encoder import DenseHead, SentenceEncoder, chain
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.joined import JoinedSpace
 
-Float64Array = npt.NDArray[np.float64]
-
 _LEAST_SHARE = 1e-6  # of the mean variance: components with less are noise, and are not enlarged further
 
 
@@ -69,7 +67,7 @@ def change_space(
         matrix = old.change_to(new)
     except InputError as error:
         raise ExportError(f"the model cannot change its space: {error}", parameters=["space"]) from error
-    changed = _append(model, matrix.T.astype(np.float64), np.zeros(new.dimension))
+    changed = _append(model, matrix.T, np.zeros(new.dimension))
     return changed, dataclasses.replace(card, teacher=teacher)
 
 
@@ -83,7 +81,7 @@ def _replace_space(teacher: Mapping[str, Any], old: JoinedSpace, new: JoinedSpac
     return {**teacher, "fingerprint": new.fingerprint(parts)}
 
 
-def _append(model: SentenceEncoder, weight: Float64Array, bias: Float64Array) -> SentenceEncoder:
+def _append(model: SentenceEncoder, weight: npt.NDArray[Any], bias: npt.NDArray[Any]) -> SentenceEncoder:
     """Return a copy with a linear layer after its head, which shares all weights but those of the head."""
     layer = DenseHead(model.dimension, len(bias), "linear").to(model.device)
     with torch.no_grad():

@@ -60,12 +60,13 @@ class JoinedSpace:
         Raises:
             InputError: the rows are not vectors of this space, or do not vary in a dimension.
         """
-        if rows.shape[1:] != (self.dimension,) or len(rows) < 2 or not rows.std(axis=0).all():
+        is_fit = rows.shape[1:] == (self.dimension,) and len(rows) > 1
+        if not is_fit or not (deviations := rows.std(axis=0)).all():
             raise InputError(
                 f"rows must be different vectors of {self.dimension} dimensions, not {shown(rows)}",
                 parameters=["rows"],
             )
-        return dataclasses.replace(self, axes=(self.axes / rows.std(axis=0) ** power).astype(np.float32))
+        return dataclasses.replace(self, axes=(self.axes / deviations**power).astype(np.float32))
 
     def change_to(self, other: JoinedSpace) -> FloatArray:
         """Return the matrix ``(D, D') float32`` that turns vectors of this space into those of another.

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -183,6 +184,10 @@ def test_a_folder_is_not_overwritten(encoder, tmp_path):
         ({"precision": "fp32", "vocabulary_size": 200}, "set vocabulary"),
         ({"precision": "fp32", "spread": 0.4}, "spread needs calibration texts"),
         ({"calibration": PROBE_TEXTS, "spread": 0.4, "space": ("a", "b")}, "spread leaves the space"),
+        *(
+            ({"space": space}, "space must be two files")
+            for space in ("space.npz", Path("space.npz"), ("old.npz",), ())
+        ),
         *(
             (
                 {"precision": "fp32", "calibration": PROBE_TEXTS, "spread": spread},

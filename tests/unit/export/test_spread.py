@@ -1,7 +1,6 @@
 """Changes of an encoder's embeddings by its head: whitening, and another space of its teachers."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,12 +134,6 @@ def test_only_a_student_in_the_first_space_changes_to_the_second(make_encoder, s
             export(make_encoder(head=8), tmp_path / "x.onnx", precision="fp32", card=known, space=space)
         assert caught.value.parameters == ("space",)
     assert not (tmp_path / "x.onnx").exists()
-
-
-@pytest.mark.parametrize("space", ["space.npz", Path("space.npz"), ("old.npz",), ()])
-def test_a_change_of_space_names_two_files(make_encoder, tmp_path, space):
-    with pytest.raises(ExportError, match="space must be two files"):
-        export(make_encoder(head=8), tmp_path / "x.onnx", precision="fp32", space=space)
 
 
 @pytest.mark.parametrize("options", [{"calibration": TEXTS, "spread": 0.4}, {"space": ("a", "b")}])
