@@ -16,11 +16,13 @@ fire for [CLS] alone, several times as strongly as any other; with
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from embedkit.errors import ConfigError, first_line
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -72,10 +74,11 @@ class DenseGradients:
 
 @contextlib.contextmanager
 def rounded_words(module: nn.Module) -> Iterator[None]:
-    """Round the rows that the word tables of all encoders inside ``module`` look up to int4 within the block."""
-    with contextlib.ExitStack() as hooks:
+    """Make the word tables of all encoders inside ``module`` return rows rounded to int4 within the block."""
+    with contextlib.ExitStack() as changed:
         for table in word_tables(module):
-            hooks.callback(table.register_forward_hook(_round).remove)
+            changed.callback(delattr, table, "forward")
+            table.forward = functools.partial(_look_up_rounded, table)  # type: ignore[method-assign]
         yield
 
 
@@ -86,11 +89,12 @@ def round_tables(module: nn.Module) -> None:
         table.weight.copy_(_rounded(table.weight))
 
 
-def _round(table: nn.Embedding, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    """Return the rounded rows for ids ``(B, L)``: ``(B, L, H)``, with the gradient of ``output``."""
-    used, places = inputs[0].unique(return_inverse=True)
-    rows = table.weight.detach()[used]
-    return output + (_rounded(rows) - rows)[places]
+def _look_up_rounded(table: nn.Embedding, ids: Tensor) -> Tensor:
+    """Return the rounded rows of ids: ``(B, L) -> (B, L, H)``; each used row is rounded once."""
+    used, places = ids.unique(return_inverse=True)
+    rows = functional.embedding(used, table.weight, table.padding_idx, sparse=table.sparse)
+    exact = rows.detach()
+    return functional.embedding(places, rows + (_rounded(exact) - exact))
 
 
 def _rounded(rows: Tensor) -> Tensor:
