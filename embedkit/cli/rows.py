@@ -182,8 +182,14 @@ class SpooledRows:
         return pa.schema([field for field in dataset.schema if not self.columns or field.name in self.columns])
 
     def _record(self, document: Document) -> tuple[str, Mapping[str, Any]]:
-        record = {"id": document.id, self._column: document.text, **(document.metadata or {})}
-        return f"document {document.id!r}", record
+        """Return a document of a collection as a row; its id replaces metadata called id, too."""
+        place, metadata = f"document {document.id!r}", document.metadata or {}
+        if self._column in metadata:
+            raise DataError(
+                f"{place}: {self._column!r} is also in its metadata; name the texts with text_column",
+                parameters=["text_column"],
+            )
+        return place, {"id": document.id, self._column: document.text} | metadata | {"id": document.id}
 
     def _documents(
         self, records: Iterable[tuple[str, Mapping[str, Any]]], *, embedded: bool

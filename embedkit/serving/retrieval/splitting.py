@@ -38,6 +38,7 @@ DOCUMENT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".html", ".htm
 
 _SEPARATOR: Final = " > "
 _NAMED: Final = 5  # kinds of other files in the log
+_FIELDS: Final = ("id", "document", "section", "start", "end")
 
 
 @runtime_checkable
@@ -99,7 +100,8 @@ def split_documents(
     """Yield the windows of documents, as mappings for :meth:`Collection.build`.
 
     A file of a folder, or a single ``.txt``, ``.md`` or ``.html`` file, is one document. Otherwise each record is
-    one: its windows keep its other columns, and ``document`` is its id, or its number from 0.
+    one: its windows keep its other columns, and ``document`` is its id, or its number from 0. Columns with the
+    name of a window's field are replaced, with a warning.
 
     Args:
         source: a folder or file of documents, or records as for
@@ -119,13 +121,23 @@ def split_documents(
     if not isinstance(encoder, Splitter) or isinstance(encoder, type):
         raise InputError(f"encoder must be an Encoder, not {shown(encoder)}")
     columns = Columns(text=text_column, id=id_column, skip_empty=skip_empty)
+    if text_column in _FIELDS:
+        raise InputError(
+            f"text_column: {text_column!r} is a field of windows; rename the column", parameters=["text_column"]
+        )
     if isinstance(source, (str, os.PathLike)):
         check_path(source, "source")
     are_files = is_documents(source)
     if not are_files and isinstance(source, (str, os.PathLike)) and Path(source).is_dir():
         raise DataError(f"{source} has no text, Markdown or HTML: .txt, .md, .markdown, .html or .htm files")
     documents = _documents(Path(str(source))) if are_files else _records(source, columns)
+    replaced: set[str] = set()
     for document, facts, sections in documents:
+        if new := [name for name in _FIELDS if name in facts and name not in replaced]:
+            replaced.update(new)
+            logger.warning(
+                "windows replace the columns %s of documents; rename these to keep them", ", ".join(new)
+            )
         number = 0
         windows = encoder.windows(
             [section.text for section in sections], max_tokens=max_tokens, overlap=overlap, role="document"
@@ -133,9 +145,9 @@ def split_documents(
         for section, spans in zip(sections, windows, strict=True):
             for start, stop in spans:
                 yield {
+                    **facts,
                     "id": f"{document}#{number}",
                     text_column: section.text[start:stop],
-                    **facts,
                     "document": document,
                     "section": _SEPARATOR.join(section.headings),
                     "start": section.place(start),

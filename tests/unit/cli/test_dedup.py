@@ -115,6 +115,20 @@ class TestDedup:
         found = json.loads(capsys.readouterr().out)
         assert (found["rows"], found["kept"], found["exact_duplicates"], found["near_duplicates"]) == (6, 4, 2, 0)
 
+    def test_metadata_replace_neither_id_nor_text(self, toy_bundle, tmp_path, capsys):
+        rows = [
+            {"key": "a", "body": "a dog", "id": 1, "text": "title"},
+            {"key": "b", "body": "the sea", "id": 1, "text": "title"},
+        ]
+        path = tmp_path / "idx"
+        Collection.build(rows, encoder=toy_bundle, path=path, text_column="body", id_column="key")
+        assert main(["dedup", str(path)]) == 1
+        assert "'text' is also in its metadata; name the texts with --text-column" in capsys.readouterr().err
+        output = tmp_path / "unique.jsonl"
+        assert main(["dedup", str(path), "--text-column", "body", "-o", str(output)]) == 0
+        kept = [{"id": row["key"], "body": row["body"], "text": "title"} for row in rows]
+        assert read_json_lines(output) == kept
+
     @pytest.mark.parametrize("as_json", [False, True])
     def test_standard_input_and_output(self, lines, model, as_json):
         command = [sys.executable, "-m", "embedkit", "dedup", "-", *model, *(["--json"] if as_json else [])]

@@ -9,7 +9,7 @@ import pytest
 
 from embedkit import Collection, Encoder
 from embedkit.cli.main import main
-from embedkit.errors import DataError
+from embedkit.errors import DataError, InputError
 from embedkit.serving.retrieval.splitting import is_documents, split_documents
 
 GUIDE = """Before any heading.
@@ -177,6 +177,17 @@ class TestWindows:
         assert [window["id"] for window in windows] == [*(f"7#{n}" for n in range(len(windows) - 1)), "8#0"]
         assert {window["document"] for window in windows if window["lang"] == "en"} == {"7"}
         assert all(rows[0]["body"][window["start"] : window["end"]] == window["body"] for window in windows[:-1])
+
+    def test_fields_of_windows_replace_columns_with_a_warning(self, encoder, caplog):
+        rows = [{"id": 7, "url": "a", "start": "2020", "text": "a dog"}, {"id": 7, "url": "b", "text": "the sea"}]
+        windows = list(split_documents(rows, encoder, id_column="url"))
+        assert [(window["id"], window["document"]) for window in windows] == [("a#0", "a"), ("b#0", "b")]
+        assert windows[0]["start"] == 0
+        assert [record.message for record in caplog.records] == [
+            "windows replace the columns id, start of documents; rename these to keep them"
+        ]
+        with pytest.raises(InputError, match="'document' is a field of windows; rename the column"):
+            list(split_documents([{"document": "a dog"}], encoder, text_column="document"))
 
     def test_a_file_without_text_is_reported(self, tmp_path, encoder, caplog):
         (tmp_path / "empty.txt").write_text(" \n", encoding="utf-8")
