@@ -11,6 +11,7 @@ be found again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from embedkit.atomic import lasting_source
 from embedkit.config import setting
-from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
+from embedkit.errors import EmbedkitError, FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import shown
 from embedkit.runtime.numerics import numerics_of
@@ -121,6 +122,14 @@ def recorded_model(info: CollectionInfo | QueryModel, **options: Any) -> Encoder
     )
 
 
+def _at_hand(info: CollectionInfo) -> Encoder | None:
+    """Return the recorded model, if it is on this machine and still the same."""
+    with contextlib.suppress(EmbedkitError):
+        encoder = recorded_model(info)
+        return encoder if encoder.fingerprint == info.fingerprint else None
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Models:
     """The models that a collection was opened with; that of the queries may be that of the documents."""
@@ -166,7 +175,14 @@ class Models:
                 parameters=["queries"],
             )
         if self.queries is not None and not self.is_recorded(info):
-            check_descent(self.queries, info.model, made, self.encoder)
+            try:
+                check_descent(self.queries, info.model, made, self.encoder)
+            except FingerprintError:
+                # The documents' model itself names its teacher, which may be that of the queries' model, too.
+                encoder = _at_hand(info) if self.encoder is None else None
+                if encoder is None:
+                    raise
+                check_descent(self.queries, info.model, made, encoder)
 
 
 def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: TextEncoder | None) -> None:

@@ -210,6 +210,19 @@ def test_the_place_of_a_loaded_model_is_recorded(toy_bundle, tmp_path):
     assert Collection.open(tmp_path / "idx").search("the sea", 1)[0].text == "the sea"
 
 
+def test_a_student_searches_what_another_student_of_its_teacher_built(write_toy_bundle, tmp_path):
+    paths = [tmp_path / "larger.onnx", tmp_path / "small.onnx"]
+    larger, small = (
+        Encoder.load(write_toy_bundle(path, name=path.stem, teacher={"name": "teacher", "fingerprint": "f" * 64}))
+        for path in paths
+    )
+    Collection.build(["a dog", "the sea"], encoder=larger, path=tmp_path / "idx")
+    assert Collection.open(tmp_path / "idx", queries=small).search("the sea", 1)[0].text == "the sea"
+    paths[0].unlink()  # which alone names its teacher
+    with pytest.raises(FingerprintError, match=r"small .* was not made for documents embedded by larger"):
+        Collection.open(tmp_path / "idx", queries=small)
+
+
 def test_a_collection_rebuilt_with_another_model_gets_that_model(toy_bundle, write_toy_bundle, tmp_path):
     Collection.build(["a dog", "the sea"], encoder=toy_bundle, path=tmp_path / "idx")
     opened = Collection.open(tmp_path / "idx")
