@@ -231,3 +231,5 @@ def test_an_output_within_the_input_is_refused(base, encoder_path):
         write_parquet(path, {"text": ["a dog"]})
     with pytest.raises(InputError, match="is inside the input"):
         bulk.BulkEncoding.prepare(base, f"{base}/out", model=encoder_path)
+    # A folder beside the input whose name begins alike is not in it.
+    assert bulk.BulkEncoding.prepare(base, f"{base}-embedded", model=encoder_path).rows == 1

@@ -259,7 +259,8 @@ def _holds_texts(kind: pa.DataType) -> bool:
 
 def _check_apart(source: str | os.PathLike[str], output: Path | str) -> None:
     if is_url(source) or isinstance(output, str):
-        if str(output).rstrip("/").startswith(str(source).rstrip("/")):
+        inner, outer = (f"{str(place).rstrip('/')}/" for place in (output, source))
+        if inner.startswith(outer):
             raise InputError(f"{output} is inside the input {source}; choose another folder")
         return
     folder = expanded(source)
