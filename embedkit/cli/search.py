@@ -137,7 +137,7 @@ def _columns(text: str) -> int:
 
 
 def _letter_columns(letter: str) -> int:
-    if unicodedata.combining(letter):
+    if unicodedata.category(letter) in ("Mn", "Me"):
         return 0
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 

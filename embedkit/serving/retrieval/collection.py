@@ -23,7 +23,7 @@ from embedkit.runtime.arguments import (
     check_whole,
 )
 from embedkit.runtime.numerics import warn_of_mixture
-from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
+from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource, with_metadata
 from embedkit.serving.retrieval.embedding import embed_queries
 from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
 from embedkit.serving.retrieval.index_kinds import AUTO
@@ -580,7 +580,10 @@ def read_documents_and_embeddings(
     if isinstance(documents, Collection):
         if embeddings is not None:
             raise InputError("embeddings: a collection brings its own; leave them out")
-        return documents.store.source()
+        source = documents.store.source()
+        if columns is None or columns.metadata is None:
+            return source
+        return dataclasses.replace(source, documents=with_metadata(source.documents, columns.metadata))
     return read_source(documents, embeddings, columns)
 
 

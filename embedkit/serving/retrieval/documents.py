@@ -9,7 +9,7 @@ import math
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,14 @@ def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
         yield _document(record, place, row, columns, id_column)
     if skipped:
         logger.warning("left out %s without text", f"{skipped:,} document{'' if skipped == 1 else 's'}")
+
+
+def with_metadata(documents: Iterable[Document], names: Sequence[str]) -> Iterator[Document]:
+    """Yield documents with these columns of their metadata only."""
+    for document in documents:
+        place = f"document {document.id!r}"
+        chosen = {name: value_of(document.metadata or {}, name, place, "metadata_columns") for name in names}
+        yield replace(document, metadata=chosen or None)
 
 
 def is_empty(text: object) -> bool:
@@ -218,6 +226,6 @@ def value_of(record: Mapping[str, Any], column: str, place: str, argument: str) 
 
 
 def _id(value: Any, column: str, place: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+    if isinstance(value, bool) or not isinstance(value, (str, int, np.integer)) or value == "":
         raise DataError(f"{place}: expected a string or an integer as {column}, got {value!r:.80}")
     return str(value)

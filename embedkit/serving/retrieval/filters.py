@@ -88,11 +88,13 @@ def read_filter(text: str) -> dict[str, Any]:
 
     Raises:
         InputError: a part is not a condition, a quotation mark is not closed, or two conditions are alike but
-            for their values.
+            for their values, of which JSON would keep the last.
     """
     if text.lstrip().startswith("{"):
         try:
-            return dict(json.loads(text))
+            return dict(json.loads(text, object_pairs_hook=_distinct))
+        except InputError:
+            raise
         except (ValueError, RecursionError) as error:
             raise InputError(f"filter: not JSON: {error}") from error
     by_field: dict[str, Any] = {}
@@ -114,6 +116,15 @@ def read_filter(text: str) -> dict[str, Any]:
             raise InputError(f"filter: {field} {sign} stands twice, and all conditions must hold; keep one")
         conditions[_SIGNS[sign]] = _read_value(value)
     return by_field
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; InputError if a name stands twice, of which Python would keep the last."""
+    names = [name for name, _ in pairs]
+    repeated = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if repeated is not None:
+        raise InputError(f"filter: {repeated!r:.40} stands twice in an object, and all conditions must hold")
+    return dict(pairs)
 
 
 def _read_value(text: str) -> Any:

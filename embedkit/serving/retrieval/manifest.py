@@ -34,6 +34,7 @@ VECTORS: Final = "vectors.npy"
 
 _KEY = "embedkit.collection"  # the format; identifies a collection
 _LARGEST_BYTES = 2**28  # about 1.5 KB for each segment
+_ANEW = "build the collection again in another folder"
 _GENERATION = r"generation-[0-9]{6,9}"
 _SEGMENT_FILES = DocumentStore.FILES | {VECTORS}
 
@@ -155,11 +156,11 @@ class Manifest(CollectionInfo):
             raise CollectionError(f"{path} is not the manifest of a collection, or is damaged")
         version = fields.pop(_KEY)
         if type(version) is int and version not in _READABLE:
-            way_out = "pip install --upgrade embedkit-onnx" if version > FORMAT else "build the collection again"
+            way_out = "pip install --upgrade embedkit-onnx" if version > FORMAT else _ANEW
             raise CollectionError(f"{path} has format {version}, this embedkit reads 3 and {FORMAT}: {way_out}")
         checksum = fields.pop("checksum", None)
         if version not in _READABLE or checksum != _checksum({_KEY: version, **fields}):
-            raise CollectionError(f"{path} is damaged: it was changed after it was written")
+            raise CollectionError(f"{path} is damaged: it was changed after it was written; {_ANEW}")
         try:
             manifest = from_mapping(cls, fields, written=True)
         except ConfigError as error:

@@ -85,7 +85,7 @@ class Segment:
     @property
     def fields(self) -> frozenset[str]:
         """Return the fields of the documents' metadata, as far as known."""
-        return self._fields or frozenset()
+        return self._column_files.fields if self._fields is None else self._fields
 
     def _read_column(self, field: str) -> Column:
         if field in self._column_files.fields:

@@ -171,7 +171,7 @@ def _checked_embeddings(
 
 
 def _checked_rows(chunk: npt.NDArray[Any], start: int, encoder: TextEncoder) -> FloatArray:
-    if chunk.ndim != 2 or chunk.shape[1] != encoder.dimension:
+    if chunk.shape[1] != encoder.dimension:
         raise DataError(
             f"expected embeddings of {encoder.dimension} dimensions, as {encoder.name} gives them, "
             f"got an array of shape {chunk.shape}"
@@ -208,7 +208,7 @@ def _array(embeddings: EmbeddingSource) -> npt.NDArray[Any]:
         array = embeddings
     elif isinstance(embeddings, (str, os.PathLike)):
         try:
-            array = np.load(embeddings, mmap_mode="r", allow_pickle=False)
+            array = np.lib.format.open_memmap(embeddings, mode="r")
         except (OSError, ValueError) as error:
             raise DataError(f"{embeddings} is not a readable .npy file: {error}") from error
     else:
@@ -217,6 +217,8 @@ def _array(embeddings: EmbeddingSource) -> npt.NDArray[Any]:
         )
     if array.dtype.kind != "f":
         raise DataError(f"expected embeddings as floats, got {array.dtype}; bytes and bits have lost too much")
+    if array.ndim != 2:
+        raise DataError(f"expected embeddings (N, D), got an array of shape {array.shape}")
     return array
 
 

@@ -126,6 +126,8 @@ def test_columns_stand_below_each_other():
     assert lines == ["1   0.5000  雪         snow", "2  -0.2500  a-long-id  text"]
     assert command._table(hits, 20) == ["1   0.5000  雪     …", "2  -0.2500  a-long-…"]
     assert command._table([], 20) == []
+    thai = [Hit("\u0e19\u0e49\u0e33", 0.5, "water"), Hit("ab", 0.5, "text")]  # three characters, two columns
+    assert [line.index("  ", 12) for line in command._table(thai, None)] == [15, 14]
 
 
 def test_a_terminal_shows_metadata_below_the_text():

@@ -54,6 +54,7 @@ def test_iterables():
     assert list(read_documents(iter(["a", "b"]))) == [Document("0", "a"), Document("1", "b")]
     assert list(read_documents({"x": "a", "y": "b"}.items())) == [Document("x", "a"), Document("y", "b")]
     assert list(read_documents([{"id": 1, "text": "a", "n": 2}])) == [Document("1", "a", {"n": 2})]
+    assert list(read_documents(zip(np.arange(2), "ab", strict=True))) == [Document("0", "a"), Document("1", "b")]
 
 
 def test_a_table_is_not_an_iterable_of_documents():

@@ -13,7 +13,7 @@ import pytest
 from toys import write_parquet
 
 from embedkit.errors import InputError
-from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval import Collection, columns
 from embedkit.serving.retrieval.columns import ColumnBuilder, ColumnFiles, write_columns
 from embedkit.serving.retrieval.filters import parse_filter, read_filter
 
@@ -228,6 +228,13 @@ def test_a_field_that_no_document_has_is_reported(library):
     assert library.search("a", k=1, filter={"lang": {"exists": True}}).warnings == []
 
 
+def test_a_field_with_a_column_is_known_beside_fields_without(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(columns, "_MOST_FIELDS", 1)
+    rows = [{"text": "a", "year": 1}, {"text": "b", "year": 2, "other": 1}]
+    collection = Collection.build(rows, encoder=encoder, path=tmp_path / "idx")
+    assert collection.search("a", filter={"year": 2}).warnings == []
+
+
 def test_an_empty_collection_says_so(tmp_path, encoder):
     collection = Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")
     collection.delete("0")
@@ -287,7 +294,15 @@ def test_the_time_to_read_a_filter_is_linear_in_its_length(text):
     assert time.process_time() - began < 2.0  # with backtracking, minutes
 
 
-@pytest.mark.parametrize("text", ["year > 2019, year > 2020", "lang = en, lang = de"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "year > 2019, year > 2020",
+        "lang = en, lang = de",
+        '{"year": {"gte": 2020}, "year": {"lt": 2024}}',
+        '{"year": {"gte": 2020, "gte": 2024}}',
+    ],
+)
 def test_a_condition_given_twice_is_an_error(text):
     with pytest.raises(InputError, match="stands twice"):
         read_filter(text)

@@ -100,6 +100,13 @@ def test_another_collection(tmp_path, encoder, embedded):
     assert len(built(str(tmp_path / "first"), encoder, tmp_path)) == len(ROWS)
 
 
+def test_another_collection_without_some_of_its_metadata(tmp_path, encoder):
+    first = Collection.build([{"text": "a", "n": 1, "secret": 2}], encoder=encoder, path=tmp_path / "first")
+    assert built(first, encoder, tmp_path, metadata_columns=["n"]).get("0").metadata == {"n": 1}
+    with pytest.raises(DataError, match="document '0': there is no column 'm' among n, secret"):
+        Collection.build(first, encoder=encoder, path=tmp_path / "other", metadata_columns=["m"])
+
+
 def test_a_folder_of_parquet_without_embeddings_is_embedded(tmp_path, encoder):
 
     (tmp_path / "s" / "deep").mkdir(parents=True)
@@ -152,6 +159,7 @@ def test_rows_out_of_step_are_refused(tmp_path, encoder, embedded):
         (lambda rows: np.where(np.arange(150)[:, None] == 70, np.nan, rows), "embedding 71 has length nan"),
         (lambda rows: (100 * rows).astype(np.int8), "as floats, got int8"),
         (lambda rows: rows[0], "shape"),
+        (lambda rows: rows[0, 0, ...], r"shape \(\)"),
     ],
 )
 def test_arrays_of_another_form_are_refused(tmp_path, encoder, embedded, spoil, message):
@@ -188,6 +196,12 @@ def test_shards_of_several_models_are_refused(tmp_path, encoder, other_encoder):
 )
 def test_invalid_embeddings_are_refused(tmp_path, encoder, documents, embeddings, error, message):
     refused(tmp_path, error, message, documents, encoder, embeddings=embeddings)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 an archive of arrays"])
+def test_what_is_no_array_is_no_readable_file(tmp_path, encoder, content):
+    (tmp_path / "rows.npy").write_bytes(content)
+    refused(tmp_path, DataError, "not a readable", ["a"], encoder, embeddings=tmp_path / "rows.npy")
 
 
 def test_quantized_shards_are_refused(tmp_path, encoder):
