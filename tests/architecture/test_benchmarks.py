@@ -2,10 +2,13 @@
 
 import ast
 import importlib
+import json
 import runpy
 from pathlib import Path
 
 import pytest
+
+from embedkit.runtime.bundle import read_bundle
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
@@ -37,3 +40,14 @@ def test_the_list_of_models_is_what_its_script_writes():
     published = runpy.run_path(str(ROOT / "benchmarks" / "quality" / "published.py"))
     written = (ROOT / "embedkit" / "runtime" / "models.json").read_text(encoding="utf-8")
     assert published["content"]() == written
+
+
+@pytest.mark.parametrize("name", ["quality", "multilingual"])
+def test_figures_are_those_of_the_models_in_the_repository(name):
+    paths = [path for folder in ("embedkit/bundled", "models") for path in (ROOT / folder).glob("*.onnx")]
+    models = {path.stem: read_bundle(path).fingerprint for path in paths}
+    report = json.loads((ROOT / "benchmarks" / name / "results.json").read_text(encoding="utf-8"))
+    rows = {label.partition(",")[0]: row for label, row in report.get("models", report).items()}
+    measured = {model: rows[model]["fingerprint"] for model in models if model in rows}
+    assert len(measured) >= 2
+    assert measured == {model: models[model] for model in measured}

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import pytest
 
 from embedkit.cli.main import COMMANDS, command_parser, main
-from embedkit.runtime.location import published_models
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,6 +26,18 @@ BLOCK = re.compile(r"(?ms)(?:<!-- (?P<mark>[^>]*) -->\n)?^```(?P<language>\w*)\n
 MARK = re.compile(r"(?P<kind>not run|continues in): (?P<what>.+)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
+
+# The first words of a heading in a table of models -> column of benchmarks/quality.
+COLUMNS = {
+    "STS": "STS mean",
+    "SICK-R": "SICKR",
+    "re-ranking": "re-ranking mean",
+    "SciFact": "SciFact nDCG@10",
+    "retrieval": "retrieval mean",
+    "Banking77": "Banking77 accuracy",
+    "QQP AP": "QQP AP",
+    "QNLI AP": "QNLI AP",
+}
 
 INSECTS = [
     {"id": "doc-17", "text": "Bees dance.", "lang": "en", "year": 2021, "tag": ["bees"]},
@@ -88,20 +99,54 @@ def test_commands_parse(words):
     command_parser(words[0]).parse_args(words[1:])
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/choose.md"])
-def test_tables_of_models_have_the_figures_that_the_command_prints(name):
-    """The rows of ``| int8 | ...``: a heading begins with the name of its figure."""
-    table = (ROOT / name).read_text(encoding="utf-8").partition("| int8 |")[2].partition("\n\n")[0]
-    header, _, *rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines())
-    models = {f"`{model.name}`": model.figures for model in published_models().values()}
+def results(benchmark):
+    return json.loads((ROOT / "benchmarks" / benchmark / "results.json").read_text(encoding="utf-8"))
+
+
+def table_after(text, start):
+    """Return the heading cells and the rows of the table that begins with ``start``."""
+    lines = (start + text.partition(start)[2]).partition("\n\n")[0].splitlines()
+    header, _, *rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines)
+    return header[1:], rows
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/choose.md", "docs/models.md"])
+def test_tables_of_models_have_the_figures_of_their_benchmarks(name):
+    """A heading begins with the name of its figure."""
+    quality = {label.partition(",")[0]: row for label, row in results("quality").items()}
+    times = {label.partition(",")[0]: row for label, row in results("frontier")["rows"].items()}
+    header, rows = table_after((ROOT / name).read_text(encoding="utf-8"), "| int8 |")
     seen = 0
     for first, *cells in rows:
-        for heading, cell in zip(header, cells, strict=True):
+        model = first.strip("`")
+        for heading, cell in zip(header, cells, strict=False):  # blank cells at the end are stripped
             figure = heading.partition(",")[0]
-            if figure in models.get(first, {}):
-                assert float(cell) == models[first][figure], f"{first}, {figure}"
-                seen += 1
-    assert seen >= 16
+            if model in times and figure == "file":
+                expected = f"{times[model]['bytes'] / 1e6:.1f} MB"
+            elif model in times and figure == "µs a title":
+                expected = f"{times[model]['titles']:,.0f}"
+            elif COLUMNS.get(figure) in quality[model]:
+                expected = f"{quality[model][COLUMNS[figure]]:.2f}"
+            else:
+                continue
+            assert cell == expected, f"{first}, {figure}"
+            seen += 1
+    assert seen >= 4 * 5
+
+
+def test_the_table_of_languages_has_the_means_of_its_benchmark():
+    figures = results("multilingual")["figures"] | {
+        "multilingual-e5-small": results("multilingual")["figures"]["e5 (teacher)"]
+    }
+    header, rows = table_after((ROOT / "docs" / "models.md").read_text(encoding="utf-8"), "| int8 | STS-B")
+    assert len(rows) == 3
+    for first, *cells, _ in rows:
+        for heading, cell in zip(header, cells, strict=False):
+            task = re.split("[-:,]", heading)[0]
+            values = [
+                value for name, value in figures[first.strip("`").split("`")[0]].items() if name.startswith(task)
+            ]
+            assert cell == f"{sum(values) / len(values):.1f}", f"{first}, {heading}"
 
 
 class Notebook(NamedTuple):
