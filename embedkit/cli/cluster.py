@@ -34,12 +34,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.75,
         metavar="COSINE",
-        help="least cosine with a group's representative, or of a pair (default: %(default)s)",
+        help="minimum cosine with a group's representative, or of a pair (default: %(default)s)",
     )
-    parser.add_argument("--min-size", type=int, metavar="N", help="least number of texts in a group (default: 2)")
+    parser.add_argument(
+        "--min-size", type=int, metavar="N", help="minimum number of texts in a group (default: 2)"
+    )
     parser.add_argument("--pairs", action="store_true", help="write pairs instead of groups")
     parser.add_argument(
-        "--max-pairs", type=int, metavar="N", help="with --pairs: most pairs to write (default: 1000000)"
+        "--max-pairs", type=int, metavar="N", help="with --pairs: maximum number of pairs (default: 1000000)"
     )
 
 

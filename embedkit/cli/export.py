@@ -25,7 +25,7 @@ embedkit export runs/tiny -o tiny-st --format sentence-transformers
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", metavar="RUN_OR_MODEL", help="a run folder, a model folder, a hub id or a bundle"
+        "source", metavar="RUN_OR_MODEL", help="a run folder, a model folder, a hub id, a bundle or a bundled name"
     )
     add_output(parser, "the bundle to write; a folder with --all or --format sentence-transformers")
     parser.add_argument(

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import logging
 
-from embedkit.cli.options import refuse_unused
+from embedkit.cli.options import COLLECTION, refuse_unused
 from embedkit.cli.serve import add_serving, log_access, serving_flags
 
 HELP = "let agents search and extend a collection over the Model Context Protocol (MCP)"
@@ -17,7 +17,7 @@ embedkit mcp idx/ --allow-writes --http --port 8081 --api-key-file keys.toml
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("collection", metavar="IDX", help="folder created by `embedkit index build`")
+    parser.add_argument("collection", metavar="IDX", help=COLLECTION)
     parser.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
     parser.add_argument("--allow-writes", action="store_true", help="let agents add documents")
     parser.add_argument("--http", action="store_true", help="serve streamable HTTP at /mcp instead of stdio")

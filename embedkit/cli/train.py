@@ -113,7 +113,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _add_student(parser: argparse.ArgumentParser) -> None:
     """Add the choice of the model to train."""
-    parser.add_argument("--student", help="pre-trained model to start from, folder or hub id")
+    parser.add_argument(
+        "--student", help="pre-trained model to start from: a folder, a hub id, a bundle or a bundled name"
+    )
     parser.add_argument("--start", help="initialisation: teacher (its words), layers (of the teacher) or random")
     for flag, what in _SHAPE.items():
         parser.add_argument(f"--{flag.replace('_', '-')}", type=int, help=what)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from embedkit import Collection
 from embedkit.cli.main import COMMANDS, command_parser, main
 
 ROOT = Path(__file__).parents[2]
@@ -147,6 +148,15 @@ def test_the_table_of_languages_has_the_means_of_its_benchmark():
                 value for name, value in figures[first.strip("`").split("`")[0]].items() if name.startswith(task)
             ]
             assert cell == f"{sum(values) / len(values):.1f}", f"{first}, {heading}"
+
+
+def test_every_file_of_a_collection_is_described(tmp_path):
+    collection = Collection.build(INSECTS, encoder="tiny", path=tmp_path / "idx", lexical=True)
+    collection.delete(["doc-5"])
+    described = (ROOT / "docs" / "retrieval.md").read_text(encoding="utf-8").partition("\n## On disk\n")[2]
+    names = {path.name for path in (tmp_path / "idx").rglob("*") if path.is_file()}
+    assert len(names) > 5
+    assert [name for name in names if name not in described] == []
 
 
 class Notebook(NamedTuple):

@@ -33,7 +33,9 @@ class ServerSettings:
     )
     tls_certificate: str | None = setting(None, "PEM file of the certificate chain, for HTTPS without a proxy")
     tls_key: str | None = setting(None, "PEM file of its private key")
-    collection: str | None = setting(None, "folder of a collection, built with the same model or its teacher")
+    collection: str | None = setting(
+        None, "folder or address of a collection, built with the same model or its teacher"
+    )
     allow_writes: bool = setting(False, "whether clients may change the collection")
     refresh_s: float = setting(1.0, "maximum delay until writes of other processes are visible", minimum=0)
     reranker: str | None = setting(None, "cross-encoder for ranking; default: the model itself")
