@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from embedkit.serving.http.embedding import Role
 from embedkit.serving.http.protocols.fields import (
@@ -35,6 +35,13 @@ def refuse_image(value: Any) -> Any:
     """Reject images by their name, instead of by what they lack of a text."""
     if isinstance(value, list) or (isinstance(value, dict) and value.get("type") == "image_url"):
         raise ValueError("images are not supported, only texts")
+    return value
+
+
+def refuse_fields(value: list[str] | None) -> list[str] | None:
+    """Reject other fields of documents, which would change the ranking."""
+    if value not in (None, ["text"]):
+        raise ValueError('documents are ranked by their field text; expected ["text"]')
     return value
 
 
@@ -105,6 +112,9 @@ class RerankRequest(Schema):
     documents: list[str | RerankDocument]
     model: ModelName = None
     top_n: int | None = Field(None, ge=1, description="number of documents to return; default: all")
+    rank_fields: Annotated[list[str] | None, AfterValidator(refuse_fields)] = Field(
+        None, description="fields of documents that are read; only text is supported"
+    )
     return_documents: bool | None = Field(None, description="whether the response contains the texts")
 
 

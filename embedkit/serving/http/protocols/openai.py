@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from embedkit.errors import InputError
-from embedkit.serving.http.embedding import Embedder
+from embedkit.serving.http.embedding import Embedder, Role
 from embedkit.serving.http.protocols.fields import (
     PRECISIONS,
     Dimensions,
@@ -32,6 +32,8 @@ TokenIds = Annotated[
     Field(description="token ids of a text, or of several, including special tokens"),
 ]
 Types = EmbeddingType | list[EmbeddingType] | None
+Value = TypeVar("Value")
+_ROLES: Final[dict[str, Role]] = {"query": "query", "passage": "document", "document": "document"}
 
 
 def read_inputs(value: Any, information: ValidationInfo) -> Any:
@@ -45,10 +47,24 @@ def read_inputs(value: Any, information: ValidationInfo) -> Any:
     return check_texts(value)
 
 
+def refuse_late_chunking(value: bool | None) -> bool | None:  # noqa: FBT001 - a validator
+    """Reject embeddings of texts that read each other."""
+    if value:
+        raise ValueError("not supported, because each text is embedded by itself; expected false")
+    return value
+
+
+def refuse_unnormalised(value: bool | None) -> bool | None:  # noqa: FBT001 - a validator
+    """Reject embeddings of other lengths than 1."""
+    if value is False:
+        raise ValueError("false is not supported, because this server returns unit vectors")
+    return value
+
+
 class EmbeddingsRequest(Schema):
     """OpenAI's request, plus ``prompt_name`` and ``tokenizer``; also Jina's, whose texts may be objects.
 
-    The type of the numbers has a name of its own in the protocols of Jina, Voyage and Cohere.
+    Some options have names of their own in the protocols of Jina, Voyage and Cohere.
     """
 
     tokenizer: str | None = Field(
@@ -60,10 +76,27 @@ class EmbeddingsRequest(Schema):
         "float", description="numbers, or little-endian float32 in base64, which is smaller and faster"
     )
     dimensions: Dimensions = None
+    output_dimension: Dimensions = None
     embedding_type: Types = Field(None, description="type of the numbers, as Jina's clients name it")
     output_dtype: Types = Field(None, description="the same, as Voyage's clients name it")
     embedding_types: Types = Field(None, description="the same, as Cohere's clients name it; one type only")
     prompt_name: PromptName = None
+    task: str | None = Field(
+        None,
+        description="retrieval.query and retrieval.passage, of Jina's clients, select the model's prompts; other "
+        "tasks select none",
+    )
+    input_type: str | None = Field(None, description="the same, as Voyage's clients name it: query or document")
+    truncate: bool | None = Field(
+        None, description="whether to truncate texts that are too long or to reject them; default: on_overflow"
+    )
+    truncation: bool | None = Field(None, description="the same, as Voyage's clients name it")
+    late_chunking: Annotated[bool | None, AfterValidator(refuse_late_chunking)] = Field(
+        None, description="not supported"
+    )
+    normalized: Annotated[bool | None, AfterValidator(refuse_unnormalised)] = Field(
+        None, description="true, if given: embeddings are unit vectors"
+    )
 
     _texts = field_validator("input", mode="before")(read_inputs)
 
@@ -112,22 +145,44 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     embedder = request.registry.embedder(body.model)
     kind = _embedding_type(body)
     is_packed = PRECISIONS[kind] != "float32"
-    dimensions = None if is_packed else body.dimensions  # bytes and bits are computed from all dimensions
-    embedder.check_dimensions(body.dimensions)
+    kept = _agreed(dimensions=body.dimensions, output_dimension=body.output_dimension)
+    embedder.check_dimensions(kept)
+    dimensions = None if is_packed else kept  # bytes and bits are computed from all dimensions
     if body.tokenizer is None:
         texts = as_texts(cast(str | list[str], body.input))
-        done = await embedder.embed(texts, prompt_name=body.prompt_name, dimensions=dimensions)
+        done = await embedder.embed(
+            texts,
+            role=_role(body),
+            prompt_name=body.prompt_name,
+            dimensions=dimensions,
+            truncate=_agreed(truncate=body.truncate, truncation=body.truncation),
+        )
     else:
         done = await embedder.embed_ids(_token_ids(body, embedder, request), dimensions=dimensions)
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     usage = {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
     rows: Any = done.rows
     if is_packed:
-        rows = embedder.encoder.pack(rows, PRECISIONS[kind], truncate_dim=body.dimensions)
+        rows = embedder.encoder.pack(rows, PRECISIONS[kind], truncate_dim=kept)
     if "base64" in (kind, body.encoding_format):
         rows = to_base64(rows)
     data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
     return to_json({"object": "list", "data": data, "model": embedder.encoder.name, "usage": usage})
+
+
+def _agreed(**values: Value | None) -> Value | None:
+    """Return the value of an option that has several names; InputError if they have different values."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if len(set(given.values())) > 1:
+        raise InputError(f"{' and '.join(given)}: expected one value, got {', '.join(map(str, given.values()))}")
+    return next(iter(given.values()), None)
+
+
+def _role(body: EmbeddingsRequest) -> Role | None:
+    """Return whether the texts are queries or documents, by the last word of the task or type."""
+    return _agreed(
+        task=_ROLES.get((body.task or "").rpartition(".")[2]), input_type=_ROLES.get(body.input_type or "")
+    )
 
 
 def _embedding_type(body: EmbeddingsRequest) -> EmbeddingType:
@@ -146,8 +201,8 @@ def _token_ids(body: EmbeddingsRequest, embedder: Embedder, request: Request) ->
     encoder = embedder.encoder
     if body.tokenizer != encoder.fingerprint and request.registry.embedder(body.tokenizer).encoder is not encoder:
         raise InputError(f"tokenizer: expected {encoder.name!r}, the requested model, got {body.tokenizer!r:.80}")
-    if body.prompt_name is not None:
-        raise InputError("prompt_name: prompts cannot be prepended to token ids; send texts")
+    if body.prompt_name is not None or _role(body) is not None:
+        raise InputError("prompt_name, task, input_type: prompts cannot be prepended to token ids; send texts")
     inputs = body.input
     if not isinstance(inputs, list) or any(isinstance(item, str) for item in inputs):
         raise InputError("input: expected token ids, because tokenizer is set; omit it to send texts")

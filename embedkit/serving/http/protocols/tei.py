@@ -76,6 +76,7 @@ class SimilarityParameters(Schema):
     truncate: Truncate = None
     truncation_direction: Direction = None
     prompt_name: PromptName = None
+    dimensions: Dimensions = None
 
 
 class SimilarityRequest(Schema):
@@ -86,11 +87,17 @@ class SimilarityRequest(Schema):
     model: ModelName = None
 
 
+class InferParameters(SimilarityParameters):
+    """Options for embedding texts, which may also stand beside them."""
+
+    normalize: bool | None = None
+
+
 class InferRequest(TeiEmbedRequest):
     """Request of ``huggingface_hub.InferenceClient``: texts to embed, or texts to compare."""
 
     inputs: Texts | SimilarityInputs  # type: ignore[assignment]
-    parameters: SimilarityParameters | None = None
+    parameters: InferParameters | None = None
 
 
 class TeiTokenizeRequest(Schema):
@@ -120,6 +127,7 @@ class TeiPredictRequest(Schema):
     inputs: list[str] | list[list[str]] = Field(description="a pair of texts, or a list of pairs")
     raw_scores: bool = Field(False, description="whether scores are logits, before the sigmoid")
     truncate: Truncate = None
+    truncation_direction: Direction = None
 
     @field_validator("inputs")
     @classmethod
@@ -172,6 +180,7 @@ class TeiRerankRequest(Schema):
     truncate: bool | None = Field(
         None, description="whether to truncate pairs that are too long or to reject them"
     )
+    truncation_direction: Direction = None
     return_documents: bool = Field(False, description="whether the response to infinity's request has the texts")
     top_n: int | None = Field(None, ge=1, description="number of documents in it; default: all")
 
@@ -232,7 +241,10 @@ async def compare(body: SimilarityRequest, request: Request) -> Response:
     """Return the cosine of one text with each of several."""
     inputs, how = body.inputs, body.parameters or SimilarityParameters(prompt_name=None)
     done = await request.registry.embedder(body.model).embed(
-        [inputs.source_sentence, *inputs.sentences], prompt_name=how.prompt_name, truncate=how.truncate
+        [inputs.source_sentence, *inputs.sentences],
+        prompt_name=how.prompt_name,
+        dimensions=how.dimensions,
+        truncate=how.truncate,
     )
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     return to_json(done.rows[1:] @ done.rows[0])
@@ -241,10 +253,13 @@ async def compare(body: SimilarityRequest, request: Request) -> Response:
 @routes.post("/", list[list[float]] | list[float])
 async def infer(body: InferRequest, request: Request) -> Response:
     """As ``/embed`` for texts, and as ``/similarity`` for ``{"source_sentence", "sentences"}``."""
+    if body.parameters is not None:
+        body = body.model_copy(update=body.parameters.model_dump(exclude_none=True))
     if isinstance(body.inputs, SimilarityInputs):
-        return await compare(
-            SimilarityRequest(inputs=body.inputs, parameters=body.parameters, model=body.model), request
+        how = SimilarityParameters(
+            truncate=body.truncate, prompt_name=body.prompt_name, dimensions=body.dimensions
         )
+        return await compare(SimilarityRequest(inputs=body.inputs, parameters=how, model=body.model), request)
     return await embed(body, request)
 
 

@@ -12,6 +12,8 @@ from huggingface_hub import InferenceClient, close_session
 from huggingface_hub.errors import HfHubHTTPError
 from openai import OpenAI
 
+from embedkit import Encoder
+
 TEXTS = ["a dog in the garden", "the sea", "snow on the mountain"]
 KEY = "a-key-of-some-length"
 
@@ -150,6 +152,60 @@ def test_the_type_of_numbers_has_the_name_of_each_client(client, toy_encoder, ex
     np.testing.assert_array_equal(coded, expected)
     coded = [np.frombuffer(base64.b64decode(row), "u1") for row in embed("ubinary", encoding_format="base64")]
     np.testing.assert_array_equal(coded, np.packbits(expected > 0, axis=1))
+
+
+@pytest.fixture(scope="module")
+def prompted(write_toy_bundle, tmp_path_factory):
+    """An encoder with prompts for queries and documents."""
+    path = tmp_path_factory.mktemp("prompted") / "prompted.onnx"
+    return Encoder.load(write_toy_bundle(path, prompts={"query": "sea ", "document": "dog "}), threads=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "role"),
+    [
+        ({"task": "retrieval.query"}, "query"),
+        ({"task": "retrieval.passage"}, "document"),
+        ({"task": "text-matching"}, None),
+        ({"input_type": "query"}, "query"),
+        ({"input_type": "document"}, "document"),
+        ({"input_type": "query", "prompt_name": "document"}, "document"),
+    ],
+)
+def test_the_task_of_jina_and_the_type_of_voyage_select_the_prompt(serve, prompted, option, role):
+    encode = {"query": prompted.encode_query, "document": prompted.encode_document, None: prompted.encode}[role]
+    with serve(encoder=prompted) as url:
+        done = httpx.post(f"{url}/v1/embeddings", json={"input": TEXTS, **option}).json()
+        ids = httpx.post(f"{url}/v1/embeddings", json={"input": [5], "tokenizer": prompted.name, **option})
+    np.testing.assert_array_equal(np.float32([row["embedding"] for row in done["data"]]), encode(TEXTS))
+    assert ids.status_code == (200 if role is None else 400)
+
+
+@pytest.mark.parametrize("kind", ["float", "binary"])
+def test_dimensions_have_the_name_of_voyage_too(client, toy_encoder, expected, kind):
+    done = client.post("/v1/embeddings", json={"input": TEXTS, "output_dimension": 8, "output_dtype": kind}).json()
+    wanted = toy_encoder.pack(expected, {"float": "float32"}.get(kind, kind), truncate_dim=8)
+    np.testing.assert_array_equal(np.float32([row["embedding"] for row in done["data"]]), wanted)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"truncate": False}, "longer than 12 tokens, the first at position 1"),
+        ({"truncation": False}, "longer than 12 tokens, the first at position 1"),
+        ({"truncate": True, "truncation": False}, "truncate and truncation: expected one value, got True, False"),
+        (
+            {"dimensions": 3, "output_dimension": 4},
+            "dimensions and output_dimension: expected one value, got 3, 4",
+        ),
+        ({"late_chunking": True}, "late_chunking: not supported"),
+        ({"normalized": False}, "normalized: false is not supported"),
+    ],
+)
+def test_an_option_of_jina_or_voyage_that_cannot_be_met_is_refused_by_name(client, option, words):
+    done = client.post("/v1/embeddings", json={"input": ["a", "word " * 40], **option})
+    assert done.status_code == 400
+    assert words in done.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,14 @@ def test_what_the_document_calls_unsupported_is_refused(full):
     for path, content in [
         ("/predict", {"inputs": "a"}),
         ("/embed", {"inputs": "a", "truncation_direction": "left"}),
+        ("/rerank", {"query": "a", "texts": ["b"], "truncation_direction": "left"}),
+        ("/predict", {"inputs": ["a", "b"], "truncation_direction": "Left"}),
         ("/embed", {"inputs": "a", "normalize": False}),
+        ("/v1/embeddings", {"input": "a", "late_chunking": True}),
+        (
+            "/v1/rerank",
+            {"query": "a", "documents": [{"text": "b", "title": "c"}], "rank_fields": ["title", "text"]},
+        ),
         ("/v2/embed", {"texts": ["a"], "truncate": "START"}),
     ]:
         check_error(post(full, path, content), path)

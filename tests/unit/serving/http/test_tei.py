@@ -24,6 +24,24 @@ def test_the_request_decides_whether_long_texts_are_truncated(client, truncate, 
     assert client.post("/embed", json={"inputs": ["a", LONG], **truncate}).status_code == status
 
 
+@pytest.mark.parametrize("place", [lambda options: options, lambda options: {"parameters": options}])
+@pytest.mark.parametrize(
+    "inputs", ["the sea", {"source_sentence": "the sea", "sentences": ["a dog", "music in the garden"]}]
+)
+def test_options_of_the_first_route_may_stand_beside_the_inputs_or_in_parameters(
+    client, toy_encoder, inputs, place
+):
+    def ask(**options):
+        return client.post("/", json={"inputs": inputs, **place(options)})
+
+    texts = [inputs] if isinstance(inputs, str) else [inputs["source_sentence"], *inputs["sentences"]]
+    rows = toy_encoder.encode(texts, truncate_dim=3)
+    wanted = rows if isinstance(inputs, str) else rows[1:] @ rows[0]
+    np.testing.assert_allclose(np.float32(ask(dimensions=3).json()), wanted, atol=1e-6)
+    assert "no prompt 'nix'" in ask(prompt_name="nix").json()["error"]
+    assert "truncated at their end" in ask(truncation_direction="left").json()["error"]
+
+
 def test_info_describes_the_model_and_the_limits(client, toy_encoder):
     info = client.get("/info").json()
     assert info["model_id"] == "toy"
