@@ -162,9 +162,7 @@ def _document(
     if not isinstance(text, str):
         raise DataError(f"{place}: expected a string as {columns.text}, got {text!r:.80}")
     if not text.strip():
-        raise DataError(
-            f"{place}: the text is empty; leave such documents out with skip_empty", parameters=["skip_empty"]
-        )
+        raise DataError(f"{place}: the text is empty; skip documents without text")
     id_ = str(row) if id_column is None else _id(value_of(record, id_column, place, "id_column"), id_column, place)
     names = [name for name in record if name not in (columns.text, id_column)]
     if columns.metadata is not None:

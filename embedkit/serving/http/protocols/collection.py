@@ -76,13 +76,6 @@ class DocumentBody(OwnSchema):
 
     _json = field_validator("metadata", mode="before")(check_json)
 
-    @field_validator("text")
-    @classmethod
-    def _check_text(cls, text: str) -> str:
-        if not text.strip():
-            raise ValueError("the text is empty; leave the document out")
-        return text
-
     @model_validator(mode="before")
     @classmethod
     def _gather_metadata(cls, data: Any) -> Any:

@@ -179,7 +179,11 @@ def test_fields_beside_the_text_are_metadata_as_in_a_file(writing):
         ("/v1/documents", {"document": [{"id": "x", "text": "a"}]}, "did you mean 'documents'?"),
         ("/v1/documents", {"documents": [{"id": "x", "text": "a", "meta": {"n": 1}}]}, "did you mean 'metadata'?"),
         ("/v1/documents", {"documents": [{"id": "x", "text": "a", "n": 1, "metadata": {"n": 2}}]}, "'n' is given"),
-        ("/v1/documents", {"documents": [{"id": "x", "text": " "}]}, "documents.0.text: the text is empty; leave"),
+        (
+            "/v1/documents",
+            {"documents": [{"id": "x", "text": "a"}, {"id": "y", "text": " "}]},
+            "document 2: the text is empty; skip",
+        ),
         ("/v1/documents/delete", {"id": ["dog"]}, "id: unknown field; did you mean 'ids'?"),
         ("/v1/documents/delete", {"ids": [], "filter": {"year": 1}}, "filter: unknown field"),
     ],
