@@ -76,12 +76,14 @@ class Connection(asyncio.Protocol):
         self._registry.enter(self)
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Unregister the connection; requests that have not arrived completely never will."""
+        """Unregister the connection, and drop the work for it; requests that have not arrived never will."""
         self._registry.leave(self)
         self._parser = None
         for request in self._requests:
             if request.task is None:
                 self._application.end(request)
+            else:
+                request.task.cancel()
         self._requests.clear()
         self.resume_writing()
 
@@ -251,9 +253,10 @@ class Connection(asyncio.Protocol):
 
     def _reply(self, request: Request, response: Response) -> None:
         """Write the answer to the first request."""
-        request.answered, request.status = True, response.status
+        request.answered = True
         if self.transport.is_closing():
             return
+        request.status = response.status
         is_last = not request.keep_alive or (self._registry.draining and len(self._requests) == 1)
         lines = [b"x-request-id: %b\r\n" % request.id, *self._application.shared_with_pages(request)]
         if is_last:

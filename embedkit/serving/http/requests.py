@@ -210,7 +210,7 @@ class Application:
 
     async def _inflated(self, request: Request) -> bytes:
         """Return the body, decompressed; TooLargeError if it is too large, InputError if it is not gzip's."""
-        if request.headers[b"content-encoding"].lower() == b"identity":
+        if request.headers[b"content-encoding"].strip().lower() == b"identity":
             return bytes(request.body)
         if len(request.body) * _MOST_INFLATED_TIMES <= _INFLATED_AT_ONCE:
             return _inflate(request.body, self._settings.max_body_bytes)

@@ -226,7 +226,7 @@ class Server:
         application = Application(all_routes(service, mcp), service, self._keys)
         self._connections = Connections(service.settings, application)
         self._tls = _tls_context(service.settings)
-        self._reloading: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[Exception | None] | None = None
         self._signals: list[int] = []
         self.url = ""
         self.started = self.should_exit = False
@@ -348,11 +348,7 @@ class Server:
                 logger.exception("unexpected error")
 
     def _begin_reload(self) -> None:
-        self._reloading = asyncio.get_running_loop().create_task(self._reload())
-
-    async def _reload(self) -> None:
-        with contextlib.suppress(Exception):  # already logged
-            await self._service.reload()
+        self._reloading = asyncio.get_running_loop().create_task(self._service.reload())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

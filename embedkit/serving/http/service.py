@@ -43,7 +43,7 @@ class Service:
         self.metrics.watch_admission(lambda: admission.reserved_s)
         self.draining = False
         self._one_reload = asyncio.Lock()
-        self._reloading: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[Exception | None] | None = None
         self.registry = self._make()
         self.metrics.watch_queues(self.registry.queues)
 
@@ -66,16 +66,12 @@ class Service:
             registry.users -= 1
             self._close_if_unused(registry)
 
-    async def reload(self) -> None:
+    async def reload(self) -> Exception | None:
         """Load models and collection again from the same sources; new requests use the new ones.
 
         They are loaded and verified while the old ones still answer and finish their requests. If that fails, the
-        old ones stay in use. A reload that has started continues even if its caller is gone.
+        old ones stay in use, and the error is logged and returned.
         """
-        self._reloading = asyncio.get_running_loop().create_task(self._reload())
-        await asyncio.shield(self._reloading)
-
-    async def _reload(self) -> None:
         async with self._one_reload:
             try:
                 fresh = await asyncio.to_thread(self._make_warm)
@@ -85,20 +81,31 @@ class Service:
                 logger.error(  # noqa: TRY400
                     "reload failed, and everything stays as it was: %s", error, exc_info=fault
                 )
-                raise
+                return error
             before, self.registry = self.registry, fresh
             self.metrics.watch_queues(fresh.queues)
             self.metrics.count_reload("done")
             models = {card["id"]: card["fingerprint"][:12] for card in fresh.cards()}
             logger.info("reloaded", extra={"fields": {"models": models}})
             self._close_if_unused(before)
+            return None
 
     async def reload_everywhere(self) -> None:
-        """Reload here, and then in all other workers; an EmbedkitError if one of them keeps its state."""
-        await self.reload()
+        """Reload here, and then in all other workers, even if the caller is gone meanwhile.
+
+        Raises the error of :meth:`reload`, or a WorkerError if another worker keeps its state.
+        """
+        self._reloading = asyncio.get_running_loop().create_task(self._reload_everywhere())
+        error = await asyncio.shield(self._reloading)
+        if error is not None:
+            raise error
+
+    async def _reload_everywhere(self) -> Exception | None:
+        error = await self.reload()
+        if error is not None:
+            return error
         problems = [problem for problem in await self.peers.ask("reload") if problem]
-        if problems:
-            raise WorkerError(f"{len(problems)} workers could not reload: {problems[0]}")
+        return WorkerError(f"{len(problems)} workers could not reload: {problems[0]}") if problems else None
 
     async def metrics_text(self) -> bytes:
         """Return the aggregated metrics of all workers, in Prometheus's text format."""
@@ -111,11 +118,8 @@ class Service:
             return self.metrics.snapshot()
 
         async def reload() -> str:
-            try:
-                await self.reload()
-            except Exception as error:  # noqa: BLE001 - already logged
-                return str(error) or type(error).__name__
-            return ""
+            error = await self.reload()
+            return "" if error is None else str(error) or type(error).__name__
 
         await self.peers.answer({"metrics": metrics, "reload": reload})
 

@@ -107,6 +107,39 @@ def test_an_unexpected_fault_in_a_reload_is_logged_counted_and_told_to_the_worke
     assert b'embedkit_reloads_total{result="failed"} 1.0' in service.metrics.text([])
 
 
+def test_a_reload_continues_in_all_workers_without_its_caller(toy_encoder):
+    loading, asked = threading.Event(), asyncio.Event()
+
+    class Others(Peers):
+        async def ask(self, question):
+            asked.set()
+            assert question == "reload"
+            return [""]
+
+    def load():
+        assert loading.wait(20)
+        return LoadedModels([toy_encoder])
+
+    loading.set()
+    service = Service(ServerSettings(), load, peers=Others())
+    loading.clear()
+    before = service.registry
+
+    async def run():
+        caller = asyncio.ensure_future(service.reload_everywhere())
+        await asyncio.sleep(0.05)
+        caller.cancel()
+        loading.set()
+        await asyncio.wait_for(asked.wait(), 20)
+        return caller.cancelled()
+
+    try:
+        assert asyncio.run(run())
+        assert service.registry is not before
+    finally:
+        service.close()
+
+
 def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
     known = [Encoder.load(bundle, threads=1).encode(TEXTS)]
     found, stop = [], threading.Event()

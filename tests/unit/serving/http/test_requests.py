@@ -8,12 +8,16 @@ import http.client
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from embedkit import Encoder
 from embedkit.serving.http.requests import Deadlines
 from embedkit.serving.http.routes import Route, RouteTable
+
+from .conftest import gated, wait_for
 
 KEY = "a-key-of-some-length"
 
@@ -122,6 +126,25 @@ def test_a_client_that_disconnects_before_its_request_is_complete_is_counted_and
     assert "embedkit_requests_at_work 1.0" in metrics
 
 
+def test_the_work_for_a_client_that_disconnects_is_dropped(serve, toy_bundle):
+    encoder = gated(Encoder, "encode_tokens").load(toy_bundle)
+
+    with serve(encoder=encoder) as url, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "a"}, timeout=30)
+        wait_for(lambda: encoder.begun)
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            lines = ("POST /embed HTTP/1.1", "host: 127.0.0.1", "content-type: application/json")
+            body = json.dumps({"inputs": ["the sea", "snow"]})
+            connection.sendall("\r\n".join([*lines, f"content-length: {len(body)}", "", body]).encode())
+            wait_for(lambda: 'embedkit_queue_tokens{model="toy"} 0.0' not in httpx.get(f"{url}/metrics").text)
+        wait_for(lambda: 'route="/embed",status="499"} 1.0' in httpx.get(f"{url}/metrics").text)
+        encoder.gate.set()
+        assert first.result().status_code == 200
+        assert httpx.post(f"{url}/embed", json={"inputs": ["a", "b", "c"]}).status_code == 200
+    assert encoder.begun == [1, 3]
+
+
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
 def test_any_content_type_of_json_is_accepted(client, kind):
     done = client.post("/embed", content=b'{"inputs": "a"}', headers={"content-type": kind})
@@ -200,6 +223,10 @@ def test_compressed_bodies_are_limited(serve):
             (b'{"inputs": "a"}', 400),
         ]:
             assert httpx.post(f"{url}/embed", content=content, headers=headers).status_code == status
+
+
+def test_the_encoding_of_a_body_may_be_surrounded_by_spaces(url):
+    assert exchange(url, post("content-encoding:  identity ", "connection: close")).startswith(b"HTTP/1.1 200 ")
 
 
 def test_json_has_one_limit_of_depth(url):
