@@ -137,7 +137,7 @@ def similar_pairs(
         texts: an iterable of texts, a collection, whose embeddings are used, or embeddings ``(N, D) float32, unit
             rows``.
         encoder: embeds texts, with ``encode_document`` if it has that method; required for texts.
-        threshold: least cosine of a pair.
+        threshold: minimum cosine of a pair.
         max_pairs: maximum number of pairs; the best are returned.
         index: ``"exact"``, or the kind of an approximate index, which may miss pairs (see
             :meth:`Collection.build <embedkit.serving.retrieval.collection.Collection.build>`). ``"auto"`` compares
@@ -221,9 +221,9 @@ def cluster(
     threshold, the largest first. Each takes those of its neighbours that are in no cluster yet, if they are enough
     for one; here a text that is in a cluster already begins no other.
 
-    A cluster has at least ``min_size`` texts, at least 2, of which exact copies count. ``threshold`` is the least
-    cosine of a text with the representative of its cluster. The other arguments, and the errors, are those of
-    :func:`similar_pairs`.
+    A cluster has at least ``min_size`` texts, at least 2, of which exact copies count. ``threshold`` is the
+    minimum cosine of a text with the representative of its cluster. The other arguments, and the errors, are those
+    of :func:`similar_pairs`.
 
     Returns:
         Clusters; texts in none have the representative -1.
