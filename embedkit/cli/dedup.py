@@ -50,10 +50,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Find duplicates and write the rows that remain; a summary goes to stdout, or to stderr beside the rows."""
+    from embedkit.errors import InputError
     from embedkit.serving.retrieval.similar import deduplicate
 
     check_form(arguments.output, ".txt", ".csv", ".jsonl", ".parquet")
     check_form(arguments.removed, ".jsonl")
+    if arguments.removed is not None and arguments.removed == arguments.output:
+        raise InputError(f"removed: {arguments.removed} is the output, too", parameters=["removed"])
     started = time.perf_counter()
     with SpooledRows(arguments, rewritten=True) as rows:
         groups = deduplicate(**compared(arguments, rows))

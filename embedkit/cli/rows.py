@@ -211,6 +211,14 @@ class SpooledRows:
         if number + 1 > len(self):
             logger.warning("left out %s without text", counted(number + 1 - len(self), "row"))
 
+    def _check_cells(self, place: str, record: Mapping[str, Any]) -> None:
+        """Raise a DataError if a table cannot hold a row."""
+        if list(record) != self.columns:
+            raise DataError(f"{place}: other columns than in the first row; write .jsonl instead of .csv")
+        for name, value in record.items():
+            if isinstance(value, list | dict | bytes):
+                raise DataError(f"{place}: {name!r} is {value!r:.40}, no text; write .jsonl instead of .csv")
+
     def _writable(self, place: str, record: Mapping[str, Any], text: str) -> dict[str, Any]:
         """Return a row as the output holds it; DataError if it cannot."""
         from embedkit.serving.retrieval.documents import plain_value
@@ -220,8 +228,8 @@ class SpooledRows:
         if self.form == ".txt" and ("\n" in text or "\r" in text):
             advice = "write .jsonl instead of .txt" if self._output is not None else "add --json"
             raise DataError(f"{place}: the text has several lines; {advice}")
-        if self.form == ".csv" and list(record) != self.columns:
-            raise DataError(f"{place}: other columns than in the first row; write .jsonl instead of .csv")
+        if self.form == ".csv":
+            self._check_cells(place, record)
         if self.form == ".parquet" and not len(self):
             self.schema()
         return dict(record)

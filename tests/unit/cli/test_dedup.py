@@ -147,6 +147,7 @@ class TestDedup:
                 "jsonl:2: n is nan (float), which JSON does not have; convert it, or leave it out\n",
             ),
             ('{"text": "b"}', ".csv", "jsonl:2: other columns than in the first row; write .jsonl instead"),
+            ('{"text": "b", "n": ["c"]}', ".csv", "jsonl:2: 'n' is ['c'], no text; write .jsonl instead"),
         ],
     )
     def test_a_row_that_cannot_be_written_is_an_error_before_the_comparison(
@@ -177,6 +178,7 @@ class TestDedup:
         [
             (["-o", "unique.docx"], "expected an output that ends in .txt, .csv, .jsonl, .parquet"),
             (["-o", "unique.parquet"], "a .parquet output needs Parquet as input"),
+            (["-o", "a.jsonl", "--removed", "a.jsonl"], "--removed: a.jsonl is the output, too"),
             (["--removed", "removed.csv"], "expected an output that ends in .jsonl"),
             (["--threshold", "2"], "expected a threshold from -1 to 1, got 2.0"),
             (["--kind", "fast"], "there is no index 'fast'"),
