@@ -19,8 +19,8 @@ from embedkit.protocols import TextEncoder
 from embedkit.runtime.arguments import check_path, shown
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.location import find_model, published_models
-from embedkit.training.config import RunConfig
+from embedkit.runtime.location import find_bundle, find_model, published_models
+from embedkit.training.config import RunConfig, override
 from embedkit.training.loop import Control
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import HeldOut, prepare
@@ -92,9 +92,10 @@ def adaptation_config(source: str | os.PathLike[str], changes: Mapping[str, Any]
         raise InputError(f"changes must be a mapping of settings, not {shown(changes)}")
     path = find_model(source)
     manifest = read_bundle(path).manifest
-    own = {"student": {"source": str(path), "max_length": manifest.max_length}}
-    mapping = merge(merge(RECIPE, own), changes)
-    if not mapping.get("teacher"):
+    pooling = "cls" if manifest.pooling == "cls" else "mean"
+    own = {"student": {"source": str(path), "max_length": manifest.max_length, "pooling": pooling}}
+    mapping = override(merge(RECIPE, own), changes)
+    if not (mapping.get("teacher") or mapping.get("teachers")):
         name = manifest.teacher.get("name")
         if not name:
             raise ConfigError(
@@ -142,8 +143,7 @@ def adapt(
         raise ConfigError("an adaptation starts from a bundle: student.source is missing")
     old = Encoder.load(config.student.source)
     control = control or Control()
-    # With [join], the teacher may well be the old one.
-    changes_space = "spread" in old.manifest.teacher or ("joined" in old.manifest.teacher and config.join is None)
+    changes_space = _has_own_space(old.manifest.teacher, config)
     if changes_space:
         logger.warning(
             "%s has an embedding space of its own; the new encoder learns that of its teacher: the two are not "
@@ -172,6 +172,37 @@ def adapt(
             _require_nearer(before, after)
     report = dataclasses.replace(report, path=Path(output))
     return Adaptation(report, before, after, state.step, state.seconds)
+
+
+def _has_own_space(taught: Mapping[str, Any], config: RunConfig) -> bool:
+    """Whether an encoder, by what it records of its teacher, has another space than any one model.
+
+    A model whose teacher is the new one as well has that one's space, whatever that is.
+    """
+    new = _identity(config)
+    while taught:
+        if "spread" in taught:
+            return True
+        if "joined" in taught:
+            return config.join is None  # with [join], the teacher may well be the old one
+        if {taught.get("name"), taught.get("fingerprint")} & new:
+            return False
+        taught = taught.get("teacher") or {}
+    return False
+
+
+def _identity(config: RunConfig) -> set[str]:
+    """Return names and fingerprint of the model whose space is learned; none with [join]."""
+    if config.join is not None:
+        return set()
+    teacher = config.every_teacher[0]
+    source = config.resolve_model(teacher.source)
+    path = find_bundle(source)
+    names = {teacher.name or Path(source).name}
+    if path is None or teacher.aligned:
+        return names
+    bundle = read_bundle(path)
+    return {*names, bundle.manifest.name, bundle.fingerprint}
 
 
 def _cosines(held_out: HeldOut, encoder: TextEncoder) -> dict[str, float]:

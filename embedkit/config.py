@@ -64,7 +64,7 @@ def load_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         ConfigError: the file is missing, unreadable or not TOML; names the line.
     """
     try:
-        return _parse_toml(Path(path).read_text(encoding="utf-8"))
+        return _parse_toml(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
     except (OSError, ValueError) as error:
@@ -251,7 +251,8 @@ class _Reader:
             table, kind = self._mapping(value, path), arguments[1]
             return {name: self._convert(item, kind, f"{path}.{name}") for name, item in table.items()}
         if not isinstance(value, list | tuple):
-            raise _Problem(f"{path} is a list, not {value!r:.80}")
+            kind = " of tables, [[...]]" if isinstance(value, Mapping) and not self._written else ""
+            raise _Problem(f"{path} is a list{kind}, not {value!r:.80}")
         kind = arguments[0]
         if kind in (int, str) and all(type(item) is kind for item in value):
             return origin(value)  # without a path for each of many items

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.options import add_output, add_settings, check_output, explicit, lay_flags_over, show
+from embedkit.cli.options import add_output, add_settings, check_output, explicit, lay_settings_over, show
 from embedkit.cli.rows import kept_file
 from embedkit.cli.train import stop_control
 
@@ -72,8 +72,6 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    from embedkit.config import apply_overrides
-
     column = explicit(arguments, "text_column")
     changes: dict[str, Any] = {
         "name": arguments.output.stem,
@@ -81,7 +79,7 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     if arguments.teacher is not None:
         changes["teacher"] = {"source": arguments.teacher}
-    return apply_overrides(lay_flags_over(changes, arguments, _FLAGS), arguments.set)
+    return lay_settings_over(changes, arguments, _FLAGS)
 
 
 def _lines(adaptation: Adaptation) -> Iterator[str]:

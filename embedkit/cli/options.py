@@ -86,6 +86,18 @@ def lay_flags_over(
     return result
 
 
+def lay_settings_over(
+    mapping: Mapping[str, Any], arguments: argparse.Namespace, flags: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the configuration of a run with flags of the command line, and ``--set``, which overrides them."""
+    from embedkit.config import apply_overrides
+    from embedkit.training.config import without_steps
+
+    given = lay_flags_over({}, arguments, flags)
+    result = lay_flags_over(without_steps(mapping, given), arguments, flags)
+    return apply_overrides(without_steps(result, apply_overrides({}, arguments.set)), arguments.set)
+
+
 def show(arguments: argparse.Namespace, result: object, sentence: str) -> None:
     """Print a result as JSON on request, or else a sentence about it."""
     print(json.dumps(result, indent=2) if arguments.json else sentence)

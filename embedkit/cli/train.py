@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.options import add_settings, explicit, lay_flags_over
+from embedkit.cli.options import add_settings, explicit, lay_settings_over
 from embedkit.cli.rows import kept_file
 
 if TYPE_CHECKING:
@@ -157,16 +157,13 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
-    from embedkit.config import apply_overrides, load_toml
+    from embedkit.config import load_toml
     from embedkit.training.recipes.run import resolve
 
     mapping: dict[str, Any] = functools.reduce(_merge_recipes, map(load_toml, arguments.recipe), {})
-    if arguments.epochs is not None and isinstance(optim := mapping.get("optim"), dict):
-        optim.pop("steps", None)  # they would override the epochs
-    mapping = lay_flags_over(mapping, arguments, _FLAGS)
     if sources := _sources(arguments):
         mapping["corpus"] = sources
-    mapping = apply_overrides(_with_teachers(mapping, arguments), arguments.set)
+    mapping = lay_settings_over(_with_teachers(mapping, arguments), arguments, _FLAGS)
     return resolve(mapping, source=", ".join(arguments.recipe))
 
 
@@ -176,12 +173,12 @@ _OF_ANY_TEACHER = {"precision", "device", "dtype"}
 
 def _merge_recipes(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Lay a recipe over earlier ones."""
-    from embedkit.config import merge
+    from embedkit.training.config import override
 
     teacher = over.get("teacher")
     if isinstance(teacher, dict) and "source" in teacher:
         under = _without_other_teacher(under, teacher["source"])
-    return merge(under, over)
+    return override(under, over)
 
 
 def _without_other_teacher(mapping: dict[str, Any], source: object) -> dict[str, Any]:
@@ -270,7 +267,7 @@ def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> N
         print(f"{folder}/model: {state.step:,} steps in {state.seconds:,.0f} s")
         if state.best_score is not None:
             print(f"best {MEASURES[measure]} x 100: {100 * state.best_score:.2f} at step {state.best_step:,}")
-        command = ["embedkit", "export", str(folder), "-o", f"{folder.name}.onnx", "--precision", "int8"]
+        command = ["embedkit", "export", str(folder), "-o", f"{folder.resolve().name}.onnx", "--precision", "int8"]
         print(f"next: {shlex.join(command)}")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from embedkit.config import setting
+from embedkit.config import merge, setting
 from embedkit.errors import ConfigError
 from embedkit.runtime.location import find_model, published_models
 from embedkit.training.batches import ViewsConfig
@@ -220,6 +221,19 @@ class RunConfig:
         """
         path = self.resolve(source)
         return str(find_model(path)) if path.removesuffix(".onnx") in published_models() else path
+
+
+def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the settings of a run into earlier ones; its epochs replace earlier steps."""
+    return merge(without_steps(under, over), over)
+
+
+def without_steps(under: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out ``optim.steps``, which would override the epochs that later settings ask for, if they do."""
+    optim, later = under.get("optim"), over.get("optim")
+    if isinstance(optim, Mapping) and isinstance(later, Mapping) and "epochs" in later:
+        return {**under, "optim": {key: value for key, value in optim.items() if key != "steps"}}
+    return under
 
 
 def measure_of(method: str, *, on_pairs: bool) -> str:

@@ -165,6 +165,11 @@ class RunFolder:
         self.trackers: Sequence[Tracker] = ()
         self._logged = 0
 
+    @property
+    def name(self) -> str:
+        """Name of the folder, also of the current one, ``.``."""
+        return self.path.resolve().name
+
     def check(self, config: Mapping[str, Any], *, resume: bool) -> None:
         """Check that a run with this configuration may start or resume here; writes nothing.
 

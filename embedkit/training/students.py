@@ -73,6 +73,11 @@ def build_student(config: RunConfig) -> SentenceEncoder:
     if student.source is not None:
         source = config.resolve_model(student.source)
         encoder = load_sentence_encoder(source, max_length=student.max_length, pooling=student.pooling)
+        if encoder.pooling != student.pooling:
+            logger.warning(
+                "%s is a bundle, which keeps its pooling, %s; student.pooling = %s has no effect",
+                *(student.source, encoder.pooling, student.pooling),
+            )
         if student.vocabulary_size is not None:
             encoder = prune_model(encoder, _wanted_pieces(config, encoder.tokenizer, student.vocabulary_size))
     else:

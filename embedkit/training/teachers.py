@@ -35,7 +35,7 @@ from embedkit.write_lock import write_lock
 logger = logging.getLogger(__name__)
 
 _CHUNK = 4096
-_ALIGNED = (".npy", ".parquet", ".jsonl")
+_ALIGNED = (".npy", ".parquet", ".jsonl", ".jsonl.gz", ".jsonl.xz")
 _OWN_PROMPT = "teacher.prompt"
 
 
@@ -45,7 +45,7 @@ class TeacherConfig:
 
     source: str = setting(
         doc="a folder or hub id of transformers or sentence-transformers, a bundle, or a .npy, .parquet or .jsonl "
-        "file of vectors aligned with the corpus by row"
+        "(also .gz or .xz) file of vectors aligned with the corpus by row"
     )
     name: str | None = setting(None, "name in model cards; required for files of vectors")
     pooling: Literal["mean", "cls"] | None = setting(None, "pooling; default: from the model's own files")
@@ -64,7 +64,7 @@ class TeacherConfig:
     @property
     def aligned(self) -> bool:
         """Whether the source holds vectors rather than a model."""
-        return Path(self.source).suffix in _ALIGNED
+        return self.source.lower().endswith(_ALIGNED)
 
 
 class TeacherVectors(Protocol):
@@ -246,6 +246,9 @@ class AlignedVectors:
             raise DataError(
                 f"{config.source} has {len(self._vectors):,} vectors, but {read:,} corpus rows were read"
             )
+        views = self._vectors.shape[1] if self._vectors.ndim == 3 else 1
+        if views not in (1, corpus.views):
+            raise DataError(f"{config.source} has vectors for {views} views, but the corpus has {corpus.views}")
         self.dimension = self._vectors.shape[-1]
         _check_rows(config.source, self._vectors, corpus)
         with Path(config.source).open("rb") as file:
@@ -278,7 +281,7 @@ def _load_aligned(config: TeacherConfig) -> Any:
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     try:
-        if path.suffix == ".npy":
+        if path.suffix.lower() == ".npy":
             vectors = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
             vectors = _read_column(path, config.vector_column)
@@ -294,7 +297,7 @@ def _load_aligned(config: TeacherConfig) -> Any:
 def _read_column(path: Path, name: str) -> FloatArray:
     """Return a list column, read in batches: as numbers of Python, it would take eight times the memory."""
     parts: list[FloatArray] = []
-    for rows in _json_lists(path, name) if path.suffix == ".jsonl" else _parquet_lists(path, name):
+    for rows in _parquet_lists(path, name) if path.suffix.lower() == ".parquet" else _json_lists(path, name):
         _check_lengths(rows, start=sum(map(len, parts)))
         parts.append(np.asarray(rows, dtype=np.float32))
     return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)

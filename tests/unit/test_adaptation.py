@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy_networks import exact_levels
 
-from embedkit.adaptation import adapt, adaptation_config
+from embedkit.adaptation import _has_own_space, adapt, adaptation_config
 from embedkit.cli.adapt import _lines
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, GateError
@@ -18,6 +18,7 @@ from embedkit.export.pipeline import export
 from embedkit.export.quantize import TARGETS
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
+from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.loop import Control
@@ -131,6 +132,34 @@ def test_a_bundle_of_a_joined_space_needs_a_teacher(changes):
     del changes["teacher"]
     with pytest.raises(ConfigError, match=r"learned a joined space of bge.*; name the model .* with teacher"):
         adaptation_config("tiny", changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "taught", "is_its_own"),
+    [
+        ("student of a student", {"teacher": {"name": "joined", "joined": {"name": "a, b"}}}, True),
+        ("student of a student", {"teacher": {"name": "spread", "spread": 0.4}}, True),
+        ("toy", {"teacher": {"name": "joined", "joined": {"name": "a, b"}}}, False),
+        ("toy-teacher", {}, False),
+    ],
+)
+def test_a_space_is_that_of_the_new_teacher_if_it_taught_the_old_encoder(
+    name, taught, is_its_own, changes, write_toy_bundle, tmp_path
+):
+    path = write_toy_bundle(tmp_path / "student.onnx", teacher={"name": name, **taught})
+    config = adaptation_config(path, changes)
+    assert _has_own_space(read_bundle(path).manifest.teacher, config) is is_its_own
+
+
+def test_several_teachers_can_be_joined(student, changes, toy_bundle):
+    changes["teachers"] = [changes.pop("teacher"), {"source": str(toy_bundle), "name": "again"}]
+    config = adaptation_config(student, {**changes, "join": {"weights": [1, 1]}})
+    assert (config.teacher, len(config.every_teacher)) == (None, 2)
+
+
+def test_epochs_replace_the_default_steps(student, changes):
+    changes["optim"] = {"epochs": 3}
+    assert adaptation_config(student, changes).optim.steps is None
 
 
 @pytest.mark.parametrize("origin", [{"joined": {}}, {"spread": 0.4}])

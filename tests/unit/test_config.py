@@ -102,6 +102,7 @@ class TestFromMapping:
             ({"front": {"kind": ["disc"]}}, "front.kind is one of disc, spokes, not ['disc']"),
             ({"spare": {"radius": -1}}, "spare.radius is greater than 0, not -1.0"),
             ({"colours": "red"}, "colours is a list, not 'red'"),
+            ({"others": {"radius": 1}}, "others is a list of tables, [[...]], not {'radius': 1}"),
             ({"colours": ["red", 5]}, "colours[1] is a text, not 5"),
             ({"others": [{}, {"radius": 0}]}, "others[1].radius is greater than 0, not 0.0"),
             ({"extras": []}, "extras is a table, not []"),
@@ -157,6 +158,10 @@ class TestLoadToml:
     def test_reads(self, tmp_path):
         (tmp_path / "a.toml").write_text("name = 'ü'\n[front]\nradius = 1\n", encoding="utf-8")
         assert load_toml(tmp_path / "a.toml") == {"name": "ü", "front": {"radius": 1}}
+
+    def test_a_byte_order_mark_is_left_out(self, tmp_path):
+        (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfname = 'a'\r\n")
+        assert load_toml(tmp_path / "a.toml") == {"name": "a"}
 
     @pytest.mark.parametrize(
         ("content", "message"),

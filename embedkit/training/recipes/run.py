@@ -223,7 +223,7 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         place.check_inputs(corpus_inputs(config.corpus, materials.corpus))
         _check_corpus(config, entry, settings, materials.corpus)  # before models compute anything
         encoder = build_student(config)
-        encoder.name = config.name or place.path.name
+        encoder.name = config.name or place.name
         encoder.default_prompt = None  # training texts have no prompt
         _warn_of_size(config, entry, encoder)
         if _reads_vectors(entry):
@@ -255,7 +255,7 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
         materials = Materials(corpus, (), None, Split.of(corpus, None), beside)
         state = entry.function(Stage(config, materials, place, control), settings, teachers)
         if state.finished:
-            card = _card(config, config.name or place.path.name, materials, state)
+            card = _card(config, config.name or place.name, materials, state)
             place.finish(card | {"teacher": _teacher_card(teachers)})
     return state
 

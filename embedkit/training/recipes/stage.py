@@ -254,7 +254,7 @@ class Stage:
         to_device(method, config.device)
         if processes.first():
             plain = to_mapping(self.config)
-            folder.trackers = find_trackers(config.trackers, folder.path, name=folder.path.name, config=plain)
+            folder.trackers = find_trackers(config.trackers, folder.path, name=folder.name, config=plain)
         return train(method, batches, config, folder, self.control, evaluate)
 
     def _has_taught(self, source: str) -> bool:

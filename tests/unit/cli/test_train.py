@@ -158,8 +158,11 @@ class TestConfiguration:
     def test_epochs_replace_the_steps_of_a_recipe(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
         recipe.write_text("[optim]\nsteps = 8000\nlr = 1e-3\n")
-        found = check(capsys, str(recipe), *self.BARE, "--epochs", "2")["optim"]
-        assert (found["epochs"], found["lr"], "steps" in found) == (2, 1e-3, False)
+        (tmp_path / "epochs.toml").write_text("[optim]\nepochs = 2\n")
+        for later in (["--epochs", "2"], [str(tmp_path / "epochs.toml")], ["--set", "optim.epochs=2"]):
+            found = check(capsys, str(recipe), *later, *self.BARE)["optim"]
+            assert (found["epochs"], found["lr"], "steps" in found) == (2, 1e-3, False)
+        assert check(capsys, str(recipe), *self.BARE, "--set", "optim.lr=2e-3")["optim"]["steps"] == 8000
 
     def test_flags_override_the_recipe(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
@@ -292,6 +295,13 @@ class TestTraining:
         assert captured.out.splitlines()[-1] == f"next: embedkit export '{run}' -o 'a run.onnx' --precision int8"
         assert "corpus texts: 36 rows of 36 read" in captured.err
         assert (run / "model" / "model.safetensors").exists()
+
+    def test_a_run_in_the_current_folder_is_named_after_it(self, command, capsys, tmp_path, monkeypatch):
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        assert main([*command, "--steps", "2", "-o", "."]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "next: embedkit export . -o here.onnx --precision int8"
+        assert json.loads((tmp_path / "here" / "run.json").read_text(encoding="utf-8"))["name"] == "here"
 
     def test_its_curves_are_drawn(self, command, capsys, tmp_path):
         run = tmp_path / "runs" / "small"

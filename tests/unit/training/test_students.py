@@ -141,6 +141,13 @@ def test_pooling_is_the_students_own(teacher, start):
     assert build_student(config(teacher, start=start, pooling="cls")).pooling == "cls"
 
 
+def test_a_bundle_keeps_its_pooling_and_says_so(caplog):
+    assert build_student(config(source="tiny")).pooling == "mean"
+    assert not caplog.text
+    assert build_student(config(source="tiny", pooling="cls")).pooling == "mean"
+    assert "keeps its pooling, mean; student.pooling = cls has no effect" in caplog.text
+
+
 def test_the_tokenizer_can_come_from_another_model(teacher, make_encoder):
     student = build_student(config("vectors.npy", name="api", tokenizer=teacher))
     assert student.tokenizer.json == make_encoder().tokenizer.json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import threading
@@ -124,12 +125,12 @@ class TestAligned:
         assert vectors.dimension == 4
         assert np.allclose(found, self.unit(table[[5, 0, 2]].astype(np.float64)), atol=1e-3)
 
-    def test_npy_of_several_views(self, corpus, tmp_path):
-        table = self.vectors(6, 2, 4).astype(np.float32)
+    def test_npy_of_several_views(self, make_corpus, tmp_path):
+        table = self.vectors(2, 2, 4).astype(np.float32)
         np.save(tmp_path / "v.npy", table)
-        vectors = AlignedVectors(self.config(tmp_path / "v.npy"), corpus)
+        vectors = AlignedVectors(self.config(tmp_path / "v.npy"), make_corpus([("one", "eins"), ("two", "zwei")]))
         for view in (0, 1):
-            assert np.allclose(vectors.read(np.array([1]), view), self.unit(table[[2], view]))
+            assert np.allclose(vectors.read(np.array([1]), view), self.unit(table[[1], view]))
 
     def test_parquet(self, corpus, tmp_path):
         table = self.vectors(6, 4)
@@ -149,6 +150,7 @@ class TestAligned:
         [
             (lambda v: v(5, 4), "has 5 vectors, but 6 corpus rows were read"),
             (lambda v: v(6), "expected floats of shape"),
+            (lambda v: v(6, 2, 4), "has vectors for 2 views, but the corpus has 1"),
             (lambda v: v(6, 4).astype(int), "expected floats of shape"),
             (lambda v: np.array(["a", None], dtype=object), "cannot read vectors"),
         ],
@@ -181,7 +183,7 @@ class TestAligned:
         with pytest.raises(DataError, match="there is no file"):
             AlignedVectors(self.config(tmp_path / name), corpus)
 
-    @pytest.mark.parametrize("shape", [(6, 4), (6, 2, 4)])
+    @pytest.mark.parametrize("shape", [(6, 4), (6, 1, 4)])
     def test_parquet_is_read_in_batches(self, corpus, tmp_path, monkeypatch, shape):
         monkeypatch.setattr(module, "_CHUNK", 4)
         table = self.vectors(*shape)
@@ -205,6 +207,13 @@ class TestAligned:
         lines = [json.dumps({"text": "x", "v": row}) for row in table.tolist()]
         (tmp_path / "v.jsonl").write_text("\n\n".join(lines), encoding="utf-8")
         vectors = AlignedVectors(self.config(tmp_path / "v.jsonl", vector_column="v"), corpus)
+        assert np.allclose(read_all(vectors, corpus), self.unit(table[[0, 2, 5]]), atol=1e-6)
+
+    def test_json_lines_may_be_compressed(self, corpus, tmp_path):
+        table = self.vectors(6, 4)
+        lines = [json.dumps({"embedding": row}) + "\n" for row in table.tolist()]
+        (tmp_path / "V.JSONL.GZ").write_bytes(gzip.compress("".join(lines).encode()))
+        vectors = load_vectors(self.config(tmp_path / "V.JSONL.GZ"), corpus, tmp_path)
         assert np.allclose(read_all(vectors, corpus), self.unit(table[[0, 2, 5]]), atol=1e-6)
 
     @pytest.mark.parametrize(
