@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import logging
 import os
 import re
@@ -244,13 +245,17 @@ def _printable(text: str) -> str:
 
 
 class _EscapedStream:
-    """A stream that escapes control characters in everything that is printed to it."""
+    """A stream that escapes control characters, and those that its encoding lacks, in everything printed to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._stream.write(_printable(text))
+        text = _printable(text)
+        try:
+            return self._stream.write(text)
+        except UnicodeEncodeError:
+            return self._stream.write(re.sub(r"[^\x00-\x7f]+", lambda match: json.dumps(match[0])[1:-1], text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -206,7 +206,7 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise not_utf8(path, error) from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _sections_of_text(text: str) -> list[_Section]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import logging
 import os
@@ -322,3 +323,20 @@ def test_names_and_texts_cannot_command_the_terminal(monkeypatch, capsys):
     assert name == "a name\\u001b[31m\\u009b2J\ttab\\u000d"
     assert json.loads(encoded) == {"name": "\x9b"}
     assert printed.err == "warning: \\u001b]0;title\\u0007\nerror: there is no \\u001b[2J\n"
+
+
+def test_what_the_encoding_of_the_output_lacks_is_escaped(monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="cp1252", newline="\n")
+    names = {"name": 'caf\xe9 "\u65e5" \U0001f41d'}
+
+    def run(_):
+        sys.stdout.write("caf\xe9\n")
+        sys.stdout.write(json.dumps(names, ensure_ascii=False))
+
+    module = types.SimpleNamespace(HELP="h", EXAMPLES="", configure=lambda parser: None, run=run)
+    monkeypatch.setattr(cli, "_load", lambda command: module)
+    monkeypatch.setattr(sys, "stdout", output)
+    assert main(["doctor"]) == 0
+    plain, encoded = output.buffer.getvalue().decode("cp1252").splitlines()
+    assert plain == "caf\xe9"
+    assert json.loads(encoded) == names

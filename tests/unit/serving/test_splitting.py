@@ -213,6 +213,10 @@ class TestWindows:
         with pytest.raises(DataError, match=r"a\.md:2 is not UTF-8 text"):
             list(split_documents(tmp_path, encoder))
 
+    def test_a_missing_file_is_an_error_without_a_number(self, tmp_path, encoder):
+        with pytest.raises(DataError, match=r"nothing\.txt cannot be read: No such file or directory$"):
+            list(split_documents(tmp_path / "nothing.txt", encoder))
+
     def test_a_folder_without_documents_is_an_error(self, tmp_path, encoder):
         (tmp_path / "scan.pdf").write_bytes(b"%PDF")
         with pytest.raises(DataError, match=r"has no text, Markdown or HTML: \.txt"):
