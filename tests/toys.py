@@ -27,6 +27,18 @@ def stage_config(**settings: Any) -> Any:
     return RunConfig(method="toy", corpus=(SourceConfig(path="toy.txt"),), **settings)
 
 
+def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let that many more threads start, and no further one."""
+    start, left = threading.Thread.start, iter(range(most))
+
+    def start_another(thread: threading.Thread) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_another)
+
+
 class TableTeacher:
     """A teacher whose vectors are given.
 

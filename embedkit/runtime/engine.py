@@ -23,6 +23,7 @@ from embedkit.protocols import FloatArray, StreamingEncoder, TextEncoder
 from embedkit.runtime.arguments import check_choice, check_count, check_progress, shown
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Precision
+from embedkit.runtime.threads import submit_each
 from embedkit.runtime.tokenization import Tokens
 
 logger = logging.getLogger("embedkit")
@@ -232,7 +233,7 @@ class Engine:
             return rows
         # One pool per call: a persistent one would be dead in a forked process, and threads start in microseconds.
         with ThreadPoolExecutor(lanes - 1) as pool:
-            others = [pool.submit(work, lane) for lane in range(1, lanes)]
+            others = submit_each(pool, work, range(1, lanes))
             work(0)
             for other in others:
                 other.result()

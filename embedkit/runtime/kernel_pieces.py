@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers
 
+from embedkit.runtime.threads import submit_each
 from embedkit.runtime.token_ids import TokenIds
 
 _CUT, _LEFT = 1, 2
@@ -75,9 +76,11 @@ def _tokenize(kernel: _Kernel, texts: list[str], threads: int) -> list[tuple[byt
     if threads < 2:
         return [kernel.tokenize(texts)]
     size = -(-len(texts) // threads)
+    first, *rest = (texts[at : at + size] for at in range(0, len(texts), size))
     with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(kernel.tokenize, texts[at : at + size]) for at in range(size, len(texts), size)]
-        return [kernel.tokenize(texts[:size]), *(other.result() for other in others)]
+        others = submit_each(pool, kernel.tokenize, rest)
+        own = [kernel.tokenize(part) for part in (first, *rest[len(others) :])]
+        return [own[0], *(other.result() for other in others), *own[1:]]
 
 
 def _positions(outcomes: bytes, outcome: int) -> list[int]:

@@ -11,7 +11,6 @@ processor is used, unless the caller or ``EMBEDKIT_INSTRUCTIONS`` names another.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.kernels import bert
 from embedkit.runtime.shared_arrays import SharedArrays
-from embedkit.runtime.threads import available_threads
+from embedkit.runtime.threads import available_threads, submit_each
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
 
@@ -254,9 +253,7 @@ class NativeNetwork:
             team = bert.make_team(self.instructions, threads)
             with ThreadPoolExecutor(threads - 1) as pool:
                 try:
-                    with contextlib.suppress(RuntimeError):  # no thread can be started: the others do the work
-                        for _ in range(threads - 1):
-                            pool.submit(bert.help_team, team)
+                    submit_each(pool, bert.help_team, [team] * (threads - 1))
                     self._network.run(*batch, team, *((True,) if self._logits else ()))
                 finally:
                     bert.close_team(team)

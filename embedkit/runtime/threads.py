@@ -1,10 +1,19 @@
-"""How many threads this process may really use: its affinity and its control group decide, not the machine."""
+"""How many threads this process may really use, and how to use as many as can be started.
+
+The affinity and the control group of the process decide, not the machine.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 _PROCESSES_PER_PROCESSOR = 8
 
@@ -17,6 +26,21 @@ def available_threads(root: Path = Path("/")) -> int:
     """
     limits = [_quota(folder) for folder in _control_groups(root)]
     return max(1, min([_affinity(), *(int(limit) for limit in limits if limit is not None)]))
+
+
+def submit_each(
+    pool: ThreadPoolExecutor, work: Callable[[_Argument], _Result], arguments: Iterable[_Argument]
+) -> list[Future[_Result]]:
+    """Submit a call for each argument until no thread can be started, and return the calls that were submitted.
+
+    A process has a limit of threads, and none are started once the interpreter exits, where callbacks of
+    :mod:`atexit` still run. The caller does the rest of the work.
+    """
+    futures: list[Future[_Result]] = []
+    with contextlib.suppress(RuntimeError):
+        for argument in arguments:
+            futures.append(pool.submit(work, argument))  # noqa: PERF401 - keeps those before an error
+    return futures
 
 
 def _affinity() -> int:

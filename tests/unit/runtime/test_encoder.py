@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys import Terminal
+from toys import Terminal, limit_threads
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, TextOverflowError
@@ -95,6 +95,14 @@ def shapes(monkeypatch):
 
     monkeypatch.setattr(Session, "run", note)
     return found
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_batches_run_where_fewer_threads_can_be_started(toy_bundle, monkeypatch, started):
+    expected = Encoder.load(toy_bundle, threads=1, max_tokens_per_batch=1).encode(TEXTS * 5)
+    encoder = Encoder.load(toy_bundle, threads=4, max_tokens_per_batch=1)
+    limit_threads(monkeypatch, started)
+    assert np.array_equal(encoder.encode(TEXTS * 5), expected)
 
 
 @pytest.mark.parametrize("failing", [0, 1])

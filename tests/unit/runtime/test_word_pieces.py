@@ -14,7 +14,7 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
-from toys import Both
+from toys import Both, limit_threads
 
 from embedkit.errors import InputError
 from embedkit.runtime import kernel_pieces, word_pieces
@@ -224,6 +224,15 @@ def test_threads_that_share_texts_change_nothing(real, monkeypatch, threads, cou
     monkeypatch.setattr(kernel_pieces, "_TEXTS_OF_A_THREAD", 2)
     texts = ["the running sea", "", "\u4e2d", "dog " * 40, "[MASK] dog"] * 4
     assert real.quick.tokenize(texts[:count], threads=threads) == real.quick.tokenize(texts[:count])
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_texts_are_read_where_fewer_threads_can_be_started(real, monkeypatch, started):
+    monkeypatch.setattr(kernel_pieces, "_TEXTS_OF_A_THREAD", 2)
+    texts = ["the running sea", "dog " * 40, "[MASK] dog"] * 5
+    expected = real.quick.tokenize(texts)
+    limit_threads(monkeypatch, started)
+    assert real.quick.tokenize(texts, threads=4) == expected
 
 
 def test_a_few_texts_do_not_wait_for_the_kernel(real):
