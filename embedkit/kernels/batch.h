@@ -194,7 +194,7 @@ static PyObject *read_batch(Reader reader, const void *self, const Frame *frame,
     return given;
 }
 
-/* ---- The module's one type ---- */
+/* ---- The module ---- */
 
 /* Allocates an object, all zero, and fills it. */
 static PyObject *make_object(PyTypeObject *type, PyObject *arguments, PyObject *options,
@@ -219,5 +219,45 @@ static int add_type(PyObject *module, PyType_Spec *spec) {
     Py_XDECREF(type);
     return failed ? -1 : 0;
 }
+
+#ifdef Py_GIL_DISABLED
+#define WITHOUT_GIL {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#else
+#define WITHOUT_GIL
+#endif
+
+/* Defines the module `NAME` with one type, `TYPE`, by its functions: `fill` sets an object, all zero, from the
+ * arguments of its constructor, `drop` frees what it holds, and `tokenize` is its method. */
+#define MODULE_OF_PIECES(NAME, TYPE, DOC)                                                                      \
+    static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *options) {                        \
+        return make_object(type, arguments, options, fill);                                                    \
+    }                                                                                                          \
+    static void dispose(PyObject *object) {                                                                    \
+        drop((TYPE *)object);                                                                                  \
+        free_object(object);                                                                                   \
+    }                                                                                                          \
+    static PyMethodDef methods[] = {                                                                           \
+        {"tokenize", tokenize, METH_O, "Ids of texts, their bounds in them, and what became of each."},        \
+        {NULL, NULL, 0, NULL},                                                                                 \
+    };                                                                                                         \
+    static PyType_Slot type_slots[] = {                                                                        \
+        {Py_tp_doc, DOC}, {Py_tp_new, make}, {Py_tp_dealloc, dispose}, {Py_tp_methods, methods}, {0, NULL},    \
+    };                                                                                                         \
+    static PyType_Spec type_spec = {                                                                           \
+        .name = "embedkit.kernels." #NAME "." #TYPE,                                                           \
+        .basicsize = sizeof(TYPE),                                                                             \
+        .flags = Py_TPFLAGS_DEFAULT,                                                                           \
+        .slots = type_slots,                                                                                   \
+    };                                                                                                         \
+    static int fill_module(PyObject *module) { return add_type(module, &type_spec); }                          \
+    static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill_module}, WITHOUT_GIL{0, NULL}};               \
+    static struct PyModuleDef module = {                                                                       \
+        PyModuleDef_HEAD_INIT,                                                                                 \
+        .m_name = "embedkit.kernels." #NAME,                                                                   \
+        .m_doc = DOC,                                                                                          \
+        .m_slots = module_slots,                                                                               \
+    };                                                                                                         \
+    PyMODINIT_FUNC PyInit_##NAME(void);                                                                        \
+    PyMODINIT_FUNC PyInit_##NAME(void) { return PyModuleDef_Init(&module); }
 
 #endif

@@ -212,52 +212,12 @@ static int fill(PyObject *object, PyObject *arguments, PyObject *options) {
     return failed ? -1 : 0;
 }
 
-static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *options) {
-    return make_object(type, arguments, options, fill);
-}
-
-static void dispose(PyObject *object) {
-    WordPieces *self = (WordPieces *)object;
+static void drop(WordPieces *self) {
     free(self->arena);
     free(self->firsts.slots);
     free(self->others.slots);
     free(self->characters);
     drop_frame(&self->frame);
-    free_object(object);
 }
 
-static PyMethodDef methods[] = {
-    {"tokenize", tokenize, METH_O, "Ids of texts, their bounds in them, and what became of each."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot type_slots[] = {
-    {Py_tp_doc, "Texts to word pieces, as a tokenizer of BERT makes them."},
-    {Py_tp_new, make},
-    {Py_tp_dealloc, dispose},
-    {Py_tp_methods, methods},
-    {0, NULL},
-};
-
-static PyType_Spec type_spec = {
-    .name = "embedkit.kernels.wordpiece.WordPieces",
-    .basicsize = sizeof(WordPieces),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = type_slots,
-};
-
-static int fill_module(PyObject *module) { return add_type(module, &type_spec); }
-
-static PyModuleDef_Slot module_slots[] = {
-    {Py_mod_exec, fill_module},
-    {0, NULL},
-};
-
-static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "embedkit.kernels.wordpiece",
-    .m_doc = "Word pieces of BERT's tokenizers.",
-    .m_slots = module_slots,
-};
-
-PyMODINIT_FUNC PyInit_wordpiece(void) { return PyModuleDef_Init(&module); }
+MODULE_OF_PIECES(wordpiece, WordPieces, "Word pieces of BERT's tokenizers.")

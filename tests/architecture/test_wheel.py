@@ -179,6 +179,16 @@ def test_a_free_threaded_python_gets_kernels_of_its_own_version(source, tmp_path
     assert compiled == {f"{name}{suffix}" for name in KERNELS}
 
 
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_a_kernel_does_not_need_the_lock_of_a_free_threaded_python(name, tmp_path):
+    """Otherwise, importing it would enable the lock for the whole process."""
+    (tmp_path / "Python.h").touch()
+    command = ["cc", "-E", "-DPy_GIL_DISABLED", f"-I{tmp_path}", ROOT / "embedkit" / "kernels" / f"{name}.c"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "{Py_mod_gil, Py_MOD_GIL_NOT_USED}" in done.stdout
+
+
 def test_the_source_distribution_holds_the_kernels_source(source):
     with tarfile.open(build(source, "sdist")) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
