@@ -31,19 +31,19 @@ INLINE void softmax_row(float *scores, const float *bias, int first, int end, in
 }
 
 /* Keys of one head, (length, head), as columns (head, padded). */
-INLINE void turn_keys(const float *key, long ld, int length, int head, float *columns, int padded) {
+INLINE void turn_keys(const float *key, ptrdiff_t ld, int length, int head, float *columns, int padded) {
     for (int i = 0; i < length; i += LANES)
         for (int j = 0; j < head; j += LANES)
-            transpose_16(key + i * ld + j, ld, at_most(length - i, LANES), columns + (long)j * padded + i,
-                         padded);
+            transpose_16(key + i * ld + j, ld, at_most(length - i, LANES),
+                         columns + (ptrdiff_t)j * padded + i, padded);
 }
 
 /* Rotates the pairs that the halves of each row form, by the cosines and sines of its position in the text. */
-static void rotate_rows(float *rows, long ld, int count, int head, const float *rotation) {
+static void rotate_rows(float *rows, ptrdiff_t ld, int count, int head, const float *rotation) {
     const int half = head / 2;
     for (int r = 0; r < count; r++) {
         float *row = rows + r * ld;
-        const float *cosines = rotation + (long)r * head, *sines = cosines + half;
+        const float *cosines = rotation + (ptrdiff_t)r * head, *sines = cosines + half;
         for (int i = 0; i < half; i += LANES) {
             const Floats a = load(row + i), b = load(row + half + i);
             const Floats cosine = load(cosines + i), sine = load(sines + i);
@@ -61,7 +61,7 @@ static void rotate_rows(float *rows, long ld, int count, int head, const float *
 static void attend(const float *query, int length, int wanted, int hidden, int head, const float *bias,
                    int window, float *context, float *keys, float *scores) {
     const int padded = whole_vectors(length);
-    const long ld = 3L * hidden;
+    const ptrdiff_t ld = (ptrdiff_t)3 * hidden;
     const float *key = query + hidden, *value = key + hidden;
     turn_keys(key, ld, length, head, keys, padded);
     if (window < 0 || window > length) window = length;
@@ -72,9 +72,10 @@ static void attend(const float *query, int length, int wanted, int hidden, int h
         const int span = at_most(length - i, window + count) + i - first;
         multiply_few(query + i * ld, ld, count, keys + first, padded, head, scores, padded, whole_vectors(span));
         for (int q = i; q < i + count; q++)
-            softmax_row(scores + (long)(q - i) * padded, bias ? bias - q + first : NULL, q - window - first,
-                        at_most(length - q, window + 1) + q - first, span);
-        multiply_few(scores, padded, count, value + first * ld, ld, span, context + (long)i * hidden, hidden, head);
+            softmax_row(scores + (ptrdiff_t)(q - i) * padded, bias ? bias - q + first : NULL,
+                        q - window - first, at_most(length - q, window + 1) + q - first, span);
+        multiply_few(scores, padded, count, value + first * ld, ld, span, context + (ptrdiff_t)i * hidden,
+                     hidden, head);
     }
 }
 

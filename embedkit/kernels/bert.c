@@ -233,9 +233,11 @@ static int read_product(Network *self, Product *p, PyObject *source, int inputs,
     if (!PyArg_ParseTuple(source, "OOOOff", &weight, &scales, &bias, &factors, &p->step, &p->least)) return -1;
     p->inputs = inputs;
     p->outputs = outputs;
-    if (inputs <= 0 || outputs <= 0 || inputs % DEPTH || outputs % DEPTH) {
-        PyErr_Format(PyExc_ValueError, "a product of %d by %d, expected multiples of %d", inputs, outputs,
-                     DEPTH);
+    if (inputs <= 0 || outputs <= 0 || inputs % DEPTH || outputs % DEPTH ||
+        (scales != Py_None && inputs > MOST_INPUTS)) {
+        PyErr_Format(PyExc_ValueError,
+                     "a product of %d by %d, expected multiples of %d, and of bytes at most %d inputs", inputs,
+                     outputs, DEPTH, MOST_INPUTS);
         return -1;
     }
     if (!(p->bias = read_floats(bias, outputs, "a bias"))) return -1;
@@ -295,13 +297,13 @@ static int read_words(WordTable *table, PyObject *words, Py_buffer *values, PyOb
     if (PyObject_GetBuffer(words, values, PyBUF_SIMPLE) < 0) return -1;
     if (word_scales != Py_None && PyObject_GetBuffer(word_scales, scales, PyBUF_SIMPLE) < 0) return -1;
     const Py_ssize_t row = vocabulary > 0 ? values->len / vocabulary : 0, rest = scales->len;
-    const WordKind kind = row == 4L * width ? WORDS_FLOAT : row == width ? WORDS_INT8 : WORDS_INT4;
-    const int blocks = vocabulary > 0 ? (int)(rest / vocabulary / 2) : 0;
-    *table = (WordTable){kind, vocabulary, width, values->buf, scales->buf, blocks};
-    if (row > 0 && values->len == row * vocabulary &&
-        ((kind == WORDS_FLOAT && rest == 0) || (kind == WORDS_INT8 && rest == 4L * vocabulary) ||
-         (kind == WORDS_INT4 && row * 2 == width && blocks > 0 && width % (blocks * LANES) == 0 &&
-          rest == 2L * blocks * vocabulary)))
+    const Py_ssize_t of_row = vocabulary > 0 ? rest / vocabulary : 0, blocks = of_row / 2;
+    const WordKind kind = row == (Py_ssize_t)width * 4 ? WORDS_FLOAT : row == width ? WORDS_INT8 : WORDS_INT4;
+    *table = (WordTable){kind, vocabulary, width, values->buf, scales->buf, (int)blocks};
+    if (row > 0 && values->len == row * vocabulary && rest == of_row * vocabulary &&
+        ((kind == WORDS_FLOAT && of_row == 0) || (kind == WORDS_INT8 && of_row == 4) ||
+         (kind == WORDS_INT4 && row * 2 == width && of_row == blocks * 2 && blocks > 0 &&
+          width % (blocks * LANES) == 0)))
         return kind == WORDS_INT4   ? check_finite_halves(scales->buf, rest / 2, "scales of words")
                : kind == WORDS_INT8 ? check_finite(scales->buf, rest / 4, "scales of words")
                                     : 0;
@@ -325,7 +327,7 @@ static int read_memory(Network *self, PyObject *memory, PyObject *scales, int vo
 /* Parses a table of rows with a given number of floats, at least one row; returns the number of rows. */
 static int read_table(Py_buffer *view, PyObject *source, int width, const char *name, const float **table,
                       int *count) {
-    const Py_ssize_t row = 4L * width;
+    const Py_ssize_t row = (Py_ssize_t)width * 4;
     if (PyObject_GetBuffer(source, view, PyBUF_SIMPLE) < 0) return -1;
     *table = view->buf;
     *count = (int)(view->len / row);
@@ -404,7 +406,7 @@ static int read_bias(Net *n, PyObject *source) {
 /* ---- the type ---- */
 
 static int check_sizes(const Net *n) {
-    if (n->hidden >= 0 && n->hidden % DEPTH == 0 && n->heads > 0 && n->hidden % n->heads == 0 &&
+    if (n->hidden >= 0 && n->hidden <= INT32_MAX / 3 && n->hidden % DEPTH == 0 && n->heads > 0 && n->hidden % n->heads == 0 &&
         n->hidden / n->heads % LANES == 0 && n->intermediate >= 0 && n->intermediate % DEPTH == 0 &&
         n->intermediate <= INT32_MAX / 2 && n->dimension > 0)
         return 0;

@@ -12,8 +12,8 @@ INLINE int at_most(int count, int most) { return count < most ? count : most; }
 /* c = a b + start, for numbers of rows and of vectors of columns that are constants where this is inlined. Each
    sum starts with `start` and adds one product after the other, so a row has the same bits regardless of the
    other rows. */
-INLINE void tile(const int rows, const int vectors, const float *a, long lda, const float *b, long ldb,
-                 int depth, float *c, long ldc, const float *start) {
+INLINE void tile(const int rows, const int vectors, const float *a, ptrdiff_t lda, const float *b,
+                 ptrdiff_t ldb, int depth, float *c, ptrdiff_t ldc, const float *start) {
     Floats sums[TILE_ROWS][PANEL_VECTORS];
     UNROLL(6)
     for (int r = 0; r < rows; r++) {
@@ -38,12 +38,13 @@ INLINE void tile(const int rows, const int vectors, const float *a, long lda, co
     }
 }
 
-typedef void TileFunction(const float *, long, const float *, long, int, float *, long, const float *);
+typedef void TileFunction(const float *, ptrdiff_t, const float *, ptrdiff_t, int, float *, ptrdiff_t,
+                          const float *);
 
 /* clang-format off */
 #define TILE(R, V)                                                                                          \
-    static void tile_##R##_##V(const float *a, long lda, const float *b, long ldb, int depth, float *c,     \
-                               long ldc, const float *start) {                                              \
+    static void tile_##R##_##V(const float *a, ptrdiff_t lda, const float *b, ptrdiff_t ldb, int depth,     \
+                               float *c, ptrdiff_t ldc, const float *start) {                               \
         tile(R, V, a, lda, b, ldb, depth, c, ldc, start);                                                   \
     }
 #if PANEL_VECTORS == 4
@@ -59,15 +60,15 @@ static TileFunction *const TILE_FUNCTIONS[TILE_ROWS][PANEL_VECTORS] = {
 /* clang-format on */
 
 /* c = a b for at most TILE_ROWS rows and any multiple of 16 columns. */
-INLINE void multiply_few(const float *a, long lda, int rows, const float *b, long ldb, int depth, float *c,
-                         long ldc, int columns) {
+INLINE void multiply_few(const float *a, ptrdiff_t lda, int rows, const float *b, ptrdiff_t ldb, int depth,
+                         float *c, ptrdiff_t ldc, int columns) {
     for (int j = 0; j < columns; j += PANEL) {
         const int vectors = at_most(columns - j, PANEL) / LANES;
         TILE_FUNCTIONS[rows - 1][vectors - 1](a, lda, b + j, ldb, depth, c + j, ldc, NULL);
     }
 }
 
-static void activate_panel(float *rows, long ld, int count, Activation kind) {
+static void activate_panel(float *rows, ptrdiff_t ld, int count, Activation kind) {
     for (int r = 0; r < count; r++)
         for (int j = 0; j < PANEL; j += LANES) {
             float *at = rows + r * ld + j;

@@ -17,6 +17,7 @@ enum {
     DEPTH = 64,      /* every width is a multiple of it */
     TILE_ROWS = 6,   /* rows of floats whose sums fit in registers */
     MOST_ROTATIONS = 2,
+    MOST_INPUTS = INT32_MAX / (255 * 128), /* of a product of bytes, whose sums then fit 32 bits */
 };
 
 typedef enum { AS_IS, GELU_ERF, GELU_TANH, TANH } Activation;

@@ -123,8 +123,8 @@ static void attend_some(const void *step, int first, int end, int seat) {
         const size_t column = (size_t)which * head, row = (size_t)start[0];
         float *query = w->projected + row * 3 * hidden + column;
         if (a->l->rotation) {
-            rotate_rows(query, 3L * n->hidden, wanted, (int)head, a->l->rotation);
-            rotate_rows(query + hidden, 3L * n->hidden, length, (int)head, a->l->rotation);
+            rotate_rows(query, (ptrdiff_t)(3 * hidden), wanted, (int)head, a->l->rotation);
+            rotate_rows(query + hidden, (ptrdiff_t)(3 * hidden), length, (int)head, a->l->rotation);
         }
         attend(query, length, wanted, n->hidden, (int)head, bias_of(n, which), a->l->window,
                w->context + row * hidden + column, w->keys + (size_t)seat * keys_of_seat(n, w->longest),
@@ -234,12 +234,14 @@ static void remember(const Net *n, const int32_t *ids, int length, float *mean) 
     for (int i = 0; i < n->memory.width; i += LANES) store(mean + i, divide(load(mean + i), divisor));
 }
 
-/* A row's product with the last column, and its sigmoid unless the logit is wanted. */
-static float score_of(const Net *n, const float *row, bool is_logit) {
+/* A row's product with the last column. */
+static float logit_of(const Net *n, const float *row) {
     Floats sum = splat(0.0f);
     for (int i = 0; i < n->dimension; i += LANES) sum = fma_of(load(row + i), load(n->score + i), sum);
-    const float logit = sum_of(sum) + n->score[n->dimension];
-    if (is_logit) return logit;
+    return sum_of(sum) + n->score[n->dimension];
+}
+
+static float sigmoid(float logit) {
     float small[LANES];
     store(small, exp_of(splat(logit < 0.0f ? logit : -logit)));
     return (logit < 0.0f ? *small : 1.0f) / (1.0f + *small);
@@ -261,7 +263,11 @@ static void finish(const Net *n, const int32_t *ids, const int32_t *starts, int 
         const Norm *norm = &n->head_norm;
         if (norm->weight) normalise_row(row, NULL, row, n->dimension, norm->weight, norm->bias, n->epsilon);
         bool finite = is_finite(row, n->dimension);
-        if (n->score) out[t] = score_of(n, row, w->logits);
+        if (n->score) {
+            const float logit = logit_of(n, row);
+            finite &= fabsf(logit) <= FLT_MAX;
+            out[t] = w->logits ? logit : sigmoid(logit);
+        }
         if (n->unit) finite &= scale_to_unit(row, n->dimension);
         if (!finite) write_atomic(&w->broken, true);
     }

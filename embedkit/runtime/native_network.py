@@ -46,6 +46,8 @@ _WORK_OF_A_THREAD = {True: 400_000_000, False: 130_000_000}
 _TEAM = range(2, 1025)  # threads that can share a batch
 _MULTIPLE = 64  # every width is a multiple of it, so that the kernel has only whole tiles
 _LANES = 16  # and so is the width of a head of this
+_MOST_ROTATIONS = 2
+_MOST_INPUTS = 65_793  # of a product of bytes, whose sums then fit 32 bits
 # Weights in the products of the largest networks for the kernel: BERT-Large (benchmarks/encode/large.md).
 # On ARM, where it has not been timed beside ONNX Runtime, BERT-Base in bytes and BERT-Mini in floats.
 _MOST_WEIGHTS = 310_000_000
@@ -293,9 +295,17 @@ def _read(model: bytes, *, pairs: bool) -> BertWeights:
 
 
 def _fits(weights: BertWeights) -> bool:
-    widths = (weights.hidden, weights.intermediate, weights.pooled_width, weights.dimension)
+    """Return whether the kernel supports the sizes; if it does not, ONNX Runtime runs the graph."""
+    inputs = (weights.hidden, weights.pooled_width, *(len(layer.narrow.weight) for layer in weights.layers))
     head, lanes = weights.hidden // weights.heads, _LANES * (2 if weights.rotations else 1)
-    return all(width % _MULTIPLE == 0 for width in widths) and head % lanes == 0
+    return (
+        all(width % _MULTIPLE == 0 for width in (*inputs, weights.dimension))
+        and all(len(layer.narrow.weight) == weights.intermediate for layer in weights.layers)
+        and weights.hidden % weights.heads == 0
+        and head % lanes == 0
+        and len(weights.rotations) <= _MOST_ROTATIONS
+        and (max(inputs) <= _MOST_INPUTS or not _is_quantized(weights))
+    )
 
 
 def _is_quickest(weights: BertWeights, instructions: str) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from toy_networks import TEXTS, exact_levels, toy_encoder, toy_graph
+from toys import limit_threads
 
 from embedkit.cli.main import main
 from embedkit.errors import ModelError, ProviderError
@@ -28,7 +29,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime import native_network
 from embedkit.runtime.bert_reader import read_bert
-from embedkit.runtime.bert_weights import Norm, Product
+from embedkit.runtime.bert_weights import Layer, Norm, Product
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.kernels import bert
@@ -342,16 +343,14 @@ def test_a_team_is_no_larger_than_the_kernel_allows(
 
 
 @needs_kernel
-def test_a_text_is_computed_where_no_thread_can_be_started(
-    make_encoder: Any, tokens: Tokens, teams: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("started", [0, 1])
+def test_a_text_is_computed_where_fewer_threads_can_be_started(
+    make_encoder: Any, tokens: Tokens, teams: list[int], monkeypatch: pytest.MonkeyPatch, started: int
 ) -> None:
     network = NativeNetwork(read_bert(write(make_encoder())), threads=3)
     expected = run(network, tokens)
 
-    def start(_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("threading.Thread.start", start)
+    limit_threads(monkeypatch, started)
     assert np.array_equal(run(network, tokens), expected)
     assert teams == [3, 3]
 
@@ -459,6 +458,61 @@ def test_an_interrupted_call_leaves_a_working_encoder() -> None:
                 print(encoder.encode(TEXTS).tobytes() == expected)
     """
     assert run_script(script).split() == ["True"] * 4
+
+
+@needs_kernel
+@pytest.mark.parametrize("graph", ["inner", "wide", "heads", "rotations"])
+def test_a_graph_of_sizes_that_it_does_not_support_is_left_to_onnx_runtime(
+    make_encoder: Any, monkeypatch: pytest.MonkeyPatch, graph: str
+) -> None:
+    weights = read_bert(write(make_encoder(family="modernbert" if graph == "rotations" else "bert"), "int8"))
+    assert weights is not None
+    first, *others = weights.layers
+    wide = np.ones((65_856, 64), dtype=np.int8)
+    changes: dict[str, Any] = {
+        "inner": {"layers": (*others, resized(first, first.narrow.weight[:128]))},
+        "wide": {"layers": (resized(first, wide),)},
+        "heads": {"layers": (), "heads": 65},
+        "rotations": {"rotations": weights.rotations * 2},
+    }
+    changed = dataclasses.replace(weights, **changes[graph])
+    with pytest.raises(ModelError, match="do not fit"):
+        NativeNetwork(changed)
+    monkeypatch.setattr(native_network, "read_bert", lambda model, *, pairs: changed)
+    assert NativeNetwork.choose(b"") is None
+
+
+def resized(layer: Layer, narrow: Any) -> Layer:
+    """Return the layer with another matrix after its GELU."""
+    inner, wide = len(narrow), layer.wide
+    assert wide.scales is not None
+    opened = dataclasses.replace(
+        wide,
+        weight=np.resize(wide.weight, (len(wide.weight), inner)),
+        scales=np.resize(wide.scales, inner),
+        bias=np.resize(wide.bias, inner),
+    )
+    return dataclasses.replace(layer, wide=opened, narrow=dataclasses.replace(layer.narrow, weight=narrow))
+
+
+@needs_kernel
+@pytest.mark.parametrize(("step", "value"), [(1e-39, 0.0), (None, 2e-38)])
+def test_steps_too_small_for_their_inverse_give_the_same_bits_on_every_instruction_set(
+    make_encoder: Any, step: float | None, value: float
+) -> None:
+    """The inverse is infinite, and 0 times it is NaN, which becomes byte 0."""
+    graph = read_bert(write(make_encoder("mean", None, num_hidden_layers=0), "int8"))
+    assert graph is not None
+    weight = np.random.default_rng(0).integers(-100, 100, (64, 64)).astype(np.int8)
+    ones, zeros = np.ones(64, dtype=np.float32), np.zeros(64, dtype=np.float32)
+    head = Product(weight, zeros, ones * np.float32(1e36), step, None if step is None else 0)
+    norm = Norm(zeros, np.linspace(0, value, 64, dtype=np.float32))
+    graph = dataclasses.replace(graph, norm=norm, head=head, activation="linear")
+    rows = {
+        name: NativeNetwork(graph, instructions=name).run(Tokens([[5, 6]], [])).tobytes()
+        for name in native_instructions()
+    }
+    assert rows == dict.fromkeys(rows, rows["portable"])
 
 
 @needs_kernel

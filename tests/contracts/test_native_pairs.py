@@ -192,6 +192,19 @@ def test_scores_of_large_logits_do_not_overflow(make_model: Any, tokens: Tokens)
 
 
 @needs_kernel
+@pytest.mark.parametrize("logits", [False, True])
+def test_a_logit_that_overflows_is_an_error(make_model: Any, tokens: Tokens, *, logits: bool) -> None:
+    graph = read_bert(write(make_model()), pairs=True)
+    assert graph is not None
+    assert graph.last is not None
+    weight = np.full_like(graph.last.weight, 3e38)
+    weight[::2] *= -1  # the sum is infinite or NaN
+    network = NativeNetwork(dataclasses.replace(graph, last=dataclasses.replace(graph.last, weight=weight)))
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        (network.with_logits() if logits else network).run(tokens)
+
+
+@needs_kernel
 @pytest.mark.parametrize(
     ("ids", "types"), [([-1], [0]), ([100_000], [0]), ([5], [-1]), ([5], [2]), ([5, 6], [0]), ([5], [0, 1])]
 )

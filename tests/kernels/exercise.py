@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
 import random
 import threading
@@ -101,9 +102,13 @@ class Draw:
         return (around * (count // len(around) + 1))[:count]
 
     def floats(self, count: int, size: float = 0.02) -> bytes:
-        """Return that many floats from ``-128 size`` to ``127 size``, rarely bytes that may be any floats."""
+        """Return that many floats from ``-128 size`` to ``127 size``.
+
+        Rarely they are so small that inverses are infinite, or bytes that may be any floats.
+        """
         if self.rarely():
             return self.bytes(4 * count)
+        size *= 1e-37 if self.rarely() else 1
         return array("f", [(byte - 128) * size for byte in self.bytes(count)]).tobytes()
 
     def text(self, most: int) -> str:
@@ -114,16 +119,18 @@ class Draw:
 def run_network(draw: Draw, bert: Any) -> None:
     """Run the same texts on every instruction set: all return the same bits, or all refuse."""
     options, ids, types, starts, rows = network_arguments(draw)
-    threads, results, end = draw.one_of([1, 1, 1, 2, 3], [0, -1, 2**31 - 1]), set(), draw.position
+    threads, logits, results = draw.one_of([1, 1, 1, 2, 3], [0, -1, 2**31 - 1]), draw.below(2), set()
+    end = draw.position
     for instructions in bert.instructions():
         found = bytearray(rows)
         try:
             network = make_network(draw.at(end), bert, options, instructions)
-            run_shared(bert, network, instructions, threads, (ids, types, starts, found))
+            run_shared(bert, network, instructions, threads, (ids, types, starts, found), logits)
         except REFUSALS as error:
             results.add(str(error).replace(instructions, ""))
         else:
             results.add(bytes(found))
+            assert options["unit"] or all(map(math.isfinite, array("f", found))), "a value is not finite"
     assert len(results) == 1, "instruction sets differ"
     (result,) = results
     if isinstance(result, str):
@@ -144,17 +151,19 @@ def make_network(draw: Draw, bert: Any, options: dict[str, Any], instructions: s
     return bert.Network(**options, instructions=instructions, packed=memoryview(packed).toreadonly())
 
 
-def run_shared(bert: Any, network: Any, instructions: str, threads: int, arguments: tuple[Any, ...]) -> None:
+def run_shared(
+    bert: Any, network: Any, instructions: str, threads: int, arguments: tuple[Any, ...], logits: int
+) -> None:
     """Run a network alone, or with a team of one helper less than it has places."""
     if threads == 1:
-        network.run(*arguments)
+        network.run(*arguments, None, logits)
         return
     team = bert.make_team(instructions, threads)
     helpers = [threading.Thread(target=bert.help_team, args=(team,)) for _ in range(threads - 2)]
     for helper in helpers:
         helper.start()
     try:
-        network.run(*arguments, team)
+        network.run(*arguments, team, logits)
     finally:
         bert.close_team(team)
         for helper in helpers:
@@ -184,7 +193,7 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
         bias, factors = draw.floats(outputs), draw.floats(inputs, 0.01) if is_static else None
         if not is_byte:
             return draw.floats(inputs * outputs, 0.001), None, bias, None, 0.0, 0.0
-        step = draw.one_of([3, 6], [0, -1, 255]) / 100 if is_static else 0.0
+        step = draw.one_of([3, 6], [0, -1, 255]) / (10**40 if draw.rarely() else 100) if is_static else 0.0
         return draw.bytes(inputs * outputs), draw.floats(outputs, 1e-4), bias, factors, step, -128 * step
 
     def norm(width: int) -> tuple[bytes, bytes]:

@@ -27,16 +27,16 @@ enum { BLOCK = 32 }; /* rows and columns of four tiles, which have 16 rows of 64
 
 /* Sums of 16 rows, or of 32 if `both`, and BLOCK columns. */
 INLINE void sum_block(bool both, const uint8_t *upper, const int8_t *left, int inputs, int32_t *to) {
-    const uint8_t *lower = upper + 16L * inputs;
-    const int8_t *right = left + (long)LANES * inputs;
+    const uint8_t *lower = upper + (ptrdiff_t)16 * inputs;
+    const int8_t *right = left + (ptrdiff_t)LANES * inputs;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int k = 0; k < inputs; k += DEPTH) {
         _tile_loadd(4, upper + k, inputs);
-        _tile_loadd(6, left + (long)k * LANES, 64);
-        _tile_loadd(7, right + (long)k * LANES, 64);
+        _tile_loadd(6, left + (ptrdiff_t)k * LANES, 64);
+        _tile_loadd(7, right + (ptrdiff_t)k * LANES, 64);
         _tile_dpbusd(0, 4, 6);
         _tile_dpbusd(1, 4, 7);
         if (both) {

@@ -102,7 +102,7 @@ INLINE __m256 upper_half(Floats x) { return x.high; }
 
 #include "x86_reduction.h"
 
-INLINE void transpose_8(const float *from, long ld, int rows, float *to, long ldt) {
+INLINE void transpose_8(const float *from, ptrdiff_t ld, int rows, float *to, ptrdiff_t ldt) {
     __m256 a[8], b[8];
     UNROLL(8)
     for (int i = 0; i < 8; i++) a[i] = i < rows ? _mm256_loadu_ps(from + i * ld) : _mm256_setzero_ps();
@@ -125,7 +125,7 @@ INLINE void transpose_8(const float *from, long ld, int rows, float *to, long ld
     }
 }
 
-INLINE void transpose_16(const float *from, long ld, int rows, float *to, long ldt) {
+INLINE void transpose_16(const float *from, ptrdiff_t ld, int rows, float *to, ptrdiff_t ldt) {
     for (int i = 0; i < 16; i += 8)
         for (int j = 0; j < 16; j += 8) transpose_8(from + i * ld + j, ld, rows - i, to + j * ldt + i, ldt);
 }
@@ -151,8 +151,8 @@ INLINE void load_int4(const uint8_t *from, Floats *low, Floats *high) {
 
 /* ---- bytes ---- */
 
-/* Values below the range of integers become the smallest one, which packing clips to 0. */
-INLINE __m256i to_integers(__m256 x) { return _mm256_cvtps_epi32(_mm256_min_ps(x, _mm256_set1_ps(255.0f))); }
+/* Values below the range of integers, and NaN, become the smallest one, which packing clips to 0. */
+INLINE __m256i to_integers(__m256 x) { return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_set1_ps(255.0f), x)); }
 
 INLINE void store_bytes(const Floats *x, uint8_t *to) {
     /* Packing interleaves four integers of each operand. */

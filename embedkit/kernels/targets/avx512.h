@@ -47,7 +47,7 @@ INLINE __m256 upper_half(Floats x) { return _mm512_extractf32x8_ps(x, 1); }
 
 #include "x86_reduction.h"
 
-INLINE void transpose_16(const float *from, long ld, int rows, float *to, long ldt) {
+INLINE void transpose_16(const float *from, ptrdiff_t ld, int rows, float *to, ptrdiff_t ldt) {
     __m512 a[16], b[16];
     UNROLL(16)
     for (int i = 0; i < 16; i++) a[i] = i < rows ? _mm512_loadu_ps(from + i * ld) : _mm512_setzero_ps();
@@ -94,8 +94,8 @@ INLINE void load_int4(const uint8_t *from, Floats *low, Floats *high) {
 
 /* ---- bytes ---- */
 
-/* Values below the range of integers become the smallest one, which packing clips to 0. */
-INLINE __m512i to_integers(Floats x) { return _mm512_cvtps_epi32(_mm512_min_ps(x, _mm512_set1_ps(255.0f))); }
+/* Values below the range of integers, and NaN, become the smallest one, which packing clips to 0. */
+INLINE __m512i to_integers(Floats x) { return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_set1_ps(255.0f), x)); }
 
 INLINE void store_bytes(const Floats *x, uint8_t *to) {
     /* Packing interleaves four integers of each operand. */

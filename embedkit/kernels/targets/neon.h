@@ -42,6 +42,15 @@ INLINE Floats splat(float value) {
     return x;
 }
 
+#define EACH_OF_ONE(NAME, INTRINSIC)                                                                           \
+    INLINE Floats NAME(Floats x) {                                                                             \
+        EACH                                                                                                   \
+            x.val[q] = INTRINSIC(x.val[q]);                                                                    \
+        return x;                                                                                              \
+    }
+EACH_OF_ONE(absolute, vabsq_f32)
+EACH_OF_ONE(round_even, vrndnq_f32)
+
 #define EACH_OF_TWO(NAME, INTRINSIC)                                                                           \
     INLINE Floats NAME(Floats a, Floats b) {                                                                   \
         EACH                                                                                                   \
@@ -70,18 +79,6 @@ INLINE float32x4_t less_of(float32x4_t a, float32x4_t b) { return vbslq_f32(vclt
 INLINE float32x4_t more_of(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 EACH_OF_TWO(min_of, less_of)
 EACH_OF_TWO(max_of, more_of)
-
-INLINE Floats absolute(Floats x) {
-    EACH
-        x.val[q] = vabsq_f32(x.val[q]);
-    return x;
-}
-
-INLINE Floats round_even(Floats x) {
-    EACH
-        x.val[q] = vrndnq_f32(x.val[q]);
-    return x;
-}
 
 INLINE Floats times_power_of_2(Floats x, Floats n) {
     EACH {
@@ -112,7 +109,7 @@ REDUCTION(sum_of, vaddq_f32)
 REDUCTION(least_of, less_of)
 REDUCTION(largest_of, more_of)
 
-INLINE void transpose_4(const float *from, long ld, int rows, float *to, long ldt) {
+INLINE void transpose_4(const float *from, ptrdiff_t ld, int rows, float *to, ptrdiff_t ldt) {
     float32x4_t a[4];
     EACH
         a[q] = q < rows ? vld1q_f32(from + q * ld) : vdupq_n_f32(0.0f);
@@ -125,7 +122,7 @@ INLINE void transpose_4(const float *from, long ld, int rows, float *to, long ld
     vst1q_f32(to + 3 * ldt, lower.val[1]);
 }
 
-INLINE void transpose_16(const float *from, long ld, int rows, float *to, long ldt) {
+INLINE void transpose_16(const float *from, ptrdiff_t ld, int rows, float *to, ptrdiff_t ldt) {
     for (int i = 0; i < 16; i += 4)
         for (int j = 0; j < 16; j += 4) transpose_4(from + i * ld + j, ld, rows - i, to + j * ldt + i, ldt);
 }
@@ -188,13 +185,7 @@ INLINE Sums no_sums(const float *sums) {
 }
 
 INLINE Inputs load_inputs(const uint8_t *from) { return spread(from); }
-
-INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const int together) {
-    (void)together;
-    EACH
-        sums.val[q] = vusdotq_s32(sums.val[q], inputs, columns.val[q]);
-    return sums;
-}
+#define ADD_PRODUCTS vusdotq_s32
 #else
 typedef int8x16_t Inputs;
 
@@ -209,14 +200,15 @@ INLINE Sums no_sums(const float *sums) {
 INLINE Inputs load_inputs(const uint8_t *from) {
     return vreinterpretq_s8_u8(veorq_u8(spread(from), vdupq_n_u8(128)));
 }
+#define ADD_PRODUCTS vdotq_s32
+#endif
 
 INLINE Sums add_products(Sums sums, Inputs inputs, Columns columns, const int together) {
     (void)together;
     EACH
-        sums.val[q] = vdotq_s32(sums.val[q], inputs, columns.val[q]);
+        sums.val[q] = ADD_PRODUCTS(sums.val[q], inputs, columns.val[q]);
     return sums;
 }
-#endif
 
 INLINE void store_sums(int32_t *to, Sums sums) {
     EACH

@@ -153,7 +153,7 @@ INLINE float largest_of(Floats x) {
 }
 
 /* Transposes 16 by 16 floats: rows of `from`, zeros after the last, to columns of `to`. */
-INLINE void transpose_16(const float *from, long ld, int rows, float *to, long ldt) {
+INLINE void transpose_16(const float *from, ptrdiff_t ld, int rows, float *to, ptrdiff_t ldt) {
     for (int i = 0; i < LANES; i++)
         for (int j = 0; j < LANES; j++) to[j * ldt + i] = i < rows ? from[i * ld + j] : 0.0f;
 }
@@ -177,7 +177,7 @@ INLINE void load_int4(const uint8_t *from, Floats *low, Floats *high) {
 
 /* ---- bytes ---- */
 
-/* 64 floats, clipped to 0 and 255 and rounded to nearest even; unspecified for NaN. */
+/* 64 floats, clipped to 0 and 255 and rounded to nearest even; NaN becomes 0. */
 INLINE void store_bytes(const Floats *x, uint8_t *to) {
     for (int v = 0; v < 4; v++) {
         const Floats clipped = min_of(max_of(x[v], splat(0.0f)), splat(255.0f));
