@@ -256,10 +256,17 @@ class RunFolder:
             tracker.log(record)
 
     def rewind(self, step: int) -> None:
-        """Drop the metrics of steps after ``step``, which a resumed run will repeat."""
+        """Drop the metrics of steps after ``step``, which a resumed run will repeat.
+
+        Raises:
+            CheckpointError: the metrics are damaged.
+        """
         if self.metrics.exists():
-            lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-            whole = [(json.loads(line)["step"], line) for line in lines if line.endswith("\n")]
+            try:
+                lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+                whole = [(int(json.loads(line)["step"]), line) for line in lines if line.endswith("\n")]
+            except (ValueError, KeyError, TypeError) as error:
+                raise CheckpointError(f"{self.metrics} is damaged; delete it to resume without curves") from error
             self._logged = max((logged for logged, _ in whole), default=0)
             self._write(self.metrics, "".join(line for logged, line in whole if logged <= step))
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from embedkit.config import load_toml
-from embedkit.errors import ConfigError, StorageError
+from embedkit.errors import CheckpointError, ConfigError, StorageError
 from embedkit.training.run_folder import RunFolder
 
 CONFIG = {"method": "sct", "seed": 1, "optim": {"lr": 5e-4, "steps": 3}, "corpus": [{"path": "a.txt"}]}
@@ -122,6 +122,13 @@ class TestMetrics:
             file.write('{"step": 1')
         folder.rewind(50)
         assert self.lines(folder) == [{"step": 10}]
+
+    @pytest.mark.parametrize("line", [b"\0\0\0\n", b"\xff\n", b'{"loss": 1}\n', b"[]\n", b'{"step": null}\n'])
+    def test_rewinding_reports_damaged_metrics(self, folder, line):
+        folder.log({"step": 10})
+        folder.metrics.write_bytes(folder.metrics.read_bytes() + line)
+        with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged; delete it"):
+            folder.rewind(5)
 
     def test_rewinding_without_metrics(self, folder):
         folder.rewind(5)
