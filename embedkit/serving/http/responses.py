@@ -107,14 +107,19 @@ def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: It
     """Return the answer for a request that violates its schema, from one of pydantic's errors.
 
     An unknown field goes first, because it explains why another one is missing; one of the ``known`` fields of the
-    schema may have been meant.
+    schema may have been meant. A field of several types has an error for each.
     """
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
-    place = ".".join(str(part) for part in first["loc"] if not _is_label(part))
-    message = str(first["msg"]).removeprefix("Value error, ")
+    place = _place(first)
+    messages = [str(error["msg"]).removeprefix("Value error, ") for error in errors if _place(error) == place]
+    message = ", or ".join(dict.fromkeys(messages)).replace(", or Input should be ", ", or ")
     if first["type"] == "extra_forbidden":
         message = "unknown field; " + did_you_mean(place, known, f"the fields are {', '.join(known)}")
     return problem(path, 400, f"{place}: {message}" if place else message, param=place or None)
+
+
+def _place(error: Mapping[str, Any]) -> str:
+    return ".".join(str(part) for part in error["loc"] if not _is_label(part))
 
 
 def _is_label(part: str | int) -> bool:

@@ -12,6 +12,7 @@ from embedkit.runtime.engine import OnOverflow
 from embedkit.runtime.threads import most_processes
 
 KEY_VARIABLE = "EMBEDKIT_API_KEY"
+_HOST = re.compile(r"\[[^\]\s]+\]|[^:/\s*\[\]]+")
 _ORIGIN = re.compile(r"\*|https?://[^/\s*]+")
 
 
@@ -76,13 +77,16 @@ class ServerSettings:
             problems.append("tls_certificate and tls_key belong together; give both or neither")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             problems.append(f"root_path starts with a slash and does not end with one, unlike {self.root_path!r}")
+        if wrong := [name for name in self.hosts if not _HOST.fullmatch(name)]:
+            problems.append(f"hosts: expected names without port, app.example.com or [::1], not {wrong[0]!r}")
         if wrong := [origin for origin in self.cors_origins if not _ORIGIN.fullmatch(origin)]:
             problems.append(f"cors_origins: expected https://HOST or http://HOST:PORT, or *, not {wrong[0]!r}")
         if self.workers > (most := most_processes()):
             problems.append(f"workers is at most {most} here, eight for each processor, not {self.workers}")
         if problems:
             raise ConfigError(
-                problems, parameters=("tls_certificate", "tls_key", "root_path", "cors_origins", "workers")
+                problems,
+                parameters=("tls_certificate", "tls_key", "root_path", "hosts", "cors_origins", "workers"),
             )
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from embedkit import __version__
+from embedkit.errors import ModelNotFoundError
 from embedkit.serving.http.embedding import Embedder
 from embedkit.serving.http.protocols.fields import Dimensions, Schema, TeiProblem, Texts, as_texts
 from embedkit.serving.http.requests import Request
@@ -165,7 +166,10 @@ async def version(_: Request) -> Response:
 
 
 def _embedder(name: str, request: Request) -> Embedder:
-    return request.registry.embedder(name.removesuffix(_TAG))
+    try:
+        return request.registry.embedder(name)
+    except ModelNotFoundError:
+        return request.registry.embedder(name.removesuffix(_TAG))
 
 
 def _details(embedder: Embedder) -> dict[str, Any]:

@@ -248,6 +248,13 @@ def test_ollamas_client_embeds(url, expected):
     client._client.close()
 
 
+@pytest.mark.parametrize("name", ["nomic-embed-text:latest", "toy:latest", "toy"])
+def test_an_alias_may_have_ollamas_tag(serve, toy_encoder, name):
+    with serve(aliases=("nomic-embed-text:latest",)) as url:
+        done = httpx.post(f"{url}/api/embed", json={"model": name, "input": TEXTS}).json()
+    np.testing.assert_array_equal(np.float32(done["embeddings"]), toy_encoder.encode(TEXTS))
+
+
 def test_ollamas_routes_answer_in_its_form(client, toy_encoder, expected):
     done = client.post("/api/embed", json={"model": "toy", "input": TEXTS, "dimensions": 4}).json()
     np.testing.assert_array_equal(np.float32(done["embeddings"]), toy_encoder.encode(TEXTS, truncate_dim=4))

@@ -204,6 +204,20 @@ def test_a_missing_document_is_a_404(reading):
     assert reading.get("/v1/documents/cat").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"hybrid": "bm25"}, "hybrid: Input should be a valid boolean, or 'rrf' or 'weighted'"),
+        ({"filter": 5}, "filter: Input should be an object, or a valid string"),
+        ({"k": "5"}, "k: Input should be a valid integer"),
+    ],
+)
+def test_a_field_of_several_types_is_refused_with_all_of_them(reading, option, words):
+    done = reading.post("/v1/search", json={"query": "a", **option})
+    assert done.status_code == 400
+    assert done.json()["error"]["message"] == words
+
+
 def test_without_a_collection_a_search_says_so(client):
     done = client.post("/v1/search", json={"query": "a"})
     assert done.status_code == 400

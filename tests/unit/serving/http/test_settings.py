@@ -23,6 +23,10 @@ from embedkit.serving.http.settings import ServerSettings
         ({"root_path": "embeddings"}, "starts with a slash"),
         ({"root_path": "/embeddings/"}, "does not end with one"),
         ({"cors_origins": ["app.example.com"]}, "cors_origins: expected https://HOST"),
+        ({"hosts": ["app.example.com:8080"]}, "hosts: expected names without port"),
+        ({"hosts": ["https://app.example.com"]}, "hosts: expected names without port"),
+        ({"hosts": ["box", "*.example.com"]}, "hosts: expected names without port"),
+        ({"hosts": ["::1"]}, "hosts: expected names without port"),
         ({"on_overflow": "drop"}, "on_overflow is one of truncate, error"),
         ({"max_items": 0}, "at least 1"),
     ],
@@ -47,6 +51,11 @@ def test_only_a_loopback_address_is_local(host, local):
     settings = ServerSettings(host=host)
     assert settings.is_local is local
     assert (settings.allowed_hosts is not None) is local
+
+
+def test_hosts_may_be_names_and_addresses():
+    names = ("app.example.com", "box", "10.0.0.7", "[::1]")
+    assert ServerSettings(hosts=names).allowed_hosts == set(names)
 
 
 def test_a_server_is_local_unless_told_otherwise():
