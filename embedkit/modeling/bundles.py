@@ -90,8 +90,8 @@ def cross_from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: in
     tokenizer = PairTokenizer(bundle.tokenizer_json, manifest.max_length if max_length is None else max_length)
     config = _config(bert, tokenizer)
     config.num_labels = 1
-    if manifest.activation:
-        config.sentence_transformers = {"activation_fn": manifest.activation}
+    if manifest.activation == "identity":
+        config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     network = BertForSequenceClassification(config)
     weights = {f"bert.{name}": values for name, values in _weights(bert).items()}
     weights |= _product("bert.pooler.dense", cast("Product", bert.head))

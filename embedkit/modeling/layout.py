@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedkit.errors import ModelError
-from embedkit.runtime.folders import POOLING_KEYS, Layout, pooling_modes, read_json, read_layout
+from embedkit.runtime.folders import POOLING_KEYS, Layout, pooling_modes, read_json, read_layout, torch_class
 
 Activation = Literal["tanh", "linear", "relu", "gelu", "sigmoid", "silu"]
 """The function after the product of a dense head; ``"linear"`` is none."""
@@ -88,7 +88,7 @@ def read_activation(head: Path) -> Activation:
         ModelError: it is another kind of dense layer.
     """
     settings = read_json(head / "config.json")
-    activation = _ACTIVATIONS.get(str(settings.get("activation_function", "")).rpartition(".")[2])
+    activation = _ACTIVATIONS.get(torch_class(str(settings.get("activation_function", ""))))
     names = {settings.get(name) for name in ("module_input_name", "module_output_name")}
     is_known = settings.keys() <= _DENSE_SETTINGS and names <= {None, "sentence_embedding"}
     if activation is None or settings.get("use_residual") or not is_known:

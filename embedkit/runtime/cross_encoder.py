@@ -17,7 +17,7 @@ from embedkit.runtime.engine import Engine, OnLong, Plan
 from embedkit.runtime.model import Model
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import FolderModel
-from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens
+from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens, check_items
 from embedkit.runtime.wire import expose_logits
 
 Activation = Literal["sigmoid", "identity"]
@@ -115,6 +115,12 @@ class CrossEncoder(Model[PairTokenizer]):
         """
         plan = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
         engine = self._choose_engine(activation_fn)
+        is_alone = _is_pair(pairs)
+        scores = self._score(engine, [pairs] if is_alone else list(check_iterable(pairs, "pairs")), plan)
+        return cast(np.float32, scores[0]) if is_alone else scores
+
+    def _score(self, engine: Engine, pairs: list[Any], plan: Plan) -> FloatArray:
+        """Score pairs: ``(N,) float32``."""
 
         def run_part(part: list[Any], first: int, progress: Progress) -> tuple[FloatArray, int]:
             if plan.windows:
@@ -123,11 +129,8 @@ class CrossEncoder(Model[PairTokenizer]):
                 return scores, 0
             return engine.part(part, first, self._tokenize, plan, progress)
 
-        is_alone = _is_pair(pairs)
-        listed: list[Any] = [pairs] if is_alone else list(check_iterable(pairs, "pairs"))
-        chunks = list(engine.stream(listed, run_part, plan, len(listed)))
-        scores: FloatArray = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
-        return cast(np.float32, scores[0]) if is_alone else scores
+        chunks = list(engine.stream(pairs, run_part, plan, len(pairs)))
+        return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokens:
         """Tokenize pairs, the first half of :meth:`predict`, for example to estimate the cost of scoring.
@@ -179,14 +182,16 @@ class CrossEncoder(Model[PairTokenizer]):
         """
         best_of, returns_texts = check_count(top_k, "top_k"), check_flag(return_documents, "return_documents")
         check_text(query, "query")
-        listed = list(check_iterable(documents, "documents"))
-        scores = self.predict(
-            [(query, document) for document in listed],
+        plan = Plan.choose(
             batch_size=batch_size,
-            show_progress_bar=show_progress_bar,
-            activation_fn=activation_fn,
             on_overflow=on_overflow,
+            show_progress_bar=show_progress_bar,
+            unit="documents",
         )
+        engine = self._choose_engine(activation_fn)
+        listed = list(check_iterable(documents, "documents"))
+        check_items(listed, name="documents")
+        scores = self._score(engine, [(query, document) for document in listed], plan)
         best = np.argsort(-scores, kind="stable")[:best_of].tolist()
         ranked = [RankedDocument(corpus_id=row, score=float(scores[row]), text=listed[row]) for row in best]
         if not returns_texts:

@@ -58,15 +58,26 @@ class Verification(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The validated options of one call that concern the engine."""
+    """The validated options of one call that concern the engine.
+
+    ``unit`` names the items in messages where the caller did not give what the engine runs.
+    """
 
     batch_size: int | None = None
     refuse_overflow: bool = False
     windows: bool = False
     show_progress: bool | None = None
+    unit: str | None = None
 
     @classmethod
-    def choose(cls, *, batch_size: int | None, on_overflow: OnLong, show_progress_bar: bool | None) -> Plan:
+    def choose(
+        cls,
+        *,
+        batch_size: int | None,
+        on_overflow: OnLong,
+        show_progress_bar: bool | None,
+        unit: str | None = None,
+    ) -> Plan:
         """Validate the options of a caller.
 
         Raises:
@@ -74,7 +85,7 @@ class Plan:
         """
         check_choice(on_overflow, _ON_LONG, "on_overflow")
         count, shows = check_count(batch_size, "batch_size"), check_progress(show_progress_bar)
-        return cls(count, on_overflow == "error", on_overflow == "windows", shows)
+        return cls(count, on_overflow == "error", on_overflow == "windows", shows, unit)
 
 
 class Network(Protocol[_Batch]):
@@ -144,7 +155,8 @@ class Engine:
             TextOverflowError: an item is too long and the plan forbids truncation.
         """
         done = truncated = 0
-        progress = Progress(self._label, total, unit=self._unit, enabled=plan.show_progress)
+        unit = plan.unit or self._unit
+        progress = Progress(self._label, total, unit=unit, enabled=plan.show_progress)
         try:
             with progress:
                 for part in read_parts(items):
@@ -153,7 +165,7 @@ class Engine:
                     done += len(part)
                     yield rows
         finally:
-            tell_truncated(truncated, done, unit=self._unit, max_length=self._max_length)
+            tell_truncated(truncated, done, unit=unit, max_length=self._max_length)
 
     def part(
         self,
@@ -170,7 +182,8 @@ class Engine:
         """
         tokens = tokenize(items, first)
         if tokens.overflowing and plan.refuse_overflow:
-            raise TextOverflowError(self._describe_overflow(tokens.overflowing, first), parameters=["on_overflow"])
+            described = self._describe_overflow(tokens.overflowing, first, plan.unit or self._unit)
+            raise TextOverflowError(described, parameters=["on_overflow"])
         return self.run(tokens, plan.batch_size, progress), tokens.truncated
 
     def run(self, tokens: Tokens, batch_size: int | None = None, progress: Progress | None = None) -> FloatArray:
@@ -239,8 +252,8 @@ class Engine:
                 other.result()
         return rows
 
-    def _describe_overflow(self, overflowing: Sequence[int], first: int) -> str:
-        named = ", ".join(f"{self._unit}[{first + position}]" for position in overflowing[:_POSITIONS_NAMED])
+    def _describe_overflow(self, overflowing: Sequence[int], first: int, unit: str) -> str:
+        named = ", ".join(f"{unit}[{first + position}]" for position in overflowing[:_POSITIONS_NAMED])
         more = f" and {len(overflowing) - _POSITIONS_NAMED} more" if len(overflowing) > _POSITIONS_NAMED else ""
         return (
             f"longer than {self._max_length} tokens: {named}{more}; shorten them, or let them be cut with "

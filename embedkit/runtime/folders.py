@@ -96,6 +96,17 @@ _KNOWN_MODEL2VEC = {
 }
 _MODEL2VEC_LENGTH = 512  # where config.json has no max_length
 
+# Settings of tokenizer_config.json that classes of transformers apply: their names in tokenizer.json, and defaults.
+_CASING = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
+_SPACING = {"add_prefix_space": ("add_prefix_space", False)}
+_BERT_TOKENIZERS = ("bert", "distilbert", "electra", "mpnet", "mobilebert", "convbert", "squeezebert", "layoutlm")
+_ROBERTA_TOKENIZERS = ("roberta", "longformer")
+_GENERIC_TOKENIZERS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+
 StaticForm = Literal["sentence-transformers", "model2vec"]
 
 
@@ -279,7 +290,8 @@ def read_tokenizer(layout: Layout) -> str:
     if side not in ("left", "right"):
         raise ModelError(f"{path}: truncation_side must be left or right, not {side!r}")
     content = read_json(path)
-    changed = _set_casing(content, settings)
+    network = read_json(layout.backbone / "config.json", optional=True)
+    changed = _set_by_class(content, settings, network)
     if layout.lowercase:
         changed |= set_lowercase(content)
     if side == "left":
@@ -348,20 +360,28 @@ def _of_one_type(piece: dict[str, Any]) -> dict[str, Any]:
     return {kind: settings | {"type_id": 0} for kind, settings in piece.items()}
 
 
-def _set_casing(content: dict[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Apply what transformers' classes of the BERT family apply to the normaliser; the generic class does not."""
-    normalizer = content.get("normalizer") or {}
-    generic = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
-    if normalizer.get("type") != "BertNormalizer" or settings.get("tokenizer_class") in generic:
+def _set_by_class(content: dict[str, Any], settings: Mapping[str, Any], network: Mapping[str, Any]) -> bool:
+    """Apply to a ``tokenizer.json`` what transformers' tokenizer class sets there; return whether it changed.
+
+    The class is that of the network where ``tokenizer_config.json`` names none. Those of the BERT and RoBERTa
+    families also set their defaults; generic classes set nothing.
+    """
+    named = settings.get("tokenizer_class") or network.get("tokenizer_class")
+    family = str(named or network.get("model_type")).lower().removesuffix("fast").removesuffix("tokenizer")
+    if family in _ROBERTA_TOKENIZERS:
+        part, kind, rules = content.get("pre_tokenizer") or {}, "ByteLevel", _SPACING
+    else:
+        part, kind, rules = content.get("normalizer") or {}, "BertNormalizer", _CASING
+    has_defaults = family in _BERT_TOKENIZERS + _ROBERTA_TOKENIZERS
+    if part.get("type") != kind or not (has_defaults or named not in _GENERIC_TOKENIZERS):
         return False
-    names = {
-        "do_lower_case": "lowercase",
-        "strip_accents": "strip_accents",
-        "tokenize_chinese_chars": "handle_chinese_chars",
+    changes = {
+        key: settings.get(name, default)
+        for name, (key, default) in rules.items()
+        if has_defaults or name in settings
     }
-    changes = {names[name]: settings[name] for name in names if name in settings}
-    changed = any(normalizer.get(name) != value for name, value in changes.items())
-    normalizer.update(changes)
+    changed = any(part.get(key) != value for key, value in changes.items())
+    part.update(changes)
     return changed
 
 
@@ -569,6 +589,11 @@ def _read_prompts(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, st
     if default is not None and default not in prompts:
         raise ModelError(f"{path}: default_prompt_name is {default!r}, which is not among the prompts")
     return {name: text or "" for name, text in prompts.items()}, default
+
+
+def torch_class(name: str) -> str:
+    """Return the last part of the name of a class of torch; sentence-transformers loads no others."""
+    return name.rpartition(".")[2] if name.startswith("torch.") else name
 
 
 def stored_activation(settings: Mapping[str, Any], network: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ from embedkit.runtime.folders import (
     read_json,
     read_layout,
     read_tokenizer,
+    torch_class,
     whole_number,
 )
 from embedkit.runtime.manifest import ACTIVATIONS, Manifest
@@ -129,10 +130,11 @@ def read_activation(stored: str | None) -> str:
     Raises:
         ModelError: it is neither the identity nor the sigmoid.
     """
-    named = stored or "Sigmoid"
-    kind = str(named).rpartition(".")[2].lower()
+    kind = torch_class(stored).lower() if stored else "sigmoid"
     if kind not in ACTIVATIONS:
-        raise ModelError(f"the activation of a cross-encoder is Identity or Sigmoid, this one has {named}")
+        raise ModelError(
+            f"the activation of a cross-encoder is Identity or Sigmoid of torch.nn, this one has {stored}"
+        )
     return "" if kind == "sigmoid" else kind
 
 

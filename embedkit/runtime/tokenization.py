@@ -208,14 +208,14 @@ class Tokenizer(_FastTokenizer):
             raise InputError(f"expected a sequence of texts, got one {type(texts).__name__}; wrap it in a list")
         texts = list(texts)
         if not set(map(type, texts)) <= {str}:  # a tuple, for one, would pass for a pair of texts
-            _check_texts(texts, first)
+            check_items(texts, first)
         prompted = [prompt + text for text in texts] if prompt else texts
         try:
             return self._encode(prompted, threads)
         except ModelError:
             raise
         except (TypeError, ValueError) as error:
-            _check_texts(texts, first)
+            check_items(texts, first)
             raise InputError(f"the tokenizer refused these texts: {error}") from error
 
     def _encode(self, texts: list[str], threads: int) -> Tokens:
@@ -310,7 +310,7 @@ class PairTokenizer(_FastTokenizer):
             raise
         except (TypeError, ValueError) as error:
             for position, pair in enumerate(pairs, first):
-                _check_texts(pair, 0, name=f"pairs[{position}]")
+                check_items(pair, 0, name=f"pairs[{position}]")
             raise InputError(f"the tokenizer refused these pairs: {error}") from error
 
     def tokenize_windows(
@@ -455,12 +455,16 @@ def _check_pair(pair: object, position: int) -> tuple[str, str]:
         raise InputError(f"pairs[{position}] is {kind}, expected two texts, as in [(first, second), ...]")
     first, second = pair
     if type(first) is not str or type(second) is not str:
-        _check_texts(pair, 0, name=f"pairs[{position}]")
+        check_items(pair, 0, name=f"pairs[{position}]")
     return first, second
 
 
-def _check_texts(texts: Sequence[object], first: int, *, name: str = "texts") -> None:
-    """Name the first item that is no text."""
+def check_items(texts: Sequence[object], first: int = 0, *, name: str = "texts") -> None:
+    """Check that all items are texts; ``first`` is the number of ``texts[0]`` in messages.
+
+    Raises:
+        InputError: an item is not a ``str``, or not valid Unicode; names it as ``name[number]``.
+    """
     for position, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise InputError(f"{name}[{position}] is {type(text).__name__}, expected str")

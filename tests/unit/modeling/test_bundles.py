@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from toy_networks import toy_cross_encoder, toy_encoder
@@ -128,6 +130,8 @@ def test_a_cross_encoder_keeps_name_and_activation_and_can_be_shorter(make_cross
     assert (found.name, found.activation, found.max_length) == ("cross", "identity", 12)
     found.save(tmp_path / "folder")
     assert PairEncoder.load(tmp_path / "folder").activation == "identity"
+    stored = json.loads((tmp_path / "folder" / "config.json").read_text())["sentence_transformers"]
+    assert stored == {"activation_fn": "torch.nn.modules.linear.Identity"}  # which sentence-transformers imports
 
 
 def test_an_encoder_can_be_shorter_but_not_longer_than_its_positions(make_student, tmp_path):

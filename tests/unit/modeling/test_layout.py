@@ -197,6 +197,7 @@ def test_a_linear_head_behind_a_memory_is_read_back(tmp_path):
     "changes",
     [
         {"activation_function": "torch.nn.modules.activation.Softmax"},
+        {"activation_function": "mine.ReLU"},
         {"module_input_name": "token_embeddings"},
         {"use_residual": True},
         {"scale": 2},

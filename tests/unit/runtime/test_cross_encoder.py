@@ -100,6 +100,12 @@ def test_equal_documents_keep_their_order(model):
     assert [found["corpus_id"] for found in ranked if found["text"] == "sea"] == [0, 2, 3]
 
 
+@pytest.mark.parametrize(("document", "words"), [(None, "is NoneType"), ("a\udc80", "is not valid Unicode")])
+def test_a_document_that_is_no_text_is_named(model, document, words):
+    with pytest.raises(InputError, match=rf"documents\[1\] {words}"):
+        model.rank("a cat", ["sea", document])
+
+
 def test_no_documents_are_no_error(model):
     assert model.rank("a cat", []) == []
 
@@ -113,7 +119,7 @@ def test_truncation_is_reported_once_per_call(model, caplog, monkeypatch):
     assert caplog.messages == ["2 of 5 pairs were cut to 12 tokens"]
     caplog.clear()
     model.rank("a", ["b", "dog " * 20])
-    assert caplog.messages == ["1 of 2 pairs were cut to 12 tokens"]
+    assert caplog.messages == ["1 of 2 documents were cut to 12 tokens"]
     caplog.clear()
     model.predict(PAIRS[:2])
     assert caplog.messages == []
@@ -122,8 +128,8 @@ def test_truncation_is_reported_once_per_call(model, caplog, monkeypatch):
 def test_truncation_can_be_an_error(model):
     with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: pairs\[2\], pairs\[3\]; shorten"):
         model.predict(PAIRS, on_overflow="error")
-    with pytest.raises(TextOverflowError):
-        model.rank("a", ["dog " * 20], on_overflow="error")
+    with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: documents\[1\]; shorten"):
+        model.rank("a", ["b", "dog " * 20], on_overflow="error")
     assert len(model.predict(PAIRS[:2], on_overflow="error")) == 2
 
 
@@ -201,12 +207,10 @@ def test_a_folder_keeps_its_activation(toy_cross_folder, stored):
     assert model.fingerprint != plain.fingerprint
 
 
-def test_a_folder_with_another_activation_is_refused(toy_cross_folder):
-    stored = {"activation_fn": "torch.nn.modules.activation.Tanh"}
-    edit_json(toy_cross_folder / "config.json", sentence_transformers=stored)
-    with pytest.raises(
-        ModelError, match=r"Identity or Sigmoid, this one has torch\.nn\.modules\.activation\.Tanh"
-    ):
+@pytest.mark.parametrize("activation", ["torch.nn.modules.activation.Tanh", "mine.Identity"])
+def test_a_folder_with_another_activation_is_refused(toy_cross_folder, activation):
+    edit_json(toy_cross_folder / "config.json", sentence_transformers={"activation_fn": activation})
+    with pytest.raises(ModelError, match=rf"Identity or Sigmoid of torch\.nn, this one has {activation}"):
         CrossEncoder.load(toy_cross_folder)
 
 

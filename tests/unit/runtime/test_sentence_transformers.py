@@ -15,6 +15,7 @@ from toys import edit_json, graph_bytes
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime import location
+from embedkit.runtime.folders import read_layout, read_tokenizer
 
 TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
 
@@ -146,6 +147,50 @@ def test_the_length_is_found_where_sentence_transformers_finds_it(folder, length
     for key, value in lengths.items():
         write_json(folder / homes[key], {key: int(value) if value == 1e30 else value})
     assert Encoder.load(folder).max_length == expected
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "expected"),
+    [
+        ({"model_type": "bert"}, None, {"lowercase": True, "strip_accents": None, "handle_chinese_chars": True}),
+        ({}, {"tokenizer_class": "DistilBertTokenizerFast", "strip_accents": True}, {"strip_accents": True}),
+        ({"tokenizer_class": "BertTokenizer"}, {"do_lower_case": False}, {"lowercase": False}),
+        ({"model_type": "bert"}, {"tokenizer_class": "PreTrainedTokenizerFast"}, {"lowercase": False}),
+        ({"model_type": "new"}, {"do_lower_case": True}, {"lowercase": False}),
+        ({"model_type": "new"}, {"tokenizer_class": "NewTokenizer"}, {"lowercase": False}),
+        (
+            {"model_type": "new"},
+            {"tokenizer_class": "NewTokenizer", "do_lower_case": True},
+            {"lowercase": True, "strip_accents": False},
+        ),
+    ],
+)
+def test_the_class_of_the_tokenizer_decides_case_and_accents(folder, network, settings, expected):
+    stored = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": False}
+    edit_json(folder / "tokenizer.json", normalizer=stored | {"strip_accents": False, "lowercase": False})
+    write_json(folder / "config.json", network)
+    if settings is not None:
+        write_json(folder / "tokenizer_config.json", settings)
+    normalizer = json.loads(read_tokenizer(read_layout(folder)))["normalizer"]
+    assert {name: normalizer[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "expected"),
+    [
+        ({"model_type": "roberta"}, {"add_prefix_space": True}, True),
+        ({"model_type": "roberta"}, {}, False),
+        ({}, {"tokenizer_class": "RobertaTokenizerFast"}, False),
+        ({"model_type": "modernbert"}, {"tokenizer_class": "PreTrainedTokenizerFast"}, True),
+    ],
+)
+def test_roberta_s_tokenizer_decides_the_space_before_a_text(folder, network, settings, expected):
+    stored = {"type": "ByteLevel", "add_prefix_space": not settings.get("add_prefix_space"), "trim_offsets": True}
+    edit_json(folder / "tokenizer.json", pre_tokenizer=stored)
+    write_json(folder / "config.json", network)
+    write_json(folder / "tokenizer_config.json", settings)
+    written = json.loads(read_tokenizer(read_layout(folder)))
+    assert written["pre_tokenizer"]["add_prefix_space"] is expected
 
 
 def test_another_graph_of_the_folder_can_be_chosen(folder):
