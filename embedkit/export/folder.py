@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Unpack
 
 import numpy as np
+import torch
 from safetensors.numpy import save_file
 
 from embedkit.atomic import atomic_folder
@@ -31,7 +32,7 @@ from embedkit.export.hub import model_card
 from embedkit.export.pipeline import ExportOptions, check_options, default_precision, export, load_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.encoder import ACTIVATIONS, SentenceEncoder
 from embedkit.modeling.layout import write_layout
 from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.modeling.static import STATIC
@@ -214,5 +215,5 @@ def _check_pooling(bundle: Bundle, content: bytes) -> None:
 def _apply_head(pooled: FloatArray, head: Head | None) -> FloatArray:
     if head is None:
         return pooled
-    product = pooled @ head.weight.T + head.bias
-    return np.tanh(product) if head.activation == "tanh" else product
+    product = torch.from_numpy(pooled @ head.weight.T + head.bias)
+    return np.asarray(ACTIVATIONS[head.activation](product).numpy())

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from embedkit.errors import ExportError
 from embedkit.export.biases import read_int8
 from embedkit.export.writer import MEMORY_ROWS
+from embedkit.modeling.layout import Activation
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle
 
@@ -30,15 +31,23 @@ STATE_POOLINGS = tuple(_POOLS)
 
 # Name of the head's product -> name of the node that adds its bias, for written and for traced graphs.
 _HEADS = {"head.linear": "head.linear.sum", "head.linear.product": "head.linear"}
+# Operators that read the head's sum -> its activation.
+_ACTIVATIONS: Mapping[frozenset[str], Activation] = {
+    frozenset({"Tanh"}): "tanh",
+    frozenset({"Relu"}): "relu",
+    frozenset({"Gelu"}): "gelu",
+    frozenset({"Sigmoid", "Mul"}): "silu",
+    frozenset({"Sigmoid"}): "sigmoid",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A dense head in float32: weight ``(D, W)``, bias ``(D,)``, and the activation ``"tanh"`` or ``"linear"``."""
+    """A dense head in float32: weight ``(D, W)``, bias ``(D,)``, and activation."""
 
     weight: FloatArray
     bias: FloatArray
-    activation: str
+    activation: Activation
 
 
 def expose_states(bundle: Bundle) -> bytes:
@@ -76,13 +85,14 @@ def read_head(bundle: Bundle) -> Head | None:
         return None
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     weight, added = _read_weight(arrays, products[0]), sums[_HEADS[products[0]]]
-    if weight is None:
+    if weight is None or any(node.name.startswith("head.before") for node in graph.node):
         raise ExportError(
             f"{bundle.path} has a dense head that cannot be read; export the model that it was made from"
         )
     (bias,) = (arrays[name] for name in added.input if name in arrays)
-    is_tanh = any(node.op_type == "Tanh" and added.output[0] in node.input for node in graph.node)
-    return Head(np.ascontiguousarray(weight.T), bias, "tanh" if is_tanh else "linear")
+    following = {node.op_type for node in graph.node if added.output[0] in node.input}
+    activation: Activation = next((name for kinds, name in _ACTIVATIONS.items() if kinds <= following), "linear")
+    return Head(np.ascontiguousarray(weight.T), bias, activation)
 
 
 def _read_weight(arrays: Mapping[str, FloatArray], name: str) -> FloatArray | None:

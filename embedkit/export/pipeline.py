@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -41,7 +42,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.pruning import required_pieces
-from embedkit.runtime.arguments import check_path
+from embedkit.runtime.arguments import check_count, check_iterable, check_path
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
@@ -53,6 +54,7 @@ from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Ranges
+from embedkit.runtime.tokenization import check_items
 
 logger = logging.getLogger("embedkit")
 
@@ -227,6 +229,10 @@ def export(
         spread=spread,
         space=space,
     )
+    calibration, vocabulary = (
+        None if texts is None else check_items(list(check_iterable(texts, name)), name=name)
+        for name, texts in (("calibration", calibration), ("vocabulary", vocabulary))
+    )
     precision = precision or default_precision(target)
     _check_model(model, precision, vocabulary_size, calibration=calibration, spread=spread, space=space)
     words = word_table or _WORD_TABLE[precision]
@@ -390,7 +396,10 @@ def check_options(**options: Unpack[ExportOptions]) -> None:
     if calibration is not None and not calibration:
         raise ExportError("calibration needs at least one text")
     _check_changes(spread, calibration, options.get("space"))
-    if options.get("vocabulary_size") is not None and options.get("vocabulary") is None:
+    if (
+        check_count(options.get("vocabulary_size"), "vocabulary_size") is not None
+        and options.get("vocabulary") is None
+    ):
         raise ExportError(
             "vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too",
             parameters=["vocabulary_size"],
@@ -401,7 +410,7 @@ def _check_changes(spread: float | None, calibration: Sequence[str] | None, spac
     """Reject unsupported changes of the embeddings."""
     if spread is not None and calibration is None:
         raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
-    if spread is not None and not 0 <= spread <= 1:
+    if spread is not None and not (isinstance(spread, Real) and 0 <= spread <= 1):
         raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
     if spread is not None and space is not None:
         raise ExportError("spread leaves the space that space leads to", parameters=["spread", "space"])

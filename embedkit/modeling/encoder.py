@@ -55,7 +55,7 @@ _MULTIMODAL = "embedding_gemma2"
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
 
 
-_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "linear": lambda values: values,
     "relu": functional.relu,
@@ -63,6 +63,7 @@ _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "silu": functional.silu,
 }
+"""The functions of dense heads."""
 
 
 class DenseHead(nn.Module):
@@ -92,7 +93,7 @@ class DenseHead(nn.Module):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Map ``(B, W)`` to ``(B, D)``; after tanh each value is in [-1, 1]."""
-        return _ACTIVATIONS[self.activation](self.linear(pooled if self.before is None else self.before(pooled)))
+        return ACTIVATIONS[self.activation](self.linear(pooled if self.before is None else self.before(pooled)))
 
 
 class SentenceEncoder(Network):

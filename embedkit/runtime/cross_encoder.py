@@ -189,8 +189,7 @@ class CrossEncoder(Model[PairTokenizer]):
             unit="documents",
         )
         engine = self._choose_engine(activation_fn)
-        listed = list(check_iterable(documents, "documents"))
-        check_items(listed, name="documents")
+        listed = check_items(list(check_iterable(documents, "documents")), name="documents")
         scores = self._score(engine, [(query, document) for document in listed], plan)
         best = np.argsort(-scores, kind="stable")[:best_of].tolist()
         ranked = [RankedDocument(corpus_id=row, score=float(scores[row]), text=listed[row]) for row in best]

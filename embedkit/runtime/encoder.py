@@ -31,7 +31,7 @@ from embedkit.runtime.packing import Packing, Precision, Ranges, unit_rows
 from embedkit.runtime.pool import EncoderPool
 from embedkit.runtime.sentence_transformers import FolderModel, pool
 from embedkit.runtime.token_ids import TokenIds, TokenSpan, TokenSpans
-from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens
+from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens, check_items
 from embedkit.runtime.windows import Span, find_windows
 
 logger = logging.getLogger("embedkit")
@@ -270,7 +270,7 @@ class Encoder(Model[Tokenizer]):
             InputError: an item is not a text, or the model has no such prompt.
         """
         prompt = self._choose_prompt(prompt_name, None)
-        prompted = [prompt + text for text in check_texts(check_iterable(texts), "texts")]
+        prompted = [prompt + text for text in check_items(list(check_iterable(texts)))]
         special_tokens = check_flag(special_tokens, "special_tokens")
         return self._spans.find(prompted, special_tokens=special_tokens)
 
@@ -306,7 +306,7 @@ class Encoder(Model[Tokenizer]):
         room = self._room(prompt)
         width = room if max_tokens is None else check_whole(max_tokens, "max_tokens", most=room)
         shared = check_whole(overlap, "overlap", least=0)
-        checked = check_texts(check_iterable(texts), "texts")
+        checked = check_items(list(check_iterable(texts)))
         return [self._windows(text, prompt, width, shared) for text in checked]
 
     def check_token_ids(self, ids: Sequence[Sequence[int]]) -> Tokens:
@@ -324,7 +324,7 @@ class Encoder(Model[Tokenizer]):
                 raise InputError(
                     f"expected 1 to {self.max_length} ids at position {position}, not {len(row)}; none are cut"
                 )
-            if not all(isinstance(id_, (int, np.integer)) and 0 <= id_ < most for id_ in row):
+            if not all(_is_whole(id_) and 0 <= id_ < most for id_ in row):
                 raise InputError(f"expected token ids from 0 to {most - 1} at position {position}")
         return Tokens([list(map(int, row)) for row in rows], [])
 
@@ -541,6 +541,10 @@ class Encoder(Model[Tokenizer]):
         if rows.ndim == 3:
             rows = pool(rows, batch, self._manifest.pooling)
         return unit_rows(rows) if self._manifest.normalize and not self._is_bundle else rows
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _as_rows(embeddings: npt.ArrayLike, name: str) -> FloatArray:

@@ -96,13 +96,13 @@ _KNOWN_MODEL2VEC = {
 }
 _MODEL2VEC_LENGTH = 512  # where config.json has no max_length
 
-# Settings of tokenizer_config.json that classes of transformers apply: their names in tokenizer.json, and defaults.
-_CASING = {
+# Settings of tokenizer_config.json that classes of transformers apply: name in tokenizer.json, and default.
+_CASING: dict[str, tuple[str, bool | None]] = {
     "do_lower_case": ("lowercase", True),
     "strip_accents": ("strip_accents", None),
     "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
-_SPACING = {"add_prefix_space": ("add_prefix_space", False)}
+_SPACING: dict[str, tuple[str, bool | None]] = {"add_prefix_space": ("add_prefix_space", False)}
 _BERT_TOKENIZERS = ("bert", "distilbert", "electra", "mpnet", "mobilebert", "convbert", "squeezebert", "layoutlm")
 _ROBERTA_TOKENIZERS = ("roberta", "longformer")
 _GENERIC_TOKENIZERS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")

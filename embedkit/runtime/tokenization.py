@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -459,8 +459,8 @@ def _check_pair(pair: object, position: int) -> tuple[str, str]:
     return first, second
 
 
-def check_items(texts: Sequence[object], first: int = 0, *, name: str = "texts") -> None:
-    """Check that all items are texts; ``first`` is the number of ``texts[0]`` in messages.
+def check_items(texts: Sequence[Any], first: int = 0, *, name: str = "texts") -> Sequence[str]:
+    """Return items, all of which are texts; ``first`` is the number of ``texts[0]`` in messages.
 
     Raises:
         InputError: an item is not a ``str``, or not valid Unicode; names it as ``name[number]``.
@@ -475,3 +475,4 @@ def check_items(texts: Sequence[object], first: int = 0, *, name: str = "texts")
                 f"{name}[{position}] is not valid Unicode: it holds half a surrogate pair at character "
                 f"{error.start}; decode the file with errors='replace'"
             ) from None
+    return texts

@@ -19,11 +19,13 @@ from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import TARGETS
 from embedkit.export.verify import THRESHOLDS
-from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.encoder import DenseHead, SentenceEncoder, chain
+from embedkit.modeling.layout import read_activation
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.folders import read_layout
 
 PAIRS = [("the cat is asleep", "a good dog"), ("music", "the sea is blue")]
 TEXTS = [*PROBE_TEXTS[:9], "", "a long text about the sea and the sun " * 5]
@@ -178,6 +180,28 @@ def test_a_head_that_does_not_fit_the_graph_misses_its_gate(make_encoder, tmp_pa
     with pytest.raises(GateError, match="pooling the token states"):
         export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st")
     assert not (tmp_path / "st").exists()
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "sigmoid", "silu"])
+def test_a_head_may_have_any_activation(make_encoder, tmp_path, activation):
+    encoder = make_encoder(head=6, activation=activation, initializer_range=0.1)
+    export(encoder, tmp_path / "toy.onnx", precision="fp32")
+
+    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st")
+
+    assert [read_activation(head) for head in read_layout(tmp_path / "st").heads] == [activation]
+    np.testing.assert_allclose(
+        Encoder.load(tmp_path / "st").encode(TEXTS), TorchEncoder(encoder).encode(TEXTS), atol=1e-5
+    )
+
+
+def test_a_bundle_with_several_dense_layers_is_refused(make_encoder, tmp_path):
+    encoder = make_encoder(head=6, activation="relu", initializer_range=0.1)
+    encoder.head = chain(encoder.head, DenseHead(6, 4, "tanh"))
+    export(encoder, tmp_path / "toy.onnx", precision="fp32")
+
+    with pytest.raises(ExportError, match="a dense head that cannot be read"):
+        export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st")
 
 
 def test_a_word_memory_is_refused(make_encoder, make_any, tmp_path):

@@ -193,7 +193,7 @@ def test_a_folder_is_not_overwritten(encoder, tmp_path):
                 {"precision": "fp32", "calibration": PROBE_TEXTS, "spread": spread},
                 "^spread must be from 0 to 1, not",
             )
-            for spread in (-0.1, 1.1, float("nan"))
+            for spread in (-0.1, 1.1, float("nan"), "0.4")
         ),
     ],
 )
@@ -206,6 +206,24 @@ def test_impossible_forms_are_refused_before_any_work(encoder, tmp_path, monkeyp
         with pytest.raises(ExportError, match=message):
             write("no model", tmp_path / "toy", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocabulary": ["a"], "vocabulary_size": "200"}, "vocabulary_size must be a whole number"),
+        ({"vocabulary": ["a", "b\ud800"]}, r"vocabulary\[1\] is not valid Unicode"),
+        ({"calibration": ["a", None]}, r"calibration\[1\] is NoneType"),
+        ({"calibration": "a text"}, "expected an iterable as calibration, got one str"),
+    ],
+)
+def test_texts_and_sizes_of_other_types_are_refused_before_any_work(
+    encoder, tmp_path, monkeypatch, options, message
+):
+    monkeypatch.setattr(pipeline, "build_graph", None)
+
+    with pytest.raises(InputError, match=message):
+        export(encoder, tmp_path / "toy.onnx", precision="fp32", **options)
 
 
 def test_unknown_options_are_refused_before_any_work(tmp_path):

@@ -480,3 +480,14 @@ def test_texts_that_cannot_be_read_are_reported_once(encoder, caplog):
     encoder.encode("\ua66e")
     assert len(caplog.messages) == 1
     assert "does not know 75 % of the tokens of 4 texts" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["windows", "token_spans", "tokenize", "unknown_share"])
+def test_invalid_unicode_is_named_by_every_reader_of_texts(toy_bundle, method):
+    with pytest.raises(InputError, match=r"texts\[1\] is not valid Unicode"):
+        getattr(Encoder.load(toy_bundle), method)(["a dog", "a\ud800"])
+
+
+def test_true_is_no_token_id(toy_bundle):
+    with pytest.raises(InputError, match="expected token ids"):
+        Encoder.load(toy_bundle).check_token_ids([[2, True, 3]])
