@@ -406,9 +406,9 @@ static int read_bias(Net *n, PyObject *source) {
 /* ---- the type ---- */
 
 static int check_sizes(const Net *n) {
-    if (n->hidden >= 0 && n->hidden <= INT32_MAX / 3 && n->hidden % DEPTH == 0 && n->heads > 0 && n->hidden % n->heads == 0 &&
-        n->hidden / n->heads % LANES == 0 && n->intermediate >= 0 && n->intermediate % DEPTH == 0 &&
-        n->intermediate <= INT32_MAX / 2 && n->dimension > 0)
+    if (n->hidden >= 0 && n->hidden <= INT32_MAX / 3 && n->hidden % DEPTH == 0 && n->heads > 0 &&
+        n->hidden % n->heads == 0 && n->hidden / n->heads % LANES == 0 && n->intermediate >= 0 &&
+        n->intermediate % DEPTH == 0 && n->intermediate <= INT32_MAX / 2 && n->dimension > 0)
         return 0;
     PyErr_Format(PyExc_ValueError, "no network of %d hidden, %d heads and %d intermediate can be run here",
                  n->hidden, n->heads, n->intermediate);

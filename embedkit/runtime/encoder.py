@@ -554,4 +554,6 @@ def _as_rows(embeddings: npt.ArrayLike, name: str) -> FloatArray:
         raise InputError(f"{name} must hold numbers, as encode gives them: {error}") from error
     if rows.ndim != 2:
         raise InputError(f"{name} must be (N, D) or (D,), not {rows.shape}")
+    if not np.isfinite(rows).all():
+        raise InputError(f"{name} must be finite numbers, but contains NaN or infinity")
     return rows

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -177,7 +178,14 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder holds another run, or a run and ``resume`` is False.
+            StorageError: there is a file of this name, or permission is missing.
         """
+        with storage_errors(self.path):
+            place = next(each for each in (self.path, *self.path.absolute().parents) if each.exists())
+            if not place.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{place} is not a folder")
+            if not os.access(place, os.W_OK):
+                raise PermissionError(errno.EACCES, f"{place} is read-only")
         if not self.config.exists() or self._untrained():
             return
         if not resume:

@@ -75,6 +75,11 @@ def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
     for row, (place, record) in enumerate(records):
         if row == 0 and id_column is None and "id" in record:
             id_column = "id"
+        if row and id_column is None and "id" in record:
+            raise DataError(
+                f"{place} has an id, and the first document has none; give all of them one, or name id_column",
+                parameters=["id_column"],
+            )
         if id_column is None and not columns.number_rows:
             raise DataError(
                 f"{place}: documents to upsert need ids; name their column with id_column",

@@ -357,6 +357,8 @@ def test_similarity_is_the_cosine(encoder):
         (np.zeros((2, 3)), "3 dimensions and b has 16"),
         (np.zeros((1, 1, 16)), r"must be \(N, D\)"),
         ("a text", "must hold numbers"),
+        (np.full((2, 16), np.nan), "must be finite"),
+        ([[float("inf")] * 16], "must be finite"),
         ([[1.0], [1.0, 2.0]], "must hold numbers"),
     ],
 )

@@ -57,6 +57,12 @@ def test_iterables():
     assert list(read_documents(zip(np.arange(2), "ab", strict=True))) == [Document("0", "a"), Document("1", "b")]
 
 
+@pytest.mark.parametrize("records", [["a", ("x", "b")], [{"text": "a"}, {"text": "b", "id": "x"}]])
+def test_all_documents_have_ids_or_none(records):
+    with pytest.raises(DataError, match="the first document has none"):
+        list(read_documents(records))
+
+
 def test_a_table_is_not_an_iterable_of_documents():
     frame = pytest.importorskip("pandas").DataFrame({"text": ["a dog"], "year": [2020]})
     with pytest.raises(InputError, match="got DataFrame, a table"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -43,6 +44,19 @@ def test_reading_writes_nothing(folder):
     folder.check(CONFIG, resume=False)
     folder.check(CONFIG, resume=True)
     assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file is not a folder"):
+        RunFolder(tmp_path / name).check(CONFIG, resume=False)
+
+
+def test_a_read_only_folder_is_refused_at_once(folder, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda place, mode: False)  # root may write anywhere
+    with pytest.raises(StorageError, match="is read-only"):
+        folder.check(CONFIG, resume=True)
 
 
 def test_a_second_run_is_refused_unless_it_resumes(trained):
