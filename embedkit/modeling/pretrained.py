@@ -266,7 +266,10 @@ def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
     loaded = load(output_loading_info=True, ignore_mismatched_sizes=True)
     if isinstance(loaded, tuple):
         model, report = loaded
-        for name, stored, expected in sorted(report["mismatched_keys"]):
+        for weight in sorted(report["mismatched_keys"]):
+            if isinstance(weight, str):  # transformers 4 tells no shapes
+                raise ModelError(f"{weight} has another shape than by config.json")
+            name, stored, expected = weight
             raise ModelError(f"{name} is {_shape(stored)}, but {_shape(expected)} by config.json")
         return model, sorted(report["missing_keys"])
     again = load().state_dict()

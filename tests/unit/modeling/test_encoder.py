@@ -228,7 +228,7 @@ class TestRefusals:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         wrong = config | {"intermediate_size": config["intermediate_size"] + 4}
         (folder / "config.json").write_text(json.dumps(wrong), encoding="utf-8")
-        with pytest.raises(ModelError, match=r"dense\.bias is \d+, but \d+ by config\.json"):
+        with pytest.raises(ModelError, match=r"dense\.bias (is \d+, but \d+|has another shape than) by config"):
             SentenceEncoder.load(folder)
 
     def test_an_unknown_activation_is_more_than_its_name(self, folder):
