@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from toys import edit_json
 from transformers import AutoConfig, AutoModel, BertModel
@@ -228,7 +229,9 @@ class TestRefusals:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         wrong = config | {"intermediate_size": config["intermediate_size"] + 4}
         (folder / "config.json").write_text(json.dumps(wrong), encoding="utf-8")
-        with pytest.raises(ModelError, match=r"dense\.bias (is \d+, but \d+|has another shape than) by config"):
+        tells_shapes = not transformers.__version__.startswith("4.")
+        found = r"is \d+, but \d+" if tells_shapes else "has another shape than"
+        with pytest.raises(ModelError, match=rf"dense\.bias {found} by config\.json"):
             SentenceEncoder.load(folder)
 
     def test_an_unknown_activation_is_more_than_its_name(self, folder):

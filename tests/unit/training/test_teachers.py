@@ -126,11 +126,12 @@ class TestAligned:
         assert np.allclose(found, self.unit(table[[5, 0, 2]].astype(np.float64)), atol=1e-3)
 
     def test_npy_of_several_views(self, make_corpus, tmp_path):
-        table = self.vectors(2, 2, 4).astype(np.float32)
+        table = self.vectors(3, 2, 4).astype(np.float32)
         np.save(tmp_path / "v.npy", table)
-        vectors = AlignedVectors(self.config(tmp_path / "v.npy"), make_corpus([("one", "eins"), ("two", "zwei")]))
+        corpus = make_corpus([("one", "eins"), ("", "nichts"), ("two", "zwei")])
+        vectors = AlignedVectors(self.config(tmp_path / "v.npy"), corpus)
         for view in (0, 1):
-            assert np.allclose(vectors.read(np.array([1]), view), self.unit(table[[1], view]))
+            assert np.allclose(vectors.read(np.array([1]), view), self.unit(table[[2], view]))
 
     def test_parquet(self, corpus, tmp_path):
         table = self.vectors(6, 4)
