@@ -421,6 +421,7 @@ class Collection:
                 never has, the collection has no lexical index, or it was opened without an encoder, which is not
                 where the collection recorded it.
             ModelNotFoundError, BundleError, ModelError: the named re-ranker cannot be loaded.
+            ModelError: a model does not return a unit row for each query, or a finite score for each candidate.
             CollectionError: a file is damaged.
         """
         reranker = self._reranker(rerank)

@@ -106,8 +106,10 @@ def embed_queries(queries: Sequence[str], encoder: TextEncoder) -> FloatArray:
     if not queries:
         return np.empty((0, encoder.dimension), dtype=np.float32)
     if isinstance(encoder, PromptingEncoder):
-        return encoder.encode_query(list(queries), show_progress_bar=False)
-    return encoder.encode(list(queries))
+        embeddings = encoder.encode_query(list(queries), show_progress_bar=False)
+    else:
+        embeddings = encoder.encode(list(queries))
+    return _checked(embeddings, (len(queries), encoder.dimension), encoder.name)
 
 
 def prompts_of(encoder: TextEncoder) -> dict[str, str]:

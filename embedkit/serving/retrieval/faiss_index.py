@@ -176,7 +176,7 @@ class RescoredIndex(abc.ABC):
 
     def _bounded(self, k: int, wanted: float) -> int:
         """Limit a number of candidates to between ``k`` and the number of rows."""
-        return min(len(self), max(k, math.ceil(wanted)))
+        return max(k, math.ceil(min(wanted, len(self))))
 
     def _search_block(
         self,
@@ -334,8 +334,8 @@ class IvfPqIndex(_FaissFile):
     def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
         wanted, clusters = self._bounded(k, effort * max(10 * k, 100)), self._small.nlist
         available = len(self) * (selection.share if selection else 1.0)
-        probes = max(math.ceil(effort * max(16, clusters // 8)), math.ceil(2 * wanted * clusters / available))
-        probes = min(clusters, probes)
+        probes = max(effort * max(16, clusters // 8), 2 * wanted * clusters / available)
+        probes = math.ceil(min(probes, clusters))
         if selection is None:
             _, candidates = self._small.search(queries, wanted, params=_probes(probes))
             return np.asarray(candidates)

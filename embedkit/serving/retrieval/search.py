@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from embedkit.errors import InputError
+from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.runtime.arguments import check_flag, check_number, check_whole, shown
 from embedkit.serving.retrieval.documents import Document
@@ -23,6 +23,8 @@ _FUSIONS: Final = ("rrf", "weighted")
 Reranker = PairScorer | TextEncoder
 
 CANDIDATES = 50
+
+_LARGEST_CONSTANT: Final = 2**53  # from there on, all ranks have the same weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ class Fusion:
     def _credit(self, scores: FloatArray) -> FloatArray:
         if self.method == "rrf":
             ranks = np.arange(1, len(scores) + 1)
-            return np.asarray((self.constant + 1) / (self.constant + ranks), dtype=np.float32)
+            constant = min(self.constant, _LARGEST_CONSTANT)
+            return np.asarray((constant + 1) / (constant + ranks), dtype=np.float32)
         if not len(scores) or scores[0] == scores[-1]:
             return np.ones_like(scores)
         return np.asarray((scores - scores[-1]) / (scores[0] - scores[-1]), dtype=np.float32)
@@ -133,7 +136,7 @@ def checked_reranker(reranker: Reranker | None) -> Reranker | None:
 def rerank_scores(reranker: Reranker, queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[FloatArray]:
     """Score the texts of each query: one array for each, in their order; higher is better.
 
-    All queries are scored together. An encoder scores by cosine.
+    All queries are scored together. An encoder scores by cosine. ModelError if there is no score for each pair.
     """
     lengths = [len(candidates) for candidates in texts]
     if isinstance(reranker, PairScorer):
@@ -143,7 +146,18 @@ def rerank_scores(reranker: Reranker, queries: Sequence[str], texts: Sequence[Se
         flat = [text for candidates in texts for text in candidates]
         repeated = np.repeat(embed_queries(queries, reranker), lengths, axis=0)
         scores = np.einsum("nd,nd->n", repeated, embed_texts(flat, reranker))
-    return np.split(np.asarray(scores), np.cumsum(lengths))[: len(lengths)]
+    return np.split(_checked_scores(scores, sum(lengths), reranker.name), np.cumsum(lengths))[: len(lengths)]
+
+
+def _checked_scores(scores: Any, count: int, model: str) -> FloatArray:
+    array = np.asarray(scores)
+    if array.dtype.kind in "fiu" and array.shape == (count,):
+        array = array.astype(np.float32)
+        if np.isfinite(array).all():
+            return array
+    raise ModelError(
+        f"rerank: expected {count} finite scores, one for each pair, from {model}, got {shown(scores)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

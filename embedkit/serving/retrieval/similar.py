@@ -35,7 +35,7 @@ from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_texts, largest_deviation
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
-from embedkit.serving.retrieval.index_kinds import AUTO, StoredIndex, checked_kind, index_class
+from embedkit.serving.retrieval.index_kinds import AUTO, StoredIndex, checked_kind, index_class, kind_for
 from embedkit.serving.retrieval.models import loaded
 from embedkit.serving.retrieval.sources import Source
 
@@ -452,7 +452,7 @@ def _matcher(
     kind = index
     if index == AUTO:
         kind = "exact" if len(embeddings) <= _SCANNED else _LARGE
-    if kind in ("exact", "flat") or not len(embeddings):
+    if not len(embeddings) or kind_for(kind, *embeddings.shape) in ("exact", "flat"):
         return _Exact(embeddings, threshold)
     try:
         chosen = index_class(kind)

@@ -7,7 +7,7 @@ import pytest
 
 from embedkit import CrossEncoder
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
-from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval import Collection, index_kinds
 
 DOCS = [
     ("bees", "how bees find their way home"),
@@ -54,6 +54,20 @@ def test_more_effort_finds_more_in_every_stage_that_follows(encoder, tmp_path):
     assert [hit.scores.get("dense") for hit in few] != [hit.scores.get("dense") for hit in many]
     embeddings = library.encode_queries(queries)
     assert library.search_embeddings(embeddings, 10, effort=0.001) == found[0.001]
+
+
+@pytest.mark.parametrize("index", ["exact", "sq8", "binary", "hnsw", "ivf-pq"])
+def test_any_effort_above_zero_is_a_search(encoder, tmp_path, monkeypatch, index):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(index_kinds, "SMALL", 0)
+    documents = [{"text": f"word{n}", "n": n} for n in range(800)]
+    library = Collection.build(documents, encoder=encoder, path=tmp_path / "idx", index=index)
+    assert library.manifest.kinds == (index,)
+    most = library.search("word7", k=3, effort=1e308)
+    assert most == library.search("word7", k=3, effort=1e6)
+    assert most[0].id == "7"
+    assert len(library.search("word7", k=3, effort=1e308, filter={"n": {"gte": 10}})) == 3
+    assert len(library.search("word7", k=3, effort=5e-324)) == 3
 
 
 # Hybrid
@@ -212,6 +226,30 @@ def test_several_queries_are_reranked_together_and_apart(library):
     together = library.search(queries, k=3, rerank=PairLengths(), hybrid=True)
     assert together == [library.search(query, k=3, rerank=PairLengths(), hybrid=True) for query in queries]
     assert library.search([], rerank=PairLengths()) == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda count: np.zeros(count - 1, dtype=np.float32),
+        lambda count: np.zeros((count, 1), dtype=np.float32),
+        lambda count: np.full(count, np.nan, dtype=np.float32),
+        lambda count: [None] * count,
+    ],
+)
+def test_answers_of_a_reranker_that_are_no_scores_are_an_error(library, monkeypatch, answer):
+    monkeypatch.setattr(PairLengths, "predict", lambda _, pairs: answer(len(pairs)))
+    with pytest.raises(
+        ModelError, match="rerank: expected 5 finite scores, one for each pair, from lengths, got "
+    ):
+        library.search("tea", rerank=PairLengths())
+
+
+def test_embeddings_of_queries_are_checked(library, encoder, monkeypatch):
+    rows = encoder.encode(["a", "b"])
+    monkeypatch.setattr(encoder, "encode", lambda _: rows)
+    with pytest.raises(ModelError, match=r"expected embeddings of shape \(1, 16\) from words, got \(2, 16\)"):
+        library.search("tea")
 
 
 def test_a_filter_holds_through_all_stages(library):

@@ -42,6 +42,11 @@ def test_weighted_scores_are_scaled_to_a_common_range():
     assert found == {"r1": 0.75, "r2": 0.375, "r3": 0.25, "r4": 0.0}
 
 
+def test_a_constant_may_be_of_any_size():
+    found = fused(Fusion(constant=10**400), ranking(r1=0.9, r2=0.5), ranking(r3=3.0))
+    assert found == {"r1": 0.5, "r2": 0.5, "r3": 0.5}
+
+
 def test_a_weight_may_leave_one_out():
     dense, lexical = ranking(r1=0.9, r2=0.5), ranking(r2=3.0, r7=1.0)
     assert list(fused(Fusion(dense_weight=1.0), dense, lexical))[:2] == ["r1", "r2"]

@@ -9,6 +9,7 @@ import pytest
 
 from embedkit import Collection, Encoder, cluster, deduplicate, similar_pairs
 from embedkit.errors import DataError, FingerprintError, InputError
+from embedkit.serving.retrieval import index_kinds
 from embedkit.serving.retrieval import similar as module
 
 TEXTS = [
@@ -117,8 +118,9 @@ def test_a_thousand_equal_rows_have_one_representative():
 
 
 @pytest.mark.parametrize("index", ["hnsw", "ivf-pq", "sq8"])
-def test_an_index_finds_nearly_the_same(index: str):
+def test_an_index_finds_nearly_the_same(index: str, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("faiss")
+    monkeypatch.setattr(index_kinds, "SMALL", 0)
     rows = noisy_groups(3000, 64)
     exact, found = (deduplicate(rows, index=kind) for kind in ("exact", index))
     assert np.mean(exact.representatives == found.representatives) > 0.95
@@ -133,6 +135,13 @@ def test_rows_with_more_neighbours_than_an_index_is_asked_for_are_compared_exact
     pytest.importorskip("faiss")
     rows = np.concatenate([np.repeat(noisy_groups(10, 32)[:1], 600, axis=0), noisy_groups(300, 32, seed=1)])
     assert deduplicate(rows, index="sq8").kept.tolist() == deduplicate(rows).kept.tolist()
+
+
+@pytest.mark.parametrize("index", ["hnsw", "ivf-pq", "sq8", "binary"])
+def test_a_few_rows_need_no_other_index(index: str):
+    pytest.importorskip("faiss")
+    rows = noisy_groups(11, 32)
+    assert deduplicate(rows, index=index).kept.tolist() == deduplicate(rows).kept.tolist()
 
 
 class TestTexts:
