@@ -156,7 +156,7 @@ def _checked_scores(scores: Any, count: int, model: str) -> FloatArray:
         if np.isfinite(array).all():
             return array
     raise ModelError(
-        f"rerank: expected {count} finite scores, one for each pair, from {model}, got {shown(scores)}"
+        f"rerank: expected {count} finite scores from {model}, one for each pair, got {shown(scores)}"
     )
 
 
