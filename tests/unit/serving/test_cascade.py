@@ -239,7 +239,7 @@ def test_several_queries_are_reranked_together_and_apart(library):
 )
 def test_answers_of_a_reranker_that_are_no_scores_are_an_error(library, monkeypatch, answer):
     monkeypatch.setattr(PairLengths, "predict", lambda _, pairs: answer(len(pairs)))
-    with pytest.raises(ModelError, match="rerank: expected 5 finite scores, one a pair, from lengths, got "):
+    with pytest.raises(ModelError, match="rerank: expected 5 finite scores from lengths, one for each pair, got "):
         library.search("tea", rerank=PairLengths())
 
 
