@@ -396,8 +396,8 @@ def write_reranker(folder: Path) -> Path:
     """Write a cross-encoder with random weights."""
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast  # noqa: PLC0415
 
-    from embedkit.benchmarking.variants import bert_tokenizer  # noqa: PLC0415
     from embedkit.export.pipeline import export_source  # noqa: PLC0415
+    from embedkit.export.variants import bert_tokenizer  # noqa: PLC0415
 
     shape = {
         "hidden_size": DIMENSION,

@@ -15,10 +15,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from embedkit.benchmarking.variants import Variant, export_all
 from embedkit.cli.rows import read_texts
 from embedkit.evaluation.machine import processor_name
 from embedkit.evaluation.sts import load_scored_pairs
+from embedkit.export.variants import Variant, export_all
 
 HERE = Path(__file__).parent
 ROUNDS = 41

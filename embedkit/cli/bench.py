@@ -169,16 +169,16 @@ def _candidate(source: str) -> Candidate:
     location = locate(source)
     if choose_backend(location) == "onnx":
         return Candidate(source=location)
-    return Candidate(source=location, worker="embedkit.benchmarking.torch_worker")
+    return Candidate(source=location, worker="embedkit.export.torch_worker")
 
 
 def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
     """Export architectures with random weights, in both precisions."""
     if not names:  # what follows needs torch
         return
-    from embedkit.benchmarking.variants import bert_tokenizer, write_untrained
     from embedkit.errors import InputError
     from embedkit.evaluation.speed.process import Candidate
+    from embedkit.export.variants import bert_tokenizer, write_untrained
     from embedkit.modeling.sizes import ARCHITECTURES
 
     if unknown := [name for name in names if name not in ARCHITECTURES]:

@@ -13,7 +13,7 @@ from embedkit.cli.options import add_output, check_output, explicit
 from embedkit.errors import InputError
 
 if TYPE_CHECKING:
-    from embedkit.benchmarking.variants import Variant
+    from embedkit.export.variants import Variant
     from embedkit.runtime.manifest import Manifest
 
 HELP = "export a run or a model as a verified .onnx bundle, or as a folder for other libraries"
@@ -165,7 +165,7 @@ def _export(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
 
 
 def _export_all(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
-    from embedkit.benchmarking.variants import choose, export_all
+    from embedkit.export.variants import choose, export_all
 
     variants = export_all(arguments.source, arguments.output, replace=arguments.replace, **options)
     chosen = choose(variants)

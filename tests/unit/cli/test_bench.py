@@ -52,7 +52,7 @@ def test_a_run_folder_is_timed_by_its_model_on_torch(tmp_path):
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     candidate = _candidate(str(tmp_path / "run"))
-    assert (candidate.source, candidate.worker) == (str(model), "embedkit.benchmarking.torch_worker")
+    assert (candidate.source, candidate.worker) == (str(model), "embedkit.export.torch_worker")
 
 
 def test_bundled_names_are_timed_on_onnx_runtime():

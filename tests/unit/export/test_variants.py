@@ -4,11 +4,11 @@ import json
 import pytest
 from toy_networks import exact_levels
 
-from embedkit.benchmarking import variants as variants_module
-from embedkit.benchmarking.variants import Variant, choose, export_all
 from embedkit.cli.main import main
+from embedkit.export import variants as variants_module
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import TARGETS
+from embedkit.export.variants import Variant, choose, export_all
 from embedkit.export.verify import THRESHOLDS
 from embedkit.runtime.bundle import read_bundle
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.benchmarking.variants import MAX_LENGTH, write_untrained
 from embedkit.evaluation.speed.worker import read_encoder
+from embedkit.export.variants import MAX_LENGTH, write_untrained
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder

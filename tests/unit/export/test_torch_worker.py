@@ -11,7 +11,7 @@ def test_a_folder_is_timed_on_torch(tokenizer, tmp_path):
     encoder = random(tokenizer, Size(layers=1, hidden=16, heads=2), max_length=20, seed=0)
     encoder.set_head(24)
     encoder.save(tmp_path / "toy")
-    candidate = Candidate(source=str(tmp_path / "toy"), worker="embedkit.benchmarking.torch_worker")
+    candidate = Candidate(source=str(tmp_path / "toy"), worker="embedkit.export.torch_worker")
     with WorkerProcess(candidate, threads=1) as worker:
         about = worker.about
         worker.keep("short", ["a good dog", "the cat"])

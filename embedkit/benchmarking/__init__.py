@@ -1,1 +1,0 @@
-"""Workers and models for timing that require torch."""
