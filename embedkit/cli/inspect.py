@@ -147,7 +147,7 @@ def _entry(entry: Mapping[str, Any]) -> str:
 
 
 def _figure_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
-    from embedkit.runtime.gate_figures import describe_figures
+    from embedkit.runtime.manifest import describe_figures
 
     if manifest["metrics"]:
         yield from ("", "metrics")

@@ -47,10 +47,9 @@ from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.folders import read_layout
-from embedkit.runtime.gate_figures import describe_figures
 from embedkit.runtime.joined import JoinedSpace
 from embedkit.runtime.location import find_bundle
-from embedkit.runtime.manifest import Golden, Manifest
+from embedkit.runtime.manifest import Golden, Manifest, describe_figures
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Ranges
