@@ -1,4 +1,4 @@
-"""The manifest and the golden texts of a bundle: its description, its gates in words, its verification elsewhere."""
+"""The manifest and the golden texts of a bundle, which describe it and verify it elsewhere; gates in words."""
 
 from __future__ import annotations
 
