@@ -37,6 +37,7 @@ embedkit index verify idx/ --json
 """
 
 _NAMED = 5  # unknown ids in a warning
+_MOST_WINDOWS = 16_384  # of a document; more results than this are no search for Milvus
 _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
 
 
@@ -200,12 +201,18 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
 
 
 def _reading(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return how documents are read and embedded."""
+    """Return how documents, or windows of these, are read and embedded."""
+    from embedkit.serving.retrieval.splitting import FIELDS
+
+    id_column, metadata = arguments.id_column, arguments.metadata_columns
+    if arguments.split:
+        id_column = "id"
+        metadata = None if metadata is None else list(dict.fromkeys((*metadata, *FIELDS[1:])))
     return {
         "embeddings": arguments.embeddings,
         "text_column": arguments.text_column,
-        "id_column": "id" if arguments.split else arguments.id_column,
-        "metadata_columns": arguments.metadata_columns,
+        "id_column": id_column,
+        "metadata_columns": metadata,
         "skip_empty": arguments.skip_empty,
     }
 
@@ -249,12 +256,15 @@ def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _Counte
 
 def _outdated(collection: Collection, counts: Mapping[str, int]) -> list[str]:
     """Return the ids of windows beyond the last one of each document, which was longer before."""
+    import numpy as np
+
+    nowhere = np.zeros((1, collection.manifest.dimension), np.float32)
+    most = min(max(len(collection), 1), _MOST_WINDOWS)
     ids = []
     for document, count in counts.items():
-        number = count
-        while collection.get(f"{document}#{number}") is not None:
-            ids.append(f"{document}#{number}")
-            number += 1
+        (hits,) = collection.search_embeddings(nowhere, most, filter={"document": document})
+        numbers = ((hit.id, hit.id.removeprefix(f"{document}#")) for hit in hits)
+        ids += [id_ for id_, number in numbers if number != id_ and number.isdecimal() and int(number) >= count]
     return ids
 
 

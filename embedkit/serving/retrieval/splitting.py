@@ -38,7 +38,9 @@ DOCUMENT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".html", ".htm
 
 _SEPARATOR: Final = " > "
 _NAMED: Final = 5  # kinds of other files in the log
-_FIELDS: Final = ("id", "document", "section", "start", "end")
+
+FIELDS: Final = ("id", "document", "section", "start", "end")
+"""What each window has besides its text."""
 
 
 @runtime_checkable
@@ -121,7 +123,7 @@ def split_documents(
     if not isinstance(encoder, Splitter) or isinstance(encoder, type):
         raise InputError(f"encoder must be an Encoder, not {shown(encoder)}")
     columns = Columns(text=text_column, id=id_column, skip_empty=skip_empty)
-    if text_column in _FIELDS:
+    if text_column in FIELDS:
         raise InputError(
             f"text_column: {text_column!r} is a field of windows; rename the column", parameters=["text_column"]
         )
@@ -133,7 +135,7 @@ def split_documents(
     documents = _documents(Path(str(source))) if are_files else _records(source, columns)
     replaced: set[str] = set()
     for document, facts, sections in documents:
-        if new := [name for name in _FIELDS if name in facts and name not in replaced]:
+        if new := [name for name in FIELDS if name in facts and name not in replaced]:
             replaced.update(new)
             logger.warning(
                 "windows replace the columns %s of documents; rename these to keep them", ", ".join(new)

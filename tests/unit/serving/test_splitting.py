@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,37 @@ class TestCommand:
         (folder / "notes.txt").write_text("", encoding="utf-8")
         assert main(["index", "add", str(folder), index, "--split"]) == 0
         assert Collection.open(index).get("notes.txt#0") is None
+
+    @pytest.mark.parametrize("columns", [[], ["--metadata-columns", "section"], ["--metadata-columns", ""]])
+    def test_all_windows_of_a_shorter_document_are_removed(self, folder, toy_bundle, tmp_path, columns):
+        index = str(tmp_path / "idx")
+        (folder / "notes.txt").write_text("Only a bird. " * 90, encoding="utf-8")
+        build = ["index", "build", str(folder), "--split", "-m", str(toy_bundle), "-o", index, *columns]
+        assert main(build) == 0
+        before = Collection.open(index)
+        assert main(["index", "delete", index, "notes.txt#1", "notes.txt#3"]) == 0
+        (folder / "notes.txt").write_text("Only a bird.", encoding="utf-8")
+        assert main(["index", "add", str(folder), index, "--split", *columns]) == 0
+        left = {document.id for document in Collection.open(index).store.source().documents}
+        assert left == {
+            document.id
+            for document in before.store.source().documents
+            if document.metadata["document"] != "notes.txt" or document.id == "notes.txt#0"
+        }
+
+    def test_documents_with_the_id_of_a_window_are_kept(self, toy_bundle, tmp_path):
+        index, records = str(tmp_path / "idx"), tmp_path / "records.jsonl"
+        rows = [
+            {"id": "bird"},
+            {"id": "bird#1"},
+            {"id": "bird#2", "document": "cat"},
+            {"id": "bird#x", "document": "bird"},
+        ]
+        records.write_text("".join(json.dumps({**row, "text": "a bird"}) + "\n" for row in rows), encoding="utf-8")
+        assert main(["index", "build", str(records), "-m", str(toy_bundle), "-o", index]) == 0
+        records.write_text(json.dumps({"id": "bird", "text": "a bird"}) + "\n", encoding="utf-8")
+        assert main(["index", "add", str(records), index, "--split"]) == 0
+        assert None not in Collection.open(index).get(["bird", "bird#0", "bird#1", "bird#2", "bird#x"])
 
     def test_a_folder_without_parquet_names_the_option(self, folder, toy_bundle, tmp_path, capsys):
         assert main(["index", "build", str(folder), "-m", str(toy_bundle), "-o", str(tmp_path / "idx")]) == 1
