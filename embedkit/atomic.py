@@ -13,6 +13,7 @@ from pathlib import Path
 from embedkit.errors import EmbedkitError, InputError, StorageError
 
 _FLUSHES = 8
+_ANOTHER_CACHE = "; set XDG_CACHE_HOME to a folder that can be written"
 
 
 @contextlib.contextmanager
@@ -24,7 +25,15 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(error.errno, f"cannot write {path}: {reason}") from error
+        raise StorageError(error.errno, f"cannot write {path}: {reason}{_advice(path)}") from error
+
+
+def _advice(path: Path) -> str:
+    """What to do where a file of the cache cannot be written."""
+    with contextlib.suppress(InputError):  # there is no home folder, and so no cache
+        if path.is_relative_to(cache_folder("")):
+            return _ANOTHER_CACHE
+    return ""
 
 
 def state_of(path: Path) -> tuple[int, int, int] | None:
@@ -96,9 +105,14 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def flush_folder(folder: Path) -> None:
     """Flush ``folder`` and all in it to disk, together, which costs little more than flushing one file."""
-    with futures.ThreadPoolExecutor(_FLUSHES) as threads:
-        for _ in threads.map(flush, [folder, *folder.rglob("*")]):
-            pass
+    paths, flushes = [folder, *folder.rglob("*")], list[futures.Future[None]]()
+    with futures.ThreadPoolExecutor(_FLUSHES) as threads, contextlib.suppress(RuntimeError):
+        for path in paths:  # until no thread can be started, as while the interpreter exits
+            flushes.append(threads.submit(flush, path))
+    for done in flushes:
+        done.result()
+    for path in paths[len(flushes) :]:
+        flush(path)
 
 
 def _name_beside(target: Path) -> Path:
@@ -119,8 +133,20 @@ def flush(path: Path) -> None:
 
 
 def cache_folder(name: str) -> Path:
-    """Return ``~/.cache/embedkit/NAME``, or ``$XDG_CACHE_HOME/embedkit/NAME`` if that variable is set."""
-    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "embedkit" / name
+    """Return ``~/.cache/embedkit/NAME``, or ``$XDG_CACHE_HOME/embedkit/NAME`` if that variable is set.
+
+    Raises:
+        InputError: there is no home folder.
+    """
+    try:
+        return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "embedkit" / name
+    except InputError as error:
+        raise InputError(f"{error}{_ANOTHER_CACHE}") from error
+
+
+def is_cached(path: Path) -> bool:
+    """Return whether a file is in the cache; False, too, if the cache cannot be read."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises where a folder cannot be read
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:

@@ -80,6 +80,7 @@ class CommandModule(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; as argparse does, exit with 2 for wrong usage."""
+    _open_closed_streams()
     arguments = argparse.Namespace(json=False, debug=False, verbose=False, quiet=False)
     parser = _top_parser()
     parser.parse_args(argv, arguments)
@@ -93,6 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments.rest, arguments)
     with _messages(verbose=arguments.verbose, quiet=arguments.quiet):
         return _run(module, command, arguments, _flags(parser))
+
+
+def _open_closed_streams() -> None:
+    """Connect standard streams that were closed to the null device: files and sockets would get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def _run(module: CommandModule, command: Command, arguments: argparse.Namespace, flags: Mapping[str, str]) -> int:

@@ -51,7 +51,7 @@ def _download(hub_id: str, *, with_code: bool) -> Path:
         folder = Path(snapshot_download(hub_id, allow_patterns=wanted, ignore_patterns=_OTHER_FORMS))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(hub_id, allow_patterns=_OLD_WEIGHTS)
-    except (OSError, ValueError) as error:  # the hub's own errors are subclasses of these
+    except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors, and that of no home folder
         raise ModelNotFoundError(
             f"there is no folder {hub_id!r}, and no such model could be loaded from the hub: {first_line(error)}"
         ) from error

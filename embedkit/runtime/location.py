@@ -22,7 +22,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from embedkit.atomic import atomic_file, cache_folder, expanded
+from embedkit.atomic import atomic_file, cache_folder, expanded, is_cached
 from embedkit.errors import DataError, InputError, ModelNotFoundError, did_you_mean, first_line
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
@@ -170,13 +170,13 @@ def _download(hub_id: str, file: str | None) -> Path:
     name = hub_id.partition("/")[2]
     graphs = [file] if file else ["onnx/model.onnx", "model.onnx", f"{name}.onnx"]
     patterns = ["*.json", *graphs]
-    with contextlib.suppress(OSError, ValueError):  # not here, or not all of it
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # not here, or not all of it
         folder = Path(hub.snapshot_download(hub_id, allow_patterns=patterns, local_files_only=True))
         if any((folder / graph).is_file() for graph in graphs):
             return folder
     try:
         return Path(_try_again(lambda: str(hub.snapshot_download(hub_id, allow_patterns=patterns))))
-    except (OSError, ValueError) as error:  # the hub's own errors derive from these two
+    except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors, and that of no home folder
         reason = first_line(error).removesuffix(".")
         raise ModelNotFoundError(
             f"there is no {hub_id!r} here and the hub gave none: {reason}; {_bundled_sentence(name)}"
@@ -231,8 +231,10 @@ class PublishedModel:
         bundled = BUNDLED / self._file
         if bundled.is_file():
             return unpack(bundled)
-        places = (_CHECKOUT / self._file, self._local, self._cached)
-        return next((path for path in places if path is not None and path.is_file()), None)
+        places = [_CHECKOUT / self._file, self._local]
+        with contextlib.suppress(InputError):  # without a home folder, there is no cache
+            places.append(self._cached)
+        return next((path for path in places if path is not None and is_cached(path)), None)
 
     def find(self) -> Path:
         """Return the path of the file, after fetching it if necessary.
@@ -309,7 +311,7 @@ class PublishedModel:
         source = f"{_ORGANISATION}/{self.name}"
         try:
             path = Path(_try_again(lambda: str(hub.hf_hub_download(source, _FILE))))
-        except (OSError, ValueError) as error:  # the hub's own errors derive from these two
+        except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors, and that of no home folder
             raise ModelNotFoundError(
                 f"{self.name} does not come with the package, and the hub did not give {source}: "
                 f"{first_line(error)}; "
@@ -339,7 +341,7 @@ def unpack(bundle: Traversable) -> Path:
         return bundle
     content = bundle.read_bytes()
     path = cache_folder("bundled") / hashlib.sha256(content).hexdigest()[:16] / bundle.name
-    if not path.exists():
+    if not is_cached(path):
         with atomic_file(path) as temporary:
             temporary.write_bytes(content)
     return path

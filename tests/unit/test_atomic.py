@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from toys import limit_threads
 
 from embedkit import CrossEncoder, Encoder, atomic
 from embedkit.atomic import atomic_file, atomic_folder, cache_folder, expanded
@@ -164,6 +165,16 @@ def test_a_folder_is_flushed_with_all_that_is_in_it(tmp_path, monkeypatch):
         (folder / "inner/file").touch()
     assert flushed[-1] == tmp_path
     assert sorted(flushed[:-1]) == [folder, folder / "inner", folder / "inner/file"]
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_a_folder_is_flushed_where_fewer_threads_can_be_started(tmp_path, monkeypatch, started):
+    flushed: list[Path] = []
+    monkeypatch.setattr(atomic, "flush", flushed.append)
+    limit_threads(monkeypatch, started)
+    with atomic_folder(tmp_path / "target") as folder:
+        (folder / "file").touch()
+    assert {*flushed} == {folder, folder / "file", tmp_path}
 
 
 class TestHomeFolders:

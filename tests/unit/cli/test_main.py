@@ -308,6 +308,15 @@ def test_python_dash_m_is_the_same_command():
     assert done.stdout == f"embedkit {embedkit.__version__}\n"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="closes streams with a shell")
+def test_standard_streams_may_be_closed():
+    """Files and sockets get none of their numbers; uvloop, for one, aborts when it closes such a one."""
+    code = "import os, sys; from embedkit.cli.main import main; main(['methods']); sys.exit(os.dup(2) - 3)"
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, code]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_names_and_texts_cannot_command_the_terminal(monkeypatch, capsys):
     def run(_):
         sys.stdout.write("a name\x1b[31m\x9b2J\ttab\r\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import http.server
@@ -11,12 +12,13 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
 
 from embedkit import Encoder
-from embedkit.errors import ModelNotFoundError
+from embedkit.errors import ModelNotFoundError, StorageError
 from embedkit.runtime import location
 from embedkit.runtime.location import PLACE, PublishedModel, published_models
 
@@ -103,6 +105,39 @@ def served(toy_bundle, tmp_path):
     yield f"http://127.0.0.1:{server.server_port}", asked, folder
     server.shutdown()
     server.server_close()
+
+
+def test_a_model_in_a_folder_needs_no_cache(model, toy_bundle, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user/cache")
+    assert model.path is None
+    monkeypatch.setenv(PLACE, str(toy_bundle.parent))
+    assert model.find() == toy_bundle
+
+
+def test_a_cache_that_cannot_be_read_is_named_with_what_to_do(model, served, tmp_path, monkeypatch):
+    monkeypatch.setenv(PLACE, served[0])
+    stat = os.stat
+
+    def refuse(path, **options):
+        if str(path).startswith(str(tmp_path / "cache")):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(StorageError, match=r"cache/embedkit.*: Permission denied; set XDG_CACHE_HOME to a folder"):
+        model.find()
+
+
+@pytest.mark.parametrize("name", ["toy", "all-MiniLM-L6-v2", "org/toy"])
+def test_the_hubs_client_may_find_no_home_folder(model, monkeypatch, name):
+    hub = types.SimpleNamespace(snapshot_download=homeless, hf_hub_download=homeless)
+    monkeypatch.setattr(location, "require", lambda *_, **__: hub)
+    with pytest.raises(ModelNotFoundError, match="Could not determine home directory"):
+        Encoder.load(name)
+
+
+def homeless(*_, **__):
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_the_list_describes_the_files_of_the_checkout():
