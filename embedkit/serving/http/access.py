@@ -357,11 +357,11 @@ def _check_body_type(request: Request) -> Response | None:
     Browsers can be made to send bodies without a type, too, but then they name the page's origin.
     """
     route, headers = request.match.route, request.headers
-    if route is None or route.schema is None:
+    if route is None or route.method != "POST":
         return None
     header = headers.get(b"content-type")
     kind = _JSON if header is None and b"origin" not in headers else header or b""
-    if kind != _JSON and not _is_json(kind):
+    if route.schema is not None and kind != _JSON and not _is_json(kind):
         message = f"Content-Type: expected application/json, got {_shown(kind) if kind else 'none'}"
         return problem(request.match.path, 415, message)
     encoding = headers.get(b"content-encoding")

@@ -46,7 +46,7 @@ class Request:
         target: its target, as sent.
         headers: the last value of each header.
         id: the client's id of it, or a generated one.
-        body: the part of the body that has arrived.
+        body: the part of the body that has arrived; decompressed for the function.
         notes: numbers that its function adds to the log, never texts.
         seconds: time limit for its work.
         keep_alive, awaits_continue, is_complete, is_considered, answered: its state on its connection.
@@ -189,12 +189,11 @@ class Application:
         try:
             with self._service.lease() as registry:
                 request._registry = registry  # noqa: SLF001 - a request's own module
+                if request.method == "POST" and b"content-encoding" in request.headers:
+                    request.body = await self._inflated(request)
                 if route.schema is None:
                     return await route.run(request)
-                body: Any = request.body
-                if b"content-encoding" in request.headers:
-                    body = await self._inflated(request)
-                response = await route.run(route.schema.model_validate_json(body), request)
+                response = await route.run(route.schema.model_validate_json(request.body), request)
                 registry.limits.check_response(len(response.body))
                 return response
         except ValidationError as error:
@@ -208,10 +207,10 @@ class Application:
                 logger.error("%s", error, extra={"fields": fields})  # noqa: TRY400 - embedkit's own
             return response
 
-    async def _inflated(self, request: Request) -> bytes:
+    async def _inflated(self, request: Request) -> bytearray:
         """Return the body, decompressed; TooLargeError if it is too large, InputError if it is not gzip's."""
         if request.headers[b"content-encoding"].strip().lower() == b"identity":
-            return bytes(request.body)
+            return request.body
         if len(request.body) * _MOST_INFLATED_TIMES <= _INFLATED_AT_ONCE:
             return _inflate(request.body, self._settings.max_body_bytes)
         return await asyncio.to_thread(_inflate, request.body, self._settings.max_body_bytes)
@@ -289,10 +288,10 @@ class Deadlines:
             self._set(min(deadline.at for deadline in self._waiting))
 
 
-def _inflate(body: bytes | bytearray, most: int) -> bytes:
+def _inflate(body: bytearray, most: int) -> bytearray:
     parser = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
-        content = parser.decompress(body, most + 1)
+        content = bytearray(parser.decompress(body, most + 1))
     except zlib.error:
         raise InputError("Content-Encoding: the body is not in the format of gzip") from None
     if len(content) > most:

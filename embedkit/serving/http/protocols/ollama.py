@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from embedkit import __version__
 from embedkit.errors import ModelNotFoundError
-from embedkit.serving.http.embedding import Embedder
+from embedkit.serving.http.embedding import Embedder, EmbeddingResult
 from embedkit.serving.http.protocols.fields import Dimensions, Schema, TeiProblem, Texts, as_texts
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, to_json
 from embedkit.serving.http.routes import Routes
 
 _TAG = ":latest"  # which clients append to names without a tag
+_NOTHING = EmbeddingResult(np.empty((0, 0), np.float32), tokens=0, truncated=0)
 
 routes = Routes("Ollama", errors=TeiProblem)
 
@@ -24,7 +26,7 @@ class OllamaEmbedRequest(Schema):
     """Ollama's request; ``options`` and ``keep_alive`` are ignored."""
 
     model: str
-    input: Texts
+    input: Texts | None = None
     truncate: bool | None = Field(
         None, description="whether to truncate texts that are too long or to reject them; default: on_overflow"
     )
@@ -45,7 +47,7 @@ class OllamaEmbeddingsRequest(Schema):
     """Ollama's earlier request, for one text."""
 
     model: str
-    prompt: str
+    prompt: str | None = None
 
 
 class OllamaEmbeddingsAnswer(Schema):
@@ -103,11 +105,11 @@ class OllamaVersion(Schema):
 
 @routes.post("/api/embed", OllamaEmbedAnswer)
 async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
-    """Embed one text or several."""
+    """Embed one text, several or none, by which clients of Ollama ask for a model to be loaded."""
     began = time.perf_counter_ns()
-    done = await _embedder(body.model, request).embed(
-        as_texts(body.input), truncate=body.truncate, dimensions=body.dimensions
-    )
+    embedder, done = _embedder(body.model, request), _NOTHING
+    if body.input is not None and body.input != []:
+        done = await embedder.embed(as_texts(body.input), truncate=body.truncate, dimensions=body.dimensions)
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
     return to_json(
         {
@@ -122,10 +124,12 @@ async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
 
 @routes.post("/api/embeddings", OllamaEmbeddingsAnswer)
 async def embed_one(body: OllamaEmbeddingsRequest, request: Request) -> Response:
-    """Embed one text, as earlier clients ask for it."""
-    done = await _embedder(body.model, request).embed([body.prompt])
-    request.note(texts=1, tokens=done.tokens, truncated=done.truncated)
-    return to_json({"embedding": done.rows[0]})
+    """Embed one text or none, as earlier clients ask for it."""
+    embedder, done = _embedder(body.model, request), _NOTHING
+    if body.prompt is not None:
+        done = await embedder.embed([body.prompt])
+    request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
+    return to_json({"embedding": done.rows.ravel()})
 
 
 @routes.get("/api/tags", OllamaModels)

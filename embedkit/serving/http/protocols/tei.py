@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from embedkit import __version__
 from embedkit.errors import InputError
-from embedkit.serving.http.embedding import RankingResult
+from embedkit.serving.http.embedding import RankingResult, cosines
 from embedkit.serving.http.protocols.fields import (
     Dimensions,
     ModelName,
@@ -247,7 +247,7 @@ async def compare(body: SimilarityRequest, request: Request) -> Response:
         truncate=how.truncate,
     )
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
-    return to_json(done.rows[1:] @ done.rows[0])
+    return to_json(cosines(done.rows[1:], done.rows[0]))
 
 
 @routes.post("/", list[list[float]] | list[float])

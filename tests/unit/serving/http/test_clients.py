@@ -88,6 +88,7 @@ def test_coheres_client_of_version_1_embeds(url, expected, connection):
     client = cohere.Client(api_key="none", base_url=url, httpx_client=connection)
     done = client.embed(model="toy", input_type="search_document", texts=TEXTS)
     np.testing.assert_array_equal(np.float32(done.embeddings), expected)
+    assert done.meta.api_version.version == "1"
     done = client.embed(model="toy", input_type="search_document", texts=TEXTS, embedding_types=["float"])
     np.testing.assert_array_equal(np.float32(done.embeddings.float_), expected)
 
@@ -245,6 +246,18 @@ def test_ollamas_client_embeds(url, expected):
     np.testing.assert_allclose(one, expected[0], atol=1e-6)
     with pytest.raises(ollama.ResponseError, match="no model 'another'"):
         client.embed(model="another", input="a")
+    client._client.close()
+
+
+def test_ollamas_client_loads_a_model_without_a_text(url):
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=url)
+    done = client.embed(model="toy", input=[], dimensions=4)
+    assert (done.embeddings, done.prompt_eval_count) == ([], 0)
+    assert client.embeddings(model="toy").embedding == []
+    assert client._request_raw("POST", "/api/embed", json={"model": "toy"}).json()["embeddings"] == []
+    with pytest.raises(ollama.ResponseError, match="no model 'another'"):
+        client.embed(model="another", input=[])
     client._client.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import sys
 
@@ -127,6 +128,18 @@ def test_agents_need_a_key_and_share_the_server_with_others(agents_url):
     assert httpx.get(f"{agents_url}/mcp", headers=headers).status_code == 405
     done = httpx.post(f"{agents_url}/v1/search", json={"query": "a dog"}, headers=headers)
     assert done.json()["hits"][0]["id"] == "dog"
+
+
+def test_a_body_of_a_message_may_be_compressed(agents_url):
+    body = gzip.compress(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}')
+    headers = {**bearer("reader"), "content-type": "application/json", "accept": "application/json"}
+
+    def send(content, encoding):
+        return httpx.post(f"{agents_url}/mcp", content=content, headers={**headers, "content-encoding": encoding})
+
+    assert len(send(body, "gzip").json()["result"]["tools"]) == 3
+    assert send(body[:-4], "gzip").status_code == 400
+    assert send(body, "br").status_code == 415
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[]", b"3", b"{", b'{"method": 3}', b"\xff", b"[" * 5000])

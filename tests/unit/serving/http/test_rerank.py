@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from embedkit import CrossEncoder
+from embedkit import CrossEncoder, Encoder
 from embedkit.cli import serve as command
 from embedkit.serving.http.registry import LoadedModels
 
@@ -75,6 +75,43 @@ def test_without_a_cross_encoder_the_cosine_ranks(client, toy_encoder):
     scores = toy_encoder.encode(DOCUMENTS) @ toy_encoder.encode(QUERY)
     assert [item["index"] for item in done["results"]] == np.argsort(-scores).tolist()
     assert [item["relevance_score"] for item in done["results"]] == pytest.approx(sorted(scores, reverse=True))
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/similarity"])
+def test_a_text_has_one_cosine_wherever_it_is(serve, path):
+    """A matrix product would round the same cosine to other bits in another row, and tear equal texts apart."""
+    texts = ["Bees dance.", "the sea", "a dog"]
+    scores = {text: set() for text in texts}
+    with serve(encoder=Encoder.load("tiny", threads=1)) as url, httpx.Client(base_url=url) as client:
+        for count in range(1, 40):
+            many = (texts * count)[:count]
+            if path == "/similarity":
+                inputs = {"source_sentence": QUERY, "sentences": many}
+                ranks = list(enumerate(client.post(path, json={"inputs": inputs}).json()))
+            else:
+                done = client.post(path, json={"query": QUERY, "documents": many}).json()["results"]
+                ranks = [(item["index"], item["relevance_score"]) for item in done]
+                assert ranks == sorted(ranks, key=lambda rank: (-rank[1], rank[0]))
+            for index, score in ranks:
+                scores[many[index]].add(score)
+    assert {text: len(found) for text, found in scores.items()} == dict.fromkeys(texts, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "returned"),
+    [
+        ("/v1/rerank", {}, True),
+        ("/v1/rerank", {"return_documents": None}, True),
+        ("/v1/rerank", {"return_documents": False}, False),
+        ("/v2/rerank", {}, False),
+        ("/v2/rerank", {"return_documents": True}, True),
+    ],
+)
+def test_documents_are_returned_by_default_as_by_jina(client, path, wanted, returned):
+    done = client.post(path, json={"query": QUERY, "documents": DOCUMENTS, **wanted}).json()
+    assert done["meta"]["api_version"] == {"version": path[2]}
+    found = [item.get("document") for item in done["results"]]
+    assert found == [{"text": DOCUMENTS[item["index"]]} if returned else None for item in done["results"]]
 
 
 @pytest.mark.parametrize(
