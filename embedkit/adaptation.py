@@ -23,7 +23,8 @@ from embedkit.runtime.location import find_bundle, find_model, published_models
 from embedkit.training.config import RunConfig, override
 from embedkit.training.loop import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import HeldOut, prepare
+from embedkit.training.recipes.stage import HeldOut, has_space, prepare
+from embedkit.training.students import lineage
 
 logger = logging.getLogger("embedkit")
 
@@ -53,6 +54,7 @@ RECIPE: Mapping[str, Any] = {
 _TEACHERS = "sentence-transformers"
 _ANY_TARGET = "cpu-avx2"  # a float32 bundle records none
 _WORDS = " with "
+_LEAST_AGREEMENT = 0.5  # mean cosine of two encoders of one space; it is about 0 in unrelated spaces
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Adaptation:
     Attributes:
         report: of the new bundle.
         before: source of text -> mean cosine of the old bundle with the teacher on held-out texts of that source;
-            empty if their widths differ, or if the old bundle's space is not that of any one teacher.
+            empty if their widths differ, or their spaces do: the old bundle was not taught in the space of the
+            teacher, as far as it records, and the mean cosine is below 0.5.
         after: the same for the new bundle.
         steps: number of training steps.
         seconds: their duration.
@@ -143,11 +146,10 @@ def adapt(
         raise ConfigError("an adaptation starts from a bundle: student.source is missing")
     old = Encoder.load(config.student.source)
     control = control or Control()
-    changes_space = _has_own_space(old.manifest.teacher, config)
-    if changes_space:
+    if _marks(old.manifest.teacher).isdisjoint(_teacher_marks(config)):
         logger.warning(
-            "%s has an embedding space of its own; the new encoder learns that of its teacher: the two are not "
-            "compared, and neither can search documents that the other embedded",
+            "%s does not record that it has the embedding space of the new teacher, which the new encoder learns: "
+            "unless the spaces are one, neither encoder can search documents that the other embedded",
             old.name,
         )
     state = run(config, Path(folder), control)
@@ -155,8 +157,14 @@ def adapt(
         return None
     materials = prepare(config, control, teacher=True)  # from the cache filled by the run
     held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
-    is_comparable = not changes_space and old.dimension == materials.teachers[0].dimension
-    before = _cosines(held_out, old) if is_comparable else {}
+    before = _cosines(held_out, old) if old.dimension == materials.teachers[0].dimension else {}
+    if before and _mean(before) < _LEAST_AGREEMENT and not has_space(old.manifest.teacher, materials.teachers[0]):
+        logger.warning(
+            "%s and the teacher have different embedding spaces, so the old and the new encoder are not compared: "
+            "the mean cosine of their embeddings is %.2f",
+            *(old.name, _mean(before)),
+        )
+        before = {}
     precision, _, words = old.manifest.precision.partition(_WORDS)
     with atomic_file(output) as temporary:
         report = export_source(
@@ -174,26 +182,20 @@ def adapt(
     return Adaptation(report, before, after, state.step, state.seconds)
 
 
-def _has_own_space(taught: Mapping[str, Any], config: RunConfig) -> bool:
-    """Whether an encoder, by what it records of its teacher, has another space than any one model.
+def _marks(taught: Mapping[str, Any]) -> set[str]:
+    """Return names and fingerprints of the models whose space an encoder has, by its record of its teacher.
 
-    A model whose teacher is the new one as well has that one's space, whatever that is.
+    A joined space has only its fingerprint, because its name is also that of other spaces of the same models.
     """
-    new = _identity(config)
-    while taught:
-        if "spread" in taught:
-            return True
-        if "joined" in taught:
-            return config.join is None  # with [join], the teacher may well be the old one
-        if {taught.get("name"), taught.get("fingerprint")} & new:
-            return False
-        taught = taught.get("teacher") or {}
-    return False
+    marks = set[str]()
+    for record in lineage(taught):
+        marks |= {record.get("fingerprint", ""), "" if "joined" in record else record.get("name", "")}
+    return marks - {""}
 
 
-def _identity(config: RunConfig) -> set[str]:
-    """Return names and fingerprint of the model whose space is learned; none with [join]."""
-    if config.join is not None:
+def _teacher_marks(config: RunConfig) -> set[str]:
+    """Return the same of the space that is learned; none of that of [join] or [matryoshka], which is a new one."""
+    if config.join is not None or config.matryoshka is not None:
         return set()
     teacher = config.every_teacher[0]
     source = config.resolve_model(teacher.source)
@@ -202,15 +204,19 @@ def _identity(config: RunConfig) -> set[str]:
     if path is None or teacher.aligned:
         return names
     bundle = read_bundle(path)
-    return {*names, bundle.manifest.name, bundle.fingerprint}
+    return {*names, bundle.manifest.name, bundle.fingerprint, *_marks(bundle.manifest.teacher)}
 
 
 def _cosines(held_out: HeldOut, encoder: TextEncoder) -> dict[str, float]:
     return {name: 1 - distance for name, distance in held_out.distances(encoder).items()}
 
 
+def _mean(cosines: Mapping[str, float]) -> float:
+    return math.fsum(cosines.values()) / len(cosines)
+
+
 def _require_nearer(before: Mapping[str, float], after: Mapping[str, float]) -> None:
-    old, new = (math.fsum(cosines.values()) / len(cosines) for cosines in (before, after))
+    old, new = _mean(before), _mean(after)
     if new <= old:
         raise GateError(
             f"nothing was written: on held-out text the cosine with the teacher is {new:.4f}, compared with "

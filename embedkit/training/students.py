@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,8 @@ def adjust(model: SentenceEncoder | PairEncoder, student: StudentConfig) -> None
             table.weight.requires_grad_(False)
 
 
-def recorded_teacher(source: str) -> str | None:
-    """Return the fingerprint of the teacher whose space a bundle, or the model of a run folder, was trained for.
-
-    It is None for a model from elsewhere.
-    """
+def recorded_teacher(source: str) -> Mapping[str, Any]:
+    """Return what a bundle, or the model of a run folder, records of its (first) teacher; empty if nothing."""
     if source.endswith(".onnx"):
         card = dict(read_bundle(source).manifest.teacher)
     else:
@@ -137,9 +134,17 @@ def recorded_teacher(source: str) -> str | None:
             card = (read_object(run.card) if run.model == Path(source) else {}).get("teacher") or {}
         except DataError:  # no card, or a damaged one
             card = {}
-    teachers = card.get("teachers") or [card]
-    fingerprint: str | None = teachers[0].get("fingerprint")
-    return fingerprint
+    return (card.get("teachers") or [card])[0]
+
+
+def lineage(taught: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a recorded teacher, its own teacher, and so on, as far as the taught encoder has their space.
+
+    An encoder that was spread has left the space of its teacher.
+    """
+    while taught and "spread" not in taught:
+        yield taught
+        taught = taught.get("teacher") or {}
 
 
 def _new(config: RunConfig, source: str) -> SentenceEncoder:

@@ -14,6 +14,7 @@ width: added to the rotation, that loss gave no gain.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -62,10 +63,17 @@ class RotatedVectors:
     """
 
     def __init__(self, vectors: TeacherVectors, rows: int) -> None:
-        self.name, self.fingerprint, self.dimension = vectors.name, vectors.fingerprint, vectors.dimension
+        self.name, self.dimension = vectors.name, vectors.dimension
         self._vectors = vectors
-        moment = second_moment(lambda chunk: vectors.read(chunk, 0), sample_chunks(rows))
-        self._axes = principal_axes(moment).astype(np.float32)
+        digest = hashlib.sha256(vectors.fingerprint.encode())
+
+        def read(chunk: Rows) -> FloatArray:
+            sampled = vectors.read(chunk, 0)
+            digest.update(sampled.tobytes())  # the last bits of the axes depend on the number of threads
+            return sampled
+
+        self._axes = principal_axes(second_moment(read, sample_chunks(rows))).astype(np.float32)
+        self.fingerprint = digest.hexdigest()
 
     def read(self, rows: Rows, view: int) -> FloatArray:
         """See :class:`TeacherVectors`."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy_networks import exact_levels
 
-from embedkit.adaptation import _has_own_space, adapt, adaptation_config
+from embedkit.adaptation import adapt, adaptation_config
 from embedkit.cli.adapt import _lines
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, GateError
@@ -35,15 +35,17 @@ def corpus(tmp_path):
 
 
 @pytest.fixture
-def write_student(toy_tokenizer_json, tmp_path, monkeypatch):
+def write_student(toy_tokenizer_json, toy_bundle, tmp_path, monkeypatch):
     monkeypatch.setitem(TARGETS, "cpu-vnni", exact_levels())
     encoder = random(Tokenizer(toy_tokenizer_json, 12), Size(1, 32, 2), max_length=12, seed=1)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         encoder.set_head(16, "linear")
 
-    def write(**origin):
-        card = Card(name="student", teacher={"name": "toy-teacher", **origin}, licence="MIT")
+    def write(teacher=None, **origin):
+        if teacher is None:
+            teacher = {"name": "toy-teacher", "fingerprint": read_bundle(toy_bundle).fingerprint, **origin}
+        card = Card(name="student", teacher=teacher, licence="MIT")
         path = tmp_path / "student.onnx"
         export(encoder.eval(), path, precision="int8", word_table="int4", target="cpu-vnni", card=card)
         return path
@@ -134,23 +136,6 @@ def test_a_bundle_of_a_joined_space_needs_a_teacher(changes):
         adaptation_config("tiny", changes)
 
 
-@pytest.mark.parametrize(
-    ("name", "taught", "is_its_own"),
-    [
-        ("student of a student", {"teacher": {"name": "joined", "joined": {"name": "a, b"}}}, True),
-        ("student of a student", {"teacher": {"name": "spread", "spread": 0.4}}, True),
-        ("toy", {"teacher": {"name": "joined", "joined": {"name": "a, b"}}}, False),
-        ("toy-teacher", {}, False),
-    ],
-)
-def test_a_space_is_that_of_the_new_teacher_if_it_taught_the_old_encoder(
-    name, taught, is_its_own, changes, write_toy_bundle, tmp_path
-):
-    path = write_toy_bundle(tmp_path / "student.onnx", teacher={"name": name, **taught})
-    config = adaptation_config(path, changes)
-    assert _has_own_space(read_bundle(path).manifest.teacher, config) is is_its_own
-
-
 def test_several_teachers_can_be_joined(student, changes, toy_bundle):
     changes["teachers"] = [changes.pop("teacher"), {"source": str(toy_bundle), "name": "again"}]
     config = adaptation_config(student, {**changes, "join": {"weights": [1, 1]}})
@@ -162,14 +147,59 @@ def test_epochs_replace_the_default_steps(student, changes):
     assert adaptation_config(student, changes).optim.steps is None
 
 
-@pytest.mark.parametrize("origin", [{"joined": {}}, {"spread": 0.4}])
-def test_a_space_of_its_own_is_not_compared_with_that_of_the_teacher(
-    origin, changes, write_student, tmp_path, caplog
-):
-    config = adaptation_config(write_student(**origin), changes)
+@pytest.mark.parametrize(
+    "teacher",
+    [
+        {"name": "another", "fingerprint": "f0"},
+        {"name": "joined", "fingerprint": "f0", "joined": {"name": "a, toy"}},
+        {"name": "toy", "fingerprint": "f0", "joined": {"name": "a, b"}},
+        {"name": "toy", "fingerprint": "f0", "spread": 0.4},
+        {"name": "student", "fingerprint": "f0", "teacher": {"name": "another", "fingerprint": "f1"}},
+        {},
+    ],
+)
+def test_another_space_is_not_compared_with_that_of_the_teacher(teacher, changes, write_student, tmp_path, caplog):
+    config = adaptation_config(write_student(teacher), changes)
     found = adapt(config, tmp_path / "run", tmp_path / "new.onnx")
     assert (found.before, [*found.after]) == ({}, ["own"])
-    assert "has an embedding space of its own; the new encoder learns that of its teacher" in caplog.text
+    assert "does not record that it has the embedding space of the new teacher" in caplog.text
+    assert "have different embedding spaces, so the old and the new encoder are not compared" in caplog.text
+
+
+def test_the_name_of_the_teacher_alone_does_not_make_one_space(changes, write_student, tmp_path, caplog):
+    config = adaptation_config(write_student({"name": "toy", "fingerprint": "f0"}), changes)
+    assert adapt(config, tmp_path / "run", tmp_path / "new.onnx").before == {}
+    assert "does not record" not in caplog.text
+    assert "have different embedding spaces" in caplog.text
+
+
+def test_encoders_that_agree_are_compared_whatever_they_record(changes, write_student, tmp_path):
+    student = write_student({})
+    changes |= {"teacher": {"source": str(student)}, "optim": {"steps": 1, "batch_size": 32, "lr": 1e-12}}
+    with pytest.raises(GateError, match="nothing was written: on held-out text"):
+        adapt(adaptation_config(student, changes), tmp_path / "run", tmp_path / "new.onnx")
+
+
+@pytest.mark.parametrize("taught_by_the_teacher", [True, False])
+def test_one_joined_space_is_compared_with_another_model_of_it(
+    taught_by_the_teacher, changes, write_student, write_toy_bundle, tmp_path, caplog
+):
+    joined = {"name": "a + b", "fingerprint": "f0", "joined": {"name": "a, b"}}
+    teacher = write_toy_bundle(tmp_path / "relative.onnx", name="relative", teacher=joined)
+    record = {"name": "relative", "fingerprint": read_bundle(teacher).fingerprint, "teacher": joined}
+    config = adaptation_config(
+        write_student(record if taught_by_the_teacher else joined),
+        {**changes, "teacher": {"source": str(teacher)}},
+    )
+    found = adapt(config, tmp_path / "run", tmp_path / "new.onnx")
+    assert found.after["own"] > found.before["own"]
+    assert "space" not in caplog.text
+
+
+def test_a_rotated_space_is_compared_with_none(student, changes, tmp_path, caplog):
+    config = adaptation_config(student, {**changes, "matryoshka": {"dimensions": [8]}})
+    assert adapt(config, tmp_path / "run", tmp_path / "new.onnx").before == {}
+    assert "have different embedding spaces" in caplog.text
 
 
 def test_from_the_command_line(student, corpus, toy_bundle, tmp_path, capsys):

@@ -29,9 +29,9 @@ from embedkit.training.method import BatchSpec, Learner, Presets
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder, TrainState
-from embedkit.training.students import recorded_teacher
+from embedkit.training.students import lineage, recorded_teacher
 from embedkit.training.teacher_spaces import JoinedVectors, RotatedVectors
-from embedkit.training.teachers import TeacherVectors, load_vectors
+from embedkit.training.teachers import CachedVectors, TeacherVectors, load_vectors
 from embedkit.training.trackers import find_trackers
 
 _LARGEST_SHARE = 0.1
@@ -178,6 +178,14 @@ def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
     return ScoredPairs(pairs.name, first, second, pairs.scores[drawn])
 
 
+def has_space(taught: Mapping[str, Any], teacher: TeacherVectors) -> bool:
+    """Whether an encoder, by what it records of its teacher, has the space of a teacher's vectors."""
+    spaces = {teacher.fingerprint}
+    if isinstance(teacher, CachedVectors):
+        spaces |= {record["fingerprint"] for record in lineage(teacher.teacher) if "fingerprint" in record}
+    return any(record.get("fingerprint") in spaces for record in lineage(taught))
+
+
 _HEAD_SAMPLE = 4096  # number of texts to fit a new linear head on
 _HEAD_BATCH = 256
 
@@ -258,13 +266,8 @@ class Stage:
         return train(method, batches, config, folder, self.control, evaluate)
 
     def _has_taught(self, source: str) -> bool:
-        """Whether a model records this run's first teacher as its own, so that its head leads to that space.
-
-        The axes of a rotated space depend on the corpus, so no earlier head leads there.
-        """
-        if self.config.matryoshka is not None:
-            return False
-        return recorded_teacher(self.config.resolve_model(source)) == self.materials.teachers[0].fingerprint
+        """Whether a model has the space of this run's first teacher, so that its head leads there."""
+        return has_space(recorded_teacher(self.config.resolve_model(source)), self.materials.teachers[0])
 
     def _start_head(self, method: Distillation) -> None:
         """Fit a new linear head on a sample of the training text."""

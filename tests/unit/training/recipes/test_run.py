@@ -249,9 +249,9 @@ class TestHead:
             "settings": {"head": "linear"},
             "optim": {"batch_size": 5, "steps": 1, "lr": 1e-9},
         }
-        run(resolve({**base, "teacher": {"source": "one"}}), tmp_path / "first", QUIET)
 
-        def heads(teacher, **changes):
+        def heads(teacher, *, earlier=None, **changes):
+            run(resolve({**base, "teacher": {"source": "one"}, **(earlier or {})}), tmp_path / "first", QUIET)
             student = {"source": "first/model", "max_length": 16}
             run(resolve({**base, "student": student, "teacher": {"source": teacher}, **changes}),
                 tmp_path / "run", QUIET)  # fmt: skip
@@ -271,6 +271,19 @@ class TestHead:
     def test_it_is_fitted_to_a_rotated_space(self, heads):
         before, after = heads("one", matryoshka={"dimensions": [8]})
         assert not torch.allclose(before.linear.weight, after.linear.weight, atol=1e-2)
+
+    def test_it_is_fitted_after_a_rotated_space(self, heads):
+        before, after = heads("one", earlier={"matryoshka": {"dimensions": [8]}})
+        assert not torch.allclose(before.linear.weight, after.linear.weight, atol=1e-2)
+
+    @pytest.mark.parametrize("spread", [{}, {"spread": 0.2}])
+    def test_it_is_kept_for_another_student_of_the_teacher(
+        self, heads, write_toy_bundle, make_encoder, tmp_path, spread
+    ):
+        make_encoder(3).save(tmp_path / "one")
+        taught = {"name": "one", "fingerprint": SentenceEncoder.load(tmp_path / "one").fingerprint(), **spread}
+        before, after = heads(str(write_toy_bundle(tmp_path / "sibling.onnx", teacher=taught)))
+        assert torch.allclose(before.linear.weight, after.linear.weight, atol=1e-6) is not bool(spread)
 
 
 def test_a_seed_has_at_most_63_bits():
