@@ -50,7 +50,7 @@ _MERGE = re.compile(r"\.merging(-[0-9a-f]+)?")
 
 _GENERATION = re.compile(r"generation-\d{6,9}")
 _UNFINISHED = re.compile(r"\.(generation-\d{6,9}|manifest\.json)\..+\.(part|old)")
-_CONTENT = re.compile(r"documents\.jsonl|columns\.json|[a-z]+(-\d{6,9})?\.npy|[a-z]+\.faiss")
+_CONTENT = re.compile(r"documents\.jsonl|columns\.json|[a-z]+(-\d{6,9})?\.npy|[a-z0-9]+\.faiss")
 
 SEGMENT: Final = "segment"
 """Folder of the merged segment inside the temporary folder of a merge."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.serving.retrieval import Collection, embedding
+from embedkit.serving.retrieval import Collection, embedding, index_kinds
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
 
@@ -124,6 +124,22 @@ def test_a_killed_first_build_can_be_repeated(tmp_path, encoder, moment):
     build_and_die(path, moment)
     assert list(path.iterdir())
     Collection.build(["again"], encoder=encoder, path=path, replace=True)
+    assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
+
+
+@pytest.mark.parametrize("kind", index_kinds.INDEX_KINDS)
+def test_files_of_every_kind_are_removed(tmp_path, encoder, monkeypatch, kind):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(index_kinds, "SMALL", 0)
+    path, documents = tmp_path / "idx", [{"text": f"text {n}", "n": n} for n in range(700)]
+    collection = Collection.build(documents, encoder=encoder, path=path, index=kind, lexical=True)
+    assert collection.manifest.kinds == (kind,)
+    collection.delete("5")
+    collection.compact()
+    assert sorted(entry.name for entry in path.iterdir()) == ["generation-000003", "manifest.json"]
+
+    (path / "manifest.json").unlink()  # as if a first build had been killed just before it wrote one
+    Collection.build(["again"], encoder=encoder, path=path)
     assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
 
 
