@@ -134,7 +134,8 @@ def recorded_teacher(source: str) -> Mapping[str, Any]:
             card = (read_object(run.card) if run.model == Path(source) else {}).get("teacher") or {}
         except DataError:  # no card, or a damaged one
             card = {}
-    return (card.get("teachers") or [card])[0]
+    taught: Mapping[str, Any] = (card.get("teachers") or [card])[0]
+    return taught
 
 
 def lineage(taught: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
