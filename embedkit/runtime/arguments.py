@@ -10,6 +10,7 @@ import errno
 import math
 import operator
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -142,6 +143,10 @@ def is_unicode(text: str) -> bool:
 
 def shown(value: object) -> str:
     """Return a value as a message shows it: in one short line, with its type unless that is plain."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # of Python, which would take too long to write the number
+        number = f"an integer of more than {sys.get_int_max_str_digits()} digits"
+        return number if isinstance(value, int) else f"{type(value).__name__} with {number}"
     text = text if len(text) <= 60 else text[:59] + "…"
     return text if value is None or isinstance(value, (str, int, float)) else f"{type(value).__name__} {text}"

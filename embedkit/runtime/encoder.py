@@ -550,7 +550,7 @@ def _is_whole(value: object) -> bool:
 def _as_rows(embeddings: npt.ArrayLike, name: str) -> FloatArray:
     try:
         rows = np.atleast_2d(np.asarray(embeddings, dtype=np.float32))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{name} must hold numbers, as encode gives them: {error}") from error
     if rows.ndim != 2:
         raise InputError(f"{name} must be (N, D) or (D,), not {rows.shape}")

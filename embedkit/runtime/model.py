@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, Type
 from embedkit.atomic import expanded
 from embedkit.errors import InputError, ModelError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count, check_names, check_path
+from embedkit.runtime.arguments import check_count, check_names, check_path, shown
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.engine import Engine, Verification
 from embedkit.runtime.folders import read_json
@@ -298,7 +298,7 @@ def load_model(
     path = find_model(source, file=file)
     if not path.is_dir():
         if file is not None:
-            raise InputError(f"file={file!r} chooses from a folder, and {path} is a file")
+            raise InputError(f"file={shown(file)} chooses from a folder, and {path} is a file")
         return path, read_bundle(path)
     if file is None and _is_repository(path):
         return path, read_bundle(path / DEFAULT_FILE)

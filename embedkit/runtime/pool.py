@@ -56,7 +56,8 @@ class EncoderPool:
         self, encoder: Encoder, origin: Origin, processes: int | None = None, threads: int | None = None
     ) -> None:
         self.processes = check_count(processes, "processes", most=most_processes()) or available_threads()
-        self.threads = check_count(threads, "threads") or max(1, available_threads() // self.processes)
+        asked = check_count(threads, "threads") or max(1, available_threads() // self.processes)
+        self.threads = min(asked, most_processes())  # more are never used, and may be a number too long to write
         self.source = origin.source
         self.name, self.manifest = encoder.name, encoder.manifest
         self.fingerprint, self.numerics = encoder.fingerprint, encoder.numerics

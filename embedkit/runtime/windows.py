@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from embedkit.errors import InputError
+from embedkit.runtime.arguments import shown
 
 Span = tuple[int, int]
 """First character, and end of the characters, exclusive."""
@@ -40,7 +41,7 @@ def find_windows(
         raise InputError(f"expected windows of at least 1 token, got {size}")
     if not 0 <= overlap < size:
         raise InputError(
-            f"expected an overlap from 0 to {size - 1} tokens, below the windows' size, got {overlap}"
+            f"expected an overlap from 0 to {size - 1} tokens, below the windows' size, got {shown(overlap)}"
         )
     windows, start = [], 0
     while start < len(tokens):

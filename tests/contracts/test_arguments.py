@@ -53,6 +53,7 @@ CELLS: dict[str, Callable[[], Any]] = {
     "zero": lambda: 0,
     "minus one": lambda: -1,
     "huge": lambda: 2**70,
+    "endless": lambda: 10**5000,  # more digits than Python writes
     "numpy integer": lambda: np.int64(2),
     "numpy float": lambda: np.float32(0.5),
     "numpy boolean": lambda: np.True_,
@@ -80,6 +81,8 @@ CELLS: dict[str, Callable[[], Any]] = {
     "long text": lambda: "x" * 5000,
     "mapping of an object": lambda: {"a dog": object()},
     "mapping of NaN": lambda: {"lang": float("nan")},
+    "mapping of endless": lambda: {"lang": 10**5000},
+    "list of endless": lambda: [10**5000],
     "mapping of itself": lambda: {"lang": {"eq": {"eq": {}}}},
 }
 
@@ -96,6 +99,7 @@ SEVERAL_TEXTS = {
     "hostile texts",
 }
 INTEGERS = {"numpy integer", "0-d integer"}
+HUGE = {"huge", "endless"}
 FLAGS = {"True", "numpy boolean"}
 NUMBERS = {*INTEGERS, "float", "numpy float"}
 
@@ -179,7 +183,7 @@ TEXT = kind("a dog", *ONE_TEXT)
 TEXTS_GIVEN = kind(TEXTS, *SEVERAL_TEXTS)
 ANY_TEXTS = TEXTS_GIVEN.taking(*ONE_TEXT)
 ENCODED = ANY_TEXTS.taking("0-d text")
-COUNT = kind(2, *INTEGERS, "huge")
+COUNT = kind(2, *INTEGERS, *HUGE)
 COUNT_OR_NONE = COUNT.taking("None")
 FLAG = kind(True, *FLAGS)
 FLAG_OR_NONE = FLAG.taking("None")
@@ -210,7 +214,7 @@ KINDS: dict[str, Kind] = {
     "instructions": kind(None, "None"),
     "k": COUNT,
     "max_pairs": COUNT,
-    "max_tokens": COUNT_OR_NONE.refusing("huge"),
+    "max_tokens": COUNT_OR_NONE.refusing(*HUGE),
     "max_tokens_per_batch": COUNT_OR_NONE,
     "merge": FLAG,
     "metadata_columns": kind(None, "None", "empty list"),
@@ -222,7 +226,7 @@ KINDS: dict[str, Kind] = {
     "overlap": kind(0, "zero"),  # less than max_tokens
     "pairs": kind(PAIRS, "empty list", "list of pairs"),
     "precision": kind("float32"),
-    "processes": COUNT_OR_NONE.refusing("huge"),
+    "processes": COUNT_OR_NONE.refusing(*HUGE),
     "prompt": kind(None, "None", *ONE_TEXT),
     "prompt_name": kind(None, "None"),
     "providers": kind(None, "None"),
@@ -241,7 +245,7 @@ KINDS: dict[str, Kind] = {
     "threads": COUNT_OR_NONE,
     "threshold": kind(0.9, "zero", "minus one", "numpy float"),
     "top_k": COUNT_OR_NONE,
-    "truncate_dim": COUNT_OR_NONE.refusing("huge"),
+    "truncate_dim": COUNT_OR_NONE.refusing(*HUGE),
     "weights_folder": Kind(lambda kit: kit.new(), frozenset({"None"}), frozenset({*ONE_TEXT, "surrogate"})),
 }
 ENCODE = ["batch_size", "normalize_embeddings", "prompt_name", "prompt", "truncate_dim", "precision"]
@@ -415,11 +419,11 @@ ROWS = {
         lambda kit: kit.collection.search,
         *SEARCH,
         query=ANY_TEXTS,
-        k=COUNT.refusing("huge"),  # more than the candidates
+        k=COUNT.refusing(*HUGE),  # more than the candidates
         rerank=made(lambda kit: kit.scorer, "None"),
     ),
     "embedkit.Collection.search_steps": row(
-        steps_of, *SEARCH, query=ANY_TEXTS, k=COUNT.refusing("huge"), rerank=FLAG
+        steps_of, *SEARCH, query=ANY_TEXTS, k=COUNT.refusing(*HUGE), rerank=FLAG
     ),
     "embedkit.Collection.encode_queries": row(lambda kit: kit.collection.encode_queries, queries=ANY_TEXTS),
     "embedkit.Collection.search_embeddings": row(
@@ -516,7 +520,7 @@ ROWS = {
         lambda _: lambda **settings: integration("llama_index").EmbedkitEmbedding(**settings),
         *("truncate_dim", "threads"),
         model=BUNDLE.taking("None"),
-        embed_batch_size=COUNT.refusing("huge"),
+        embed_batch_size=COUNT.refusing(*HUGE),
         model_name=BUNDLE,
     ),
     "embedkit.integrations.haystack.EmbedkitTextEmbedder": adapter_row("haystack", "EmbedkitTextEmbedder"),
@@ -540,7 +544,7 @@ ROWS = {
         "SpacyEmbedder",
         "pipe",
         stream=kind([], "empty list"),
-        batch_size=COUNT.refusing("huge"),
+        batch_size=COUNT.refusing(*HUGE),
         run=listed,
     ),
     "embedkit.integrations.mteb.MtebEncoder": row(

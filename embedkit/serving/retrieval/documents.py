@@ -18,7 +18,7 @@ import numpy as np
 from embedkit.errors import DataError, InputError
 from embedkit.object_store import is_url, open_store
 from embedkit.records import HubDataset, read_records
-from embedkit.runtime.arguments import check_flag, check_iterable, check_names, check_text
+from embedkit.runtime.arguments import check_flag, check_iterable, check_names, check_text, shown
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _document(
 ) -> Document:
     text = value_of(record, columns.text, place, "text_column")
     if not isinstance(text, str):
-        raise DataError(f"{place}: expected a string as {columns.text}, got {text!r:.80}")
+        raise DataError(f"{place}: expected a string as {columns.text}, got {shown(text)}")
     if not text.strip():
         raise DataError(f"{place}: the text is empty; skip documents without text")
     id_ = str(row) if id_column is None else _id(value_of(record, id_column, place, "id_column"), id_column, place)
@@ -230,5 +230,8 @@ def value_of(record: Mapping[str, Any], column: str, place: str, argument: str) 
 
 def _id(value: Any, column: str, place: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, np.integer)) or value == "":
-        raise DataError(f"{place}: expected a string or an integer as {column}, got {value!r:.80}")
-    return str(value)
+        raise DataError(f"{place}: expected a string or an integer as {column}, got {shown(value)}")
+    try:
+        return str(value)
+    except ValueError:
+        raise DataError(f"{place}: expected a shorter id as {column}, got {shown(value)}") from None

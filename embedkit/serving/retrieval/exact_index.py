@@ -180,7 +180,7 @@ def _products(queries: FloatArray, rows: FloatArray) -> FloatArray:
 def _matrix(values: Any, name: str) -> FloatArray:
     try:
         matrix = np.asarray(values, dtype=np.float32)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"expected {name} as a float32 matrix: {error}") from error
     if matrix.ndim != 2:
         raise InputError(f"expected {name} as a matrix of two axes, got shape {matrix.shape}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from embedkit.errors import InputError, did_you_mean
-from embedkit.runtime.arguments import is_unicode
+from embedkit.runtime.arguments import is_unicode, shown
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.exact_index import BoolArray
 
@@ -51,10 +51,10 @@ class Condition:
         for value in _values(self.value):
             if known and value is not None and self.operator != "exists" and kind_of(value) not in known:
                 kind, sample = next(iter(known.items()))
-                hint = f'; "{value}" in quotation marks is a text' if kind_of(value) == "number" else ""
+                hint = f'; "{shown(value)}" in quotation marks is a text' if kind_of(value) == "number" else ""
                 raise InputError(
-                    f"filter: the field {self.field!r} holds values of kind {kind} ({sample!r:.40}), none of kind "
-                    f"{kind_of(value)} as {value!r:.40}{hint}"
+                    f"filter: the field {self.field!r} holds values of kind {kind} ({shown(sample)}), none of "
+                    f"kind {kind_of(value)} as {shown(value)}{hint}"
                 )
 
 
@@ -137,17 +137,17 @@ def _read_value(text: str) -> Any:
 
 def _conditions(field: Any, wanted: Any) -> Iterator[Condition]:
     if not isinstance(field, str) or not is_unicode(field):
-        raise InputError(f"filter: expected the name of a field, got {field!r:.40}")
+        raise InputError(f"filter: expected the name of a field, got {shown(field)}")
     if not isinstance(wanted, Mapping):
         wanted = {"eq": wanted}
     for name, value in wanted.items():
         if name not in OPERATORS:
             raise InputError(
-                f"filter: {field!r} has no operator {name!r:.40}; the operators are {', '.join(OPERATORS)}"
+                f"filter: {field!r} has no operator {shown(name)}; the operators are {', '.join(OPERATORS)}"
             )
         if not OPERATORS[name].accepts(value):
             raise InputError(
-                f"filter: {field!r}: expected {OPERATORS[name].expected} for {name}, got {value!r:.80}"
+                f"filter: {field!r}: expected {OPERATORS[name].expected} for {name}, got {shown(value)}"
             )
         yield Condition(field, name, value)
 

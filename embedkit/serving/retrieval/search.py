@@ -221,7 +221,8 @@ def search_steps(
         )
     if candidates is not None and candidates < k:
         raise InputError(
-            f"candidates must be at least the number of results, {k}, not {candidates}", parameters=["candidates"]
+            f"candidates must be at least the number of results, {shown(k)}, not {candidates}",
+            parameters=["candidates"],
         )
     wanted = (candidates or max(k, CANDIDATES)) if fusion or rerank else k
     clock = StageTimer()

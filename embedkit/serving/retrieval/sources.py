@@ -255,7 +255,7 @@ class _Spool:
                 raise DataError(f"{place}: there is no column {self._column!r} with an embedding")
             try:
                 row = np.asarray(record[self._column], dtype=np.float32)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise DataError(f"{place}: expected a list of numbers as {self._column}") from error
             self._width = self._width or row.size
             if row.shape != (self._width,) or not row.size:
