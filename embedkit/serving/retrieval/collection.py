@@ -120,8 +120,8 @@ class Collection:
         """Embed documents and write them as a collection.
 
         All documents are read and checked before the first is embedded. Memory use grows only by about 30 bytes
-        per document. An existing collection at ``path`` is an error unless ``replace``; it is replaced at the very
-        end, atomically, and on any error it is unchanged.
+        per document, and at the end by the values of the metadata. An existing collection at ``path`` is an error
+        unless ``replace``; it is replaced at the very end, atomically, and on any error it is unchanged.
 
         Args:
             documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file or of a folder of
@@ -141,7 +141,8 @@ class Collection:
             id_column: column of the id in records; by default ``"id"`` if the first record has it, else ids are
                 row numbers from 0.
             metadata_columns: columns of records to keep as metadata; None keeps all others.
-            skip_empty: leave out records whose text is null or blank, and log their number, instead of an error.
+            skip_empty: leave out records whose text is null or blank, with their embeddings, and log their number,
+                instead of an error.
             source: where the encoder can be loaded from, recorded for :meth:`open` and `embedkit search`; by
                 default the place from which it was loaded.
             queries_source: the same for ``queries``.

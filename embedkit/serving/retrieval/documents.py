@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,16 @@ class Columns:
         check_flag(self.skip_empty, "skip_empty")
 
 
-def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
-    """Convert records to documents lazily.
+def to_documents(
+    records: NamedRecords, columns: Columns, skipped: MutableSequence[int] | None = None
+) -> Iterator[Document]:
+    """Convert records to documents lazily; the rows of records that are left out are appended to ``skipped``.
 
     Metadata become JSON: dates and times their ISO text, NumPy's numbers and decimals numbers, arrays lists, and
     UUIDs text.
     """
-    id_column, skipped = columns.id, 0
+    id_column = columns.id
+    skipped = [] if skipped is None else skipped
     for row, (place, record) in enumerate(records):
         if row == 0 and id_column is None and "id" in record:
             id_column = "id"
@@ -86,11 +89,11 @@ def to_documents(records: NamedRecords, columns: Columns) -> Iterator[Document]:
                 parameters=["id_column"],
             )
         if columns.skip_empty and is_empty(record.get(columns.text, "-")):
-            skipped += 1
+            skipped.append(row)
             continue
         yield _document(record, place, row, columns, id_column)
     if skipped:
-        logger.warning("left out %s without text", f"{skipped:,} document{'' if skipped == 1 else 's'}")
+        logger.warning("left out %s without text", f"{len(skipped):,} document{'' if len(skipped) == 1 else 's'}")
 
 
 def with_metadata(documents: Iterable[Document], names: Sequence[str]) -> Iterator[Document]:

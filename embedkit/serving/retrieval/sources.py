@@ -10,7 +10,7 @@ import itertools
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,12 +99,19 @@ def read_source(
 ) -> Source:
     """Find documents in columns, and their embeddings if there are any, as :func:`read_rows` does."""
     chosen, rows = columns or Columns(), read_rows(documents, embeddings)
-    if chosen.skip_empty and rows.embeddings is not None:
-        raise InputError(
-            "skip_empty: every row has an embedding; filter the documents before they are embedded",
-            parameters=["skip_empty"],
-        )
-    return Source(to_documents(rows.records, chosen), rows.embeddings, rows.model)
+    given, skipped = rows.embeddings, list[int]()
+    kept = None if given is None else lambda: _without(given(), skipped)
+    return Source(to_documents(rows.records, chosen, skipped), kept, rows.model)
+
+
+def _without(chunks: Iterable[npt.NDArray[Any]], rows: Sequence[int]) -> Iterator[npt.NDArray[Any]]:
+    """Yield embeddings that come in chunks without those of some rows, which are ascending."""
+    start, gone = 0, np.asarray(rows, dtype=np.int64)
+    for chunk in chunks:
+        here = gone[np.searchsorted(gone, start) : np.searchsorted(gone, start + len(chunk))] - start
+        start += len(chunk)
+        if len(here) < len(chunk):
+            yield np.delete(chunk, here, axis=0) if len(here) else chunk
 
 
 def read_rows(documents: DocumentSource, embeddings: EmbeddingSource | None = None) -> Rows:

@@ -238,7 +238,17 @@ def test_folders_of_parquet_as_people_have_them(tmp_path, encoder):
     assert [hit.text for hit in collection.search("a", filter={"lang": "de"})] == ["b"]
 
 
-def test_rows_to_leave_out_of_embedded_ones_are_refused(tmp_path, encoder, embedded):
-    refused(
-        tmp_path, InputError, "skip_empty: ", ["a"] * len(embedded), encoder, embeddings=embedded, skip_empty=True
-    )
+@pytest.mark.parametrize("given", ["array", "column", "shards"])
+def test_rows_without_text_are_left_out_with_their_embeddings(tmp_path, encoder, embedded, monkeypatch, given):
+    monkeypatch.setattr(sources, "_CHUNK", 4)
+    left = sorted({*range(150)} - {0, 3, 8, 9, 10, 11, 77, 149})  # without a whole chunk, and both ends
+    rows = [row if row["n"] in left else {**row, "text": " "} for row in ROWS]
+    embeddings = {"array": embedded, "column": "vector"}.get(given)
+    if given == "column":
+        rows = [{**row, "vector": vector} for row, vector in zip(rows, embedded, strict=True)]
+    if given == "shards":
+        rows = write_shards(tmp_path / "shards", encoder, rows)
+    collection = built(rows, encoder, tmp_path, embeddings=embeddings, skip_empty=True)
+    documents, found = collection.sample(1000)
+    assert [document.metadata["n"] for document in documents] == left
+    np.testing.assert_array_equal(found, embedded[left])
