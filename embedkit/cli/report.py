@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -86,75 +86,63 @@ def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
 
     Links are relative to the folder of ``page``. To ``identify`` a torch model, it is loaded for its fingerprint.
     """
+    from embedkit.export.card import Card, read_card
+
     folder = expanded(source)
     if is_run(source):
-        return _run_entry(folder, page, identify=identify)
+        entry = _torch_entry(folder, folder / "model", read_card(str(folder)), identify=identify)
+        kind = "run" if (folder / "model").is_dir() else "run, not finished"
+        return dataclasses.replace(entry, kind=kind, page=os.path.relpath(folder / "report.html", page.parent))
     if folder.is_dir() and (folder / "config.json").is_file():
-        return _folder_entry(folder, source, identify=identify)
+        return _torch_entry(Path(source), folder, Card(), identify=identify)
     return _bundle_entry(source)
 
 
-def _run_entry(folder: Path, page: Path, *, identify: bool) -> Entry:
-    from embedkit.export.card import read_card
-    from embedkit.modeling.layout import weights_bytes
-    from embedkit.reporting.comparison import Entry, flat_recipe
-
-    card, model = read_card(str(folder)), folder / "model"
-    finished = model.is_dir()
-    name = card.name or folder.resolve().name
-    return Entry(
-        label=f"{name} fp32 (torch)",
-        name=name,
-        kind="run" if finished else "run, not finished",
-        precision="fp32 (torch)",
-        source=str(folder),
-        fingerprint=load_model(str(model), "torch").fingerprint if identify and finished else "",
-        size_bytes=weights_bytes(model) if finished else None,
-        recipe=flat_recipe(card.config),
-        facts=_facts(card),
-        development=_development(card.metrics),
-        development_set=_development_set(card),
-        page=os.path.relpath(folder / "report.html", page.parent),
-    )
-
-
-def _folder_entry(folder: Path, source: str, *, identify: bool) -> Entry:
+def _torch_entry(source: Path, model: Path, card: Card, *, identify: bool) -> Entry:
     from embedkit.modeling.layout import weights_bytes
     from embedkit.reporting.comparison import Entry
 
-    name = folder.resolve().name
+    is_there = model.is_dir()
     return Entry(
-        label=f"{name} fp32 (torch)",
-        name=name,
+        label=f"{card.name or expanded(source).resolve().name} fp32 (torch)",
         kind="model folder",
-        precision="fp32 (torch)",
-        source=source,
-        fingerprint=load_model(source, "torch").fingerprint if identify else "",
-        size_bytes=weights_bytes(folder),
+        source=str(source),
+        fingerprint=load_model(str(model), "torch").fingerprint if identify and is_there else "",
+        size_bytes=weights_bytes(model) if is_there else None,
+        **_origin(card),
     )
 
 
 def _bundle_entry(source: str) -> Entry:
-    from embedkit.reporting.comparison import Entry, flat_recipe
+    from embedkit.reporting.comparison import Entry
     from embedkit.runtime.bundle import read_bundle
     from embedkit.runtime.location import find_model
 
-    path = find_model(source)
-    bundle = read_bundle(path)
-    manifest = bundle.manifest
+    bundle = read_bundle(find_model(source))
+    manifest, origin = bundle.manifest, _origin(bundle.manifest)
+    origin["facts"] |= {"target": manifest.target, "made by": manifest.created_by}
     return Entry(
         label=f"{manifest.name} {manifest.precision}",
-        name=manifest.name,
         kind="bundle",
-        precision=manifest.precision,
         source=source,
         fingerprint=bundle.fingerprint,
-        size_bytes=path.stat().st_size,
-        recipe=flat_recipe(manifest.config),
-        facts={**_facts(manifest), "target": manifest.target, "made by": manifest.created_by},
-        development=_development(manifest.metrics),
-        development_set=_development_set(manifest),
+        size_bytes=len(bundle.model),
+        **origin,
     )
+
+
+def _origin(card: Card | Manifest) -> dict[str, Any]:
+    """Return the fields of an entry that tell how the model was trained."""
+    from embedkit.reporting.comparison import flat_recipe
+
+    score, dev = card.metrics.get("dev_spearman"), card.config.get("dev", {})
+    pairs = PurePath(str(dev.get("pairs") or card.metrics.get("dev") or "")).stem
+    return {
+        "recipe": flat_recipe(card.config),
+        "facts": _facts(card),
+        "development": 100 * score if isinstance(score, float) else None,
+        "development_set": f"{pairs}, {dev['limit']} pairs" if pairs and dev.get("limit") else pairs,
+    }
 
 
 def _facts(card: Card | Manifest) -> dict[str, str]:
@@ -170,15 +158,3 @@ def _facts(card: Card | Manifest) -> dict[str, str]:
         "metrics": ", ".join(f"{name} {value}" for name, value in card.metrics.items()),
     }
     return {name: value for name, value in facts.items() if value}
-
-
-def _development(metrics: Mapping[str, Any]) -> float | None:
-    score = metrics.get("dev_spearman")
-    return 100 * score if isinstance(score, float) else None
-
-
-def _development_set(card: Card | Manifest) -> str:
-    """Return the file's name, with the number of sampled pairs if it was limited."""
-    dev = card.config.get("dev", {})
-    name = PurePath(str(dev.get("pairs") or card.metrics.get("dev") or "")).stem
-    return f"{name}, {dev['limit']} pairs" if name and dev.get("limit") else name

@@ -26,9 +26,7 @@ class Entry:
     """
 
     label: str
-    name: str
     kind: str
-    precision: str
     source: str
     fingerprint: str = ""
     size_bytes: int | None = None
@@ -84,9 +82,7 @@ def _timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> lis
     return [
         Entry(
             label=model.label,
-            name=model.about["name"],
             kind="timing only",
-            precision=model.about["precision"],
             source=model.note or model.source,
             fingerprint=mark,
             size_bytes=model.about["size_bytes"],

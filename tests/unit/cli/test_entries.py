@@ -40,7 +40,7 @@ def test_a_finished_run(run, tmp_path):
 
 def test_an_unfinished_run(run, tmp_path):
     entry = read_entry(str(run.path), page=tmp_path / "page.html", identify=True)
-    assert (entry.name, entry.kind) == ("mine", "run, not finished")
+    assert (entry.label, entry.kind) == ("mine fp32 (torch)", "run, not finished")
     assert (entry.size_bytes, entry.fingerprint, entry.development) == (None, "", None)
 
 

@@ -14,12 +14,12 @@ def entries():
     shared = {"facts": {"method": "sct", "teacher": "a <teacher>"}}
     return [
         Entry(
-            label="student fp32", name="student", kind="run", precision="fp32", source="runs/student",
+            label="student fp32", kind="run", source="runs/student",
             fingerprint="f-run", size_bytes=18_000_000, recipe={"seed": "1", "lr": "0.1"}, development=83.1,
             page="runs/student/report.html", **shared,
         ),
         Entry(
-            label="student int8", name="student", kind="bundle", precision="int8", source="student.onnx",
+            label="student int8", kind="bundle", source="student.onnx",
             fingerprint="f-student int8", size_bytes=5_000_000, recipe={"seed": "2", "lr": "0.1"},
             development=82.9, **shared,
         ),
@@ -79,15 +79,13 @@ def test_recipes_are_compared(entries, write):
 
 
 def test_an_entry_with_few_facts(write):
-    text = write([Entry(label="run", name="run", kind="run, not finished", precision="fp32", source="runs/run")])
+    text = write([Entry(label="run", kind="run, not finished", source="runs/run")])
     assert "## Quality" not in text
     assert ["run", "run, not finished", "", "", "", "", ""] in rows(text)
 
 
 def entry(label, **changes):
-    return Entry(
-        **{"label": label, "name": label, "kind": "run", "precision": "fp32", "source": f"runs/{label}", **changes}
-    )
+    return Entry(**{"label": label, "kind": "run", "source": f"runs/{label}", **changes})
 
 
 def test_labels_that_are_the_same_get_their_sources():
