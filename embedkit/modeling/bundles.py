@@ -50,15 +50,12 @@ def from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: int | No
             few positions for texts of that length.
         InputError: the length is too small.
     """
-    bundle = source if isinstance(source, Bundle) else read_bundle(source)
+    bundle, bert = _read(source, "an encoder")
     manifest = bundle.manifest
-    if manifest.kind != "encoder":
-        raise ModelError(f"{bundle.path} contains a {manifest.kind}, expected an encoder")
-    bert = _read(bundle)
     if not bert.hidden:
         raise ModelError(f"the network of {bundle.path} cannot be rebuilt: it is a static model without states")
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length if max_length is None else max_length)
-    encoder = SentenceEncoder(
+    return SentenceEncoder(
         _backbone(bert, tokenizer),
         tokenizer,
         pooling=bert.pooling,
@@ -66,9 +63,8 @@ def from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: int | No
         memory=_memory(bert),
         name=manifest.name,
         prompts=dict(manifest.prompts),
-    )
-    encoder.default_prompt = manifest.default_prompt or None
-    return encoder.eval()
+        default_prompt=manifest.default_prompt or None,
+    ).eval()
 
 
 def cross_from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: int | None = None) -> PairEncoder:
@@ -82,11 +78,8 @@ def cross_from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: in
             positions for pairs of that length.
         InputError: the length is too small.
     """
-    bundle = source if isinstance(source, Bundle) else read_bundle(source)
+    bundle, bert = _read(source, "a cross-encoder")
     manifest = bundle.manifest
-    if manifest.kind != "cross-encoder":
-        raise ModelError(f"{bundle.path} contains an {manifest.kind}, expected a cross-encoder")
-    bert = _read(bundle)
     tokenizer = PairTokenizer(bundle.tokenizer_json, manifest.max_length if max_length is None else max_length)
     config = _config(bert, tokenizer)
     config.num_labels = 1
@@ -110,7 +103,12 @@ def load_bundle(bundle: Bundle, *, max_length: int | None = None) -> SentenceEnc
     return load(bundle, max_length=max_length)
 
 
-def _read(bundle: Bundle) -> BertWeights:
+def _read(source: str | os.PathLike[str] | Bundle, expected: str) -> tuple[Bundle, BertWeights]:
+    """Return a bundle, which must hold ``"an encoder"`` or ``"a cross-encoder"``, and the weights in its graph."""
+    bundle = source if isinstance(source, Bundle) else read_bundle(source)
+    found = {"encoder": "an encoder", "cross-encoder": "a cross-encoder"}[bundle.manifest.kind]
+    if found != expected:
+        raise ModelError(f"{bundle.path} contains {found}, expected {expected}")
     bert = read_bert(bundle.model, pairs=bundle.manifest.kind == "cross-encoder")
     if bert is None or not bert.is_bert:
         network = "its graph is not embedkit's own BERT in float32 or int8"
@@ -119,13 +117,12 @@ def _read(bundle: Bundle) -> BertWeights:
             f"the network of {bundle.path} cannot be rebuilt: {network}; use the model folder that it was "
             "exported from"
         )
-    return bert
+    return bundle, bert
 
 
 def _backbone(bert: BertWeights, tokenizer: Tokenizer) -> BertModel:
     backbone = BertModel(_config(bert, tokenizer), add_pooling_layer=False)
-    weights = {name: torch.tensor(values) for name, values in _weights(bert).items()}
-    backbone.load_state_dict(weights)
+    backbone.load_state_dict({name: torch.tensor(values) for name, values in _weights(bert).items()})
     return backbone
 
 
@@ -150,17 +147,15 @@ def _weights(bert: BertWeights) -> dict[str, FloatArray]:
     weights = {
         "embeddings.word_embeddings.weight": bert.words.rows(),
         "embeddings.position_embeddings.weight": positions[-bert.longest :],  # BERT skips no id
-        "embeddings.token_type_embeddings.weight": _types(bert),
+        # A single type was folded into the positions at export.
+        "embeddings.token_type_embeddings.weight": np.zeros_like(positions[:1])
+        if bert.types is None
+        else bert.types,
         **_norm("embeddings.LayerNorm", bert.norm),
     }
     for index, layer in enumerate(bert.layers):
         weights |= _layer(f"encoder.layer.{index}", layer, bert.hidden // bert.heads)
     return weights
-
-
-def _types(bert: BertWeights) -> FloatArray:
-    """Return the rows of the token types; a single one was folded into the positions at export."""
-    return np.zeros((1, bert.hidden), dtype=np.float32) if bert.types is None else bert.types
 
 
 def _layer(name: str, layer: Layer, width: int) -> dict[str, FloatArray]:

@@ -108,11 +108,9 @@ class SentenceEncoder(Network):
         memory: word vectors whose mean is appended to the pooled states.
         name: name of the model.
         prompts: name -> text to prepend; stored, but not applied here.
-        width: H, width of a token's state; by default the ``hidden_size`` of the backbone's configuration.
-
-    Attributes:
         default_prompt: name of the prompt that bundles of this encoder, and
             :class:`~embedkit.modeling.torch_encoder.TorchEncoder`, prepend by default.
+        width: H, width of a token's state; by default the ``hidden_size`` of the backbone's configuration.
 
     Raises:
         ModelError: the parts do not match.
@@ -130,6 +128,7 @@ class SentenceEncoder(Network):
         memory: WordMemory | None = None,
         name: str = "encoder",
         prompts: dict[str, str] | None = None,
+        default_prompt: str | None = None,
         width: int | None = None,
     ) -> None:
         super().__init__()
@@ -143,7 +142,7 @@ class SentenceEncoder(Network):
         self.memory = memory
         self.name = name
         self.prompts = dict(prompts or {})
-        self.default_prompt: str | None = None
+        self.default_prompt = default_prompt
 
     @property
     def body(self) -> PreTrainedModel:
@@ -163,9 +162,8 @@ class SentenceEncoder(Network):
     @property
     def pooled_width(self) -> int:
         """W, width of a pooled embedding before the head: H for each mode, plus the width of a memory."""
-        return self.hidden * len(pooling_modes(self.pooling)) + (
-            self.memory.width if self.memory is not None else 0
-        )
+        pooled = self.hidden * len(pooling_modes(self.pooling))
+        return pooled if self.memory is None else pooled + self.memory.width
 
     @property
     def dimension(self) -> int:
@@ -185,10 +183,8 @@ class SentenceEncoder(Network):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return embeddings, through the head if there is one, not normalised: ``(B, D)``."""
-        embeddings = self.pooled(input_ids, attention_mask)
-        if self.head is not None:
-            embeddings = self.head(embeddings)
-        return embeddings
+        pooled = self.pooled(input_ids, attention_mask)
+        return pooled if self.head is None else self.head(pooled)
 
     def set_head(self, dimension: int | None, activation: Activation = "tanh") -> None:
         """Add a new, randomly initialised head of width D after pooling, or remove it (None)."""
@@ -272,7 +268,7 @@ class SentenceEncoder(Network):
         chosen = pooling or layout.pooling or "mean"
         states = _width_of_states(backbone, layout.backbone)
         width = states * len(pooling_modes(chosen)) + (memory.width if memory else 0)
-        encoder = cls(
+        return cls(
             backbone,
             load_tokenizer(layout, length, trust_remote_code=trust_remote_code),
             pooling=chosen,
@@ -280,10 +276,9 @@ class SentenceEncoder(Network):
             memory=memory,
             name=model_name(source),
             prompts=layout.prompts,
+            default_prompt=layout.default_prompt,
             width=states,
         )
-        encoder.default_prompt = layout.default_prompt
-        return encoder
 
     @classmethod
     def _load_static(
@@ -294,11 +289,8 @@ class SentenceEncoder(Network):
             raise ModelError(f"{layout.backbone} is a static model, whose pooling is mean, not {pooling}")
         tokenizer = load_tokenizer(layout, (layout.max_length or UNLIMITED) if max_length is None else max_length)
         table = load_static(layout, tokenizer)
-        width = int(table.config.hidden_size)
-        head = _load_head(layout, width)
-        encoder = cls(table, tokenizer, head=head, name=name, prompts=layout.prompts)
-        encoder.default_prompt = layout.default_prompt
-        return encoder
+        head, prompts = _load_head(layout, int(table.config.hidden_size)), layout.prompts
+        return cls(table, tokenizer, head=head, name=name, prompts=prompts, default_prompt=layout.default_prompt)
 
     def fingerprint(self) -> str:
         """Return the hex SHA-256 of weights, architecture, tokenizer, pooling and length."""
