@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.backends import choose_backend, load_model, locate
 from embedkit.cli.options import add_files, check_form, refuse_unused
+from embedkit.cli.rows import read_texts
+from embedkit.errors import InputError
+from embedkit.extras import require
 
 if TYPE_CHECKING:
     from embedkit.evaluation.speed.figures import SpeedReport
@@ -97,7 +100,6 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Time all models, and print the results."""
-    from embedkit.errors import InputError
     from embedkit.evaluation.speed.figures import to_text
 
     if not arguments.models and not arguments.architectures:
@@ -142,10 +144,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[dict[str, Any]]:
     """Collect the quality figures for the report from files and from evaluations, before anything is timed."""
-    from embedkit.errors import InputError
     from embedkit.evaluation.catalogue import load_task
     from embedkit.evaluation.tasks import evaluate
-    from embedkit.extras import require
     from embedkit.reporting.quality import read_evaluations
 
     if arguments.report is not None:
@@ -176,7 +176,6 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
     """Export architectures with random weights, in both precisions."""
     if not names:  # what follows needs torch
         return
-    from embedkit.errors import InputError
     from embedkit.evaluation.speed.process import Candidate
     from embedkit.export.variants import bert_tokenizer, write_untrained
     from embedkit.modeling.sizes import ARCHITECTURES
@@ -194,7 +193,6 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
     """Return one plan for each number of threads."""
-    from embedkit.cli.rows import read_texts
     from embedkit.evaluation.speed.plan import Plan, built_in_texts
     from embedkit.runtime.threads import available_threads
 

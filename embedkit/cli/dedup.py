@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from embedkit.cli.options import check_form
 from embedkit.cli.rows import SpooledRows, compared, configure_input, counted, lines_to, report, write_rows
+from embedkit.errors import InputError
 
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.similar import Groups
@@ -50,7 +51,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Find duplicates and write the rows that remain; a summary goes to stdout, or to stderr beside the rows."""
-    from embedkit.errors import InputError
     from embedkit.serving.retrieval.similar import deduplicate
 
     check_form(arguments.output, ".txt", ".csv", ".jsonl", ".parquet")

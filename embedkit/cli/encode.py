@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from embedkit.atomic import atomic_file
 from embedkit.cli.backends import in_processes
 from embedkit.cli.options import MODEL, add_text_column, check_form, explicit, show
-from embedkit.cli.rows import counted
+from embedkit.cli.rows import counted, read_texts
+from embedkit.errors import InputError
+from embedkit.extras import require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,9 +148,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _run_file(arguments: argparse.Namespace) -> None:
-    from embedkit.atomic import atomic_file
-    from embedkit.cli.rows import read_texts
-    from embedkit.errors import InputError
     from embedkit.runtime.encoder import Encoder
 
     for flag, name in _FOLDER_ONLY.items():
@@ -209,8 +209,6 @@ def _embed(encoder: Encoder | EncoderPool, texts: Iterable[str], options: dict[s
 
 def _choose_writer(path: Path) -> Writer:
     """Reject an unknown format, or one whose package is missing, before any work starts."""
-    from embedkit.extras import require
-
     writers: dict[str, Writer] = {".npy": _write_npy, ".parquet": _write_parquet, ".jsonl": _write_jsonl}
     check_form(path, *writers)
     if path.suffix == ".parquet":
@@ -263,9 +261,6 @@ def _write_parquet(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) 
 
 def _run_bulk(arguments: argparse.Namespace) -> None:
     """Log the cost, and compute the missing shards."""
-    from embedkit.errors import InputError
-    from embedkit.extras import require
-
     require("pyarrow.parquet", extra="ray" if arguments.engine == "ray" else "bulk")
     from embedkit.serving.bulk import BulkEncoding
 

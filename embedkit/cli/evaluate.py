@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embedkit.atomic import atomic_file
 from embedkit.cli.backends import is_cross_encoder, load_model, report_unknown
 from embedkit.cli.options import check_form
 from embedkit.cli.rows import kept_file
+from embedkit.errors import InputError
 
 if TYPE_CHECKING:
     from embedkit.evaluation.comparison import Comparison
@@ -140,8 +142,6 @@ def _show(
 
 def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
     """Reject cross-encoders for tasks that need embeddings, before the first model is evaluated."""
-    from embedkit.errors import InputError
-
     wanting = [task.name for task in tasks if task.needs_embeddings]
     if not wanting:
         return
@@ -172,7 +172,6 @@ def _compare(evaluated: dict[str, list[Evaluation]], samples: int | None, *, see
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """Reject options that could only fail after all work is done."""
-    from embedkit.errors import InputError
     from embedkit.evaluation.comparison import seed_group
 
     samples, sources = arguments.significance, dict.fromkeys(arguments.models)
@@ -187,7 +186,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def _write_report(path: Path, evaluations: list[Evaluation], comparison: Comparison | None) -> None:
-    from embedkit.atomic import atomic_file
     from embedkit.evaluation.report import to_json, to_markdown
 
     markdown = path.suffix == ".md"

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from embedkit.cli.options import add_output, check_output, explicit
+from embedkit.cli.rows import read_texts
 from embedkit.errors import InputError
+from embedkit.extras import require
 
 if TYPE_CHECKING:
     from embedkit.export.variants import Variant
@@ -205,13 +207,11 @@ def _variant_lines(variants: Sequence[Variant], chosen: Variant | None) -> Itera
 def _vocabulary_texts(path: Path | None) -> list[str] | None:
     if path is None or not path.is_dir():
         return _read_all(path)
-    from embedkit.extras import require
 
     return cast(list[str], require("embedkit.training.recipes.run", extra="train").training_text(path))
 
 
 def _read_all(path: Path | None) -> list[str] | None:
-    from embedkit.cli.rows import read_texts
 
     return None if path is None else list(read_texts(path, "text"))
 

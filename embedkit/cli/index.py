@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from embedkit.atomic import lasting_source
 from embedkit.cli.backends import in_processes, report_unknown
 from embedkit.cli.options import COLLECTION, MODEL, add_text_column
 from embedkit.cli.rows import counted
+from embedkit.errors import InputError
 
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
@@ -158,7 +160,6 @@ def _configure_collection(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
-    from embedkit.atomic import lasting_source
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
 
@@ -232,7 +233,6 @@ class _CountedWindows:
 
 def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _CountedWindows:
     """Return the documents, divided into windows if requested."""
-    from embedkit.errors import InputError
     from embedkit.serving.retrieval.splitting import split_documents
 
     documents: str = arguments.documents
@@ -270,7 +270,6 @@ def _outdated(collection: Collection, counts: Mapping[str, int]) -> list[str]:
 
 def _model_of(arguments: argparse.Namespace) -> str:
     """Name of the model by which documents are embedded already; InputError if that is unknown."""
-    from embedkit.errors import InputError
     from embedkit.serving.retrieval.collection import read_documents_and_embeddings
 
     documents: str = arguments.documents

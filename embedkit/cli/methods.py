@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from embedkit.errors import ConfigError, did_you_mean
+
 HELP = "list training methods and recipes with their settings"
 EXAMPLES = """
 embedkit methods
@@ -42,8 +44,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _check_name(name: str, table: dict[str, Any]) -> None:
-    from embedkit.errors import ConfigError, did_you_mean
-
     if name not in table:
         hint = did_you_mean(name, table, f"expected one of {', '.join(table)}")
         raise ConfigError(f"unknown method {name!r}; {hint}")

@@ -7,6 +7,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
+from embedkit.errors import ModelNotFoundError
+
 if TYPE_CHECKING:
     from embedkit.runtime.location import PublishedModel
 
@@ -32,7 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Fetch models if asked to, and print the table."""
-    from embedkit.errors import ModelNotFoundError
     from embedkit.runtime.location import published_models
 
     models = published_models()

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from embedkit.errors import InputError
+
 MODEL = "a bundle, a bundled name, a model folder or a hub id"
 COLLECTION = "the folder of a collection, milvus:URI#NAME or qdrant:URL#NAME"
 
@@ -20,8 +22,6 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 def check_output(arguments: argparse.Namespace, *, whole_folder: bool = False) -> None:
     """Refuse to replace a file, or a ``whole_folder`` with files, unless it was asked for; before any work."""
-    from embedkit.errors import InputError
-
     output: Path = arguments.output
     if arguments.replace:
         return
@@ -35,8 +35,6 @@ def check_output(arguments: argparse.Namespace, *, whole_folder: bool = False) -
 
 def check_form(output: Path | None, *forms: str) -> None:
     """Reject an output whose name does not end in one of the forms, before any work."""
-    from embedkit.errors import InputError
-
     if output is not None and output.suffix not in forms:
         raise InputError(f"expected an output that ends in {', '.join(forms)}, got {output}")
 
@@ -67,8 +65,6 @@ def explicit(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def refuse_unused(arguments: argparse.Namespace, case: str, *names: str) -> None:
     """Reject arguments of the command line that have no effect in some case, such as ``"without --http"``."""
-    from embedkit.errors import InputError
-
     if given := explicit(arguments, *names):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise InputError(f"{flags}: no effect {case}")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from embedkit.atomic import atomic_file, cache_folder, storage_errors
 from embedkit.cli.options import MODEL, add_text_column
 from embedkit.errors import DataError, InputError
+from embedkit.extras import require
 from embedkit.records import STREAMS, begins_json
 
 if TYPE_CHECKING:
@@ -170,8 +171,6 @@ class SpooledRows:
 
     def schema(self) -> Any:
         """Return the Parquet schema of the source."""
-        from embedkit.extras import require
-
         pa, files = require("pyarrow", extra="bulk"), require("embedkit.parquet_files", extra="bulk")
         shards = require("embedkit.serving.retrieval.shards", extra="bulk")
         path = Path(self._place)

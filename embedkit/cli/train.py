@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.options import add_settings, explicit, lay_settings_over
 from embedkit.cli.rows import kept_file
+from embedkit.errors import ConfigError, EmbedkitError
 
 if TYPE_CHECKING:
     from embedkit.training.config import RunConfig
@@ -192,7 +193,6 @@ def _without_other_teacher(mapping: dict[str, Any], source: object) -> dict[str,
 def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """Override the recipe's teacher, or its list of teachers, with --teacher and --teacher-name."""
     from embedkit.config import lay_over
-    from embedkit.errors import ConfigError
 
     sources, names = arguments.teacher or [], arguments.teacher_name or []
     if len(sources) <= 1:
@@ -212,8 +212,6 @@ def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> di
 
 
 def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from embedkit.errors import ConfigError
-
     columns = explicit(arguments, "text_column", "view_columns")
     if columns and not arguments.corpus:
         raise ConfigError("--text-column and --view-columns need --corpus")
@@ -232,8 +230,6 @@ def _check(config: RunConfig) -> None:
 
 def _report(folder: Path) -> None:
     """Draw the run's curves; a failure does not affect the trained model."""
-    from embedkit.errors import EmbedkitError
-
     try:
         from embedkit.training.run_report import write_report
 
