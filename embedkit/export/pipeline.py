@@ -19,7 +19,7 @@ from embedkit.errors import ExportError, GateError, ModelError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
 from embedkit.export.card import Card, card_of, find_model_folder, read_card
-from embedkit.export.gates import Candidate, Gate, run_torch
+from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate, Gate, Thresholds, run_torch, verify
 from embedkit.export.graph import build_graph
 from embedkit.export.graph_parts import STATE_POOLINGS
 from embedkit.export.half import halve
@@ -35,7 +35,6 @@ from embedkit.export.quantize import (
 )
 from embedkit.export.reading import Origin, check_reading
 from embedkit.export.spread import change_space, spread_embeddings
-from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, Thresholds, verify
 from embedkit.export.writer import FloatArithmetic, Products, find_twins, merge_twins
 from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder

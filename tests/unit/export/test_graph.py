@@ -10,11 +10,11 @@ from onnx import numpy_helper
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export.bert import is_bert
+from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, verify
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, verify
 from embedkit.export.writer import OPSET, FloatArithmetic, GraphWriter
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder

@@ -8,12 +8,12 @@ from onnx import TensorProto
 from embedkit.errors import ProviderError
 from embedkit.export import variants as variants_module
 from embedkit.export.folder import export_folder
+from embedkit.export.gates import PAIR_THRESHOLDS
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.variants import export_all
-from embedkit.export.verify import PAIR_THRESHOLDS
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder

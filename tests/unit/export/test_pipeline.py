@@ -14,11 +14,11 @@ from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export import pipeline
 from embedkit.export.card import Card
 from embedkit.export.folder import export_folder
+from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS
 from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import TARGETS
-from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.bundle import read_bundle

@@ -4,11 +4,11 @@ import pytest
 from onnx import numpy_helper
 
 from embedkit.export.biases import check_weights
+from embedkit.export.gates import THRESHOLDS, verify
 from embedkit.export.graph import build_graph
 from embedkit.export.inputs import measure_inputs
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
-from embedkit.export.verify import THRESHOLDS, verify
 from embedkit.export.writer import FloatArithmetic
 
 

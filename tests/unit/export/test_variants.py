@@ -6,10 +6,10 @@ from toy_networks import exact_levels
 
 from embedkit.cli.main import main
 from embedkit.export import variants as variants_module
+from embedkit.export.gates import THRESHOLDS
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import TARGETS
 from embedkit.export.variants import Variant, choose, export_all
-from embedkit.export.verify import THRESHOLDS
 from embedkit.runtime.bundle import read_bundle
 
 CPU = ["fp32", "fp32, int4 words", "int8", "int8, int4 words"]

@@ -7,11 +7,10 @@ import torch
 from onnx import numpy_helper
 
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.gates import Candidate, relative_error
+from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate, _grid, relative_error, verify
 from embedkit.export.graph import build_graph
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
-from embedkit.export.verify import PAIR_THRESHOLDS, THRESHOLDS, _grid, verify
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
