@@ -11,9 +11,8 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float32]
 
 
-@runtime_checkable
-class TextEncoder(Protocol):
-    """Anything that encodes texts as unit vectors: a bundle, a torch model, a teacher."""
+class Model(Protocol):
+    """What encoders and cross-encoders have in common."""
 
     @property
     def name(self) -> str:
@@ -21,15 +20,20 @@ class TextEncoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that determines the embeddings: weights, tokenizer, pooling, length."""
+        """Hex SHA-256 of everything that determines the results: weights, tokenizer, pooling, length."""
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of a text or pair in tokens, including special tokens; longer ones are truncated."""
+
+
+@runtime_checkable
+class TextEncoder(Model, Protocol):
+    """Anything that encodes texts as unit vectors: a bundle, a torch model, a teacher."""
 
     @property
     def dimension(self) -> int:
         """D, the number of dimensions of an embedding."""
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a text in tokens, including special tokens; longer texts are truncated."""
 
     def encode(self, texts: Sequence[str], /) -> FloatArray:
         """Embed texts: ``(N, D) float32, unit rows``, in the order given."""
@@ -57,20 +61,8 @@ class StreamingEncoder(Protocol):
 
 
 @runtime_checkable
-class PairScorer(Protocol):
+class PairScorer(Model, Protocol):
     """Anything that scores pairs of texts: the bundle of a cross-encoder, or its torch model."""
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex SHA-256 of everything that determines the scores: weights, tokenizer, length."""
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a pair in tokens, including special tokens; longer pairs are truncated."""
 
     def predict(self, pairs: Sequence[tuple[str, str]], /) -> FloatArray:
         """Score pairs: ``(N,) float32``, in the order given; higher means more similar or more relevant."""
