@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"missing command; expected one of {', '.join(COMMANDS)}")
     command = COMMANDS.get(arguments.command)
     if command is None:
-        parser.error(_unknown_command(arguments.command))
+        hint = did_you_mean(arguments.command, COMMANDS, f"expected one of {', '.join(COMMANDS)}")
+        parser.error(f"unknown command {arguments.command!r}; {hint}")
     module = _load(command)
     parser = command_parser(arguments.command)
     parser.parse_args(arguments.rest, arguments)
@@ -160,11 +161,6 @@ def _missing_packages_named(command: Command) -> Iterator[None]:
             raise
         wanted = f"{DISTRIBUTION}[{command.extra}]" if command.extra else package
         raise MissingExtraError(f'{package} is not installed; it comes with: pip install "{wanted}"') from error
-
-
-def _unknown_command(name: str) -> str:
-    hint = did_you_mean(name, COMMANDS, f"expected one of {', '.join(COMMANDS)}")
-    return f"unknown command {name!r}; {hint}"
 
 
 # Parsers

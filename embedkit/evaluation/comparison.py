@@ -10,7 +10,7 @@ systems Koehn (2004) and Berg-Kirkpatrick, Burkett and Klein (2012).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import InputError
-from embedkit.evaluation.results import Draw, Evaluation, Evidence, Result, defined
+from embedkit.evaluation.results import Evaluation, Evidence, Result, defined
 
 LEVEL = 0.95
 SEED = 0
@@ -67,7 +67,9 @@ class Samples:
     def of(cls, evidence: Evidence, *, samples: int = SAMPLES, seed: int = SEED) -> Samples:
         """Draw samples; evidence of the same sizes gets the same samples."""
         sizes = evidence.sizes
-        figures = np.array([evidence.figure(draw) for draw in _draws(sizes, samples, seed)])
+        generator = np.random.default_rng(seed)
+        draws = ([generator.integers(size, size=size) for size in sizes] for _ in range(samples))
+        figures = np.array([evidence.figure(draw) for draw in draws])
         return cls(evidence.figure([np.arange(size) for size in sizes]), figures, sizes)
 
     def interval(self) -> Interval:
@@ -86,12 +88,6 @@ class Samples:
             )
         figures = self.figures - other.figures
         return Difference(defined(self.value - other.value), _between(figures), _p_value(figures))
-
-
-def _draws(sizes: list[int], samples: int, seed: int) -> Iterator[Draw]:
-    generator = np.random.default_rng(seed)
-    for _ in range(samples):
-        yield [generator.integers(size, size=size) for size in sizes]
 
 
 def _between(figures: npt.NDArray[np.float64]) -> Interval:

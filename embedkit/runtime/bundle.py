@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import operator
 import os
 import zlib
 from collections.abc import Iterable
@@ -35,6 +36,7 @@ _GRAPH, _METADATA = 7, 14  # fields of ModelProto
 _KEY, _VALUE = 1, 2  # fields of StringStringEntryProto
 _PREFIX = "embedkit."
 _COMPRESSED = "zlib+base64:"
+_NUMBER = operator.attrgetter("number")
 
 _LARGEST_FILE_BYTES = 2**31 - 1  # what protobuf, and so ONNX Runtime, can read
 _LARGEST_TOKENIZER_BYTES = 128 * 2**20
@@ -100,9 +102,9 @@ def write_bundle(
         _entry("tokenizer", _compress(_utf8(tokenizer_json, "tokenizer"))),
         _entry("golden", golden.to_json()),
     ]
-    fingerprint = _fingerprint(sorted(fields, key=_number))
+    fingerprint = _fingerprint(sorted(fields, key=_NUMBER))
     fields.append(_entry("fingerprint", fingerprint))
-    content = b"".join(part.raw for part in sorted(fields, key=_number))
+    content = b"".join(part.raw for part in sorted(fields, key=_NUMBER))
     _parse(Path(path), content)
     with atomic_file(path) as temporary:
         temporary.write_bytes(content)
@@ -238,10 +240,6 @@ def _member(entry: Field, number: int) -> bytes:
             if part.number == number and isinstance(part.value, memoryview):
                 value = bytes(part.value)
     return value
-
-
-def _number(part: Field) -> int:
-    return part.number
 
 
 def _fingerprint(fields: Iterable[Field]) -> str:

@@ -127,7 +127,7 @@ class CrossEncoder(Model[PairTokenizer]):
                 scores = self._best_of_windows(engine, part, first, plan)
                 progress.advance(len(part))
                 return scores, 0
-            return engine.part(part, first, self._tokenize, plan, progress)
+            return engine.part(part, first, self._tokenizer.tokenize, plan, progress)
 
         chunks = list(engine.stream(pairs, run_part, plan, len(pairs)))
         return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
@@ -230,9 +230,6 @@ class CrossEncoder(Model[PairTokenizer]):
 
     def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:  # noqa: ARG002 - scores know no tokens
         return rows if self._is_bundle else sigmoid(_logits_of(rows))
-
-    def _tokenize(self, pairs: list[Any], first: int) -> Tokens:
-        return self._tokenizer.tokenize(pairs, first=first)
 
 
 def _is_pair(pairs: object) -> bool:

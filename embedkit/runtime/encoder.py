@@ -132,7 +132,7 @@ class Encoder(Model[Tokenizer]):
         if isinstance(texts, np.ndarray) and texts.ndim == 0:  # one text in an array
             texts = texts.item()
         if isinstance(texts, str):
-            rows, truncated = self._run_part([texts], 0, plan)
+            rows, truncated = self._run_part([texts], 0, plan=plan)
             tell_truncated(truncated, 1, unit=self._unit, max_length=self.max_length)
             return np.asarray(plan.packing.apply(rows)[0])
         listed = list(check_iterable(texts))
@@ -183,7 +183,7 @@ class Encoder(Model[Tokenizer]):
             InputError, TextOverflowError: as :meth:`encode`.
         """
         plan, first = self._plan(**options), check_whole(first, "first", least=0)
-        rows, truncated = self._run_part(list(check_iterable(texts)), first, plan)
+        rows, truncated = self._run_part(list(check_iterable(texts)), first, plan=plan)
         return plan.packing.apply(rows), truncated
 
     def pool(self, processes: int | None = None, *, threads: int | None = None) -> EncoderPool:
@@ -429,16 +429,13 @@ class Encoder(Model[Tokenizer]):
         return self._manifest.prompts[prompt_name]
 
     def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Generator[npt.NDArray[Any]]:
-
-        def run_part(part: list[Any], first: int, progress: Progress) -> tuple[FloatArray, int]:
-            return self._run_part(part, first, plan, progress)
-
+        run_part = functools.partial(self._run_part, plan=plan)
         with contextlib.closing(self._engine.stream(texts, run_part, plan.engine, total)) as stream:
             for rows in stream:
                 yield plan.packing.apply(rows)
 
     def _run_part(
-        self, texts: list[Any], first: int, plan: _Plan, progress: Progress | None = None
+        self, texts: list[Any], first: int, progress: Progress | None = None, *, plan: _Plan
     ) -> tuple[FloatArray, int]:
         """Encode one chunk: ``(n, D)``, not packed, and the number of truncated texts."""
         tokenize = self._tokenize_with(plan.prompt)

@@ -171,16 +171,18 @@ class Engine:
         self,
         items: list[Any],
         first: int,
-        tokenize: Callable[[list[Any], int], Tokens],
+        tokenize: Callable[..., Tokens],
         plan: Plan,
         progress: Progress | None = None,
     ) -> tuple[FloatArray, int]:
         """Run one chunk of :meth:`stream`: ``(n, *shape) float32``, and the number of truncated items.
 
+        ``tokenize`` takes the items, and the position of the ``first``.
+
         Raises:
             InputError, TextOverflowError: as :meth:`stream`.
         """
-        tokens = tokenize(items, first)
+        tokens = tokenize(items, first=first)
         if tokens.overflowing and plan.refuse_overflow:
             described = self._describe_overflow(tokens.overflowing, first, plan.unit or self._unit)
             raise TextOverflowError(described, parameters=["on_overflow"])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.runtime.wire import Field, read_fields
+from embedkit.runtime.wire import read_fields
 
 T = TypeVar("T")
 Attribute = float | int | str | tuple[int, ...]
@@ -153,7 +153,7 @@ class _Message:
         for part in read_fields(message):
             coding = known.get(part.number, -1)
             if coding is not None:
-                require(_coding(part) == coding, "a field that a plain graph has not")
+                require(part.raw[0] & 7 == coding, "a field that a plain graph has not")
                 self._fields.setdefault(part.number, []).append(part.value)
 
     def numbers(self) -> set[int]:
@@ -223,10 +223,6 @@ def _unique(pairs: list[tuple[str, T]]) -> dict[str, T]:
     named = dict(pairs)
     require(len(named) == len(pairs), "two things of one name")
     return named
-
-
-def _coding(part: Field) -> int:
-    return part.raw[0] & 7
 
 
 def _signed(number: int) -> int:

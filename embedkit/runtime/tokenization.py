@@ -133,7 +133,8 @@ class _FastTokenizer(ABC):
             self.max_length = max_length
             self.pad_id = _find_pad_id(self._tokenizer)
             self.vocabulary_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-            self.special_ids = _find_special_ids(self._tokenizer)
+            added = self._tokenizer.get_added_tokens_decoder().items()
+            self.special_ids = frozenset(number for number, token in added if token.special)
             self.unknown_id = _find_unknown_id(self._tokenizer)
             # The folder's reader stores here that the beginning of a long text is dropped, not its end.
             truncation = self._tokenizer.truncation or {}
@@ -442,11 +443,6 @@ def _find_unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
     named = getattr(tokenizer.model, "unk_token", None)  # a Unigram model does not tell
     numbers = (tokenizer.token_to_id(token) for token in ([named] if named else _UNKNOWN_TOKENS))
     return next((number for number in numbers if number is not None), None)
-
-
-def _find_special_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
-    added = tokenizer.get_added_tokens_decoder()
-    return frozenset(number for number, token in added.items() if token.special)
 
 
 def _check_pair(pair: object, position: int) -> tuple[str, str]:

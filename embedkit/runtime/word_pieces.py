@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
+from operator import itemgetter
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -299,7 +300,8 @@ def _find_frame(tokenizer: tokenizers.Tokenizer) -> _Frame | None:
 
 def _read_frame(encoding: tokenizers.Encoding) -> _Frame | None:
     """Return the parts of a pair, each of one type."""
-    runs = [(side, [place for place, _ in run]) for side, run in groupby(enumerate(encoding.sequence_ids), _side)]
+    sides = enumerate(encoding.sequence_ids)
+    runs = [(side, [place for place, _ in run]) for side, run in groupby(sides, itemgetter(1))]
     if [side for side, _ in runs] != [None, 0, None, 1, None]:
         return None
     types = [{encoding.type_ids[place] for place in places} for _, places in runs]
@@ -307,7 +309,3 @@ def _read_frame(encoding: tokenizers.Encoding) -> _Frame | None:
         return None
     before, _, between, _, after = ([encoding.ids[place] for place in places] for _, places in runs)
     return _Frame(before, between, after, [kind for kinds in types for kind in kinds])
-
-
-def _side(place: tuple[int, int | None]) -> int | None:
-    return place[1]

@@ -150,14 +150,10 @@ def summarise(cell: Cell, turns: Sequence[Turn], first: Sequence[Turn] | None) -
         p95_ms=p95 if len(seconds) >= _CALLS_OF_P95 else None,
         p99_ms=p99 if len(seconds) >= _CALLS_OF_P99 else None,
         texts_per_second=1000 * cell.batch / p50,
-        spread_percent=_spread_percent(medians) if len(medians) > 1 else None,
+        spread_percent=100 * (max(medians) - min(medians)) / statistics.median(medians) if medians[1:] else None,
         ratio=statistics.median(ratios) if ratios else None,
         joules_per_text=_joules_per_text(turns, cell.batch),
     )
-
-
-def _spread_percent(medians: Sequence[float]) -> float:
-    return 100 * (max(medians) - min(medians)) / statistics.median(medians)
 
 
 def _joules_per_text(turns: Sequence[Turn], batch: int) -> float | None:

@@ -22,7 +22,7 @@ Costs = list[dict[Cell, float]]
 Turns = list[dict[Cell, list[Turn]]]
 
 
-def measure(candidates: Sequence[Candidate], plan: Plan, *, progress: bool | None = None) -> SpeedReport:
+def measure(candidates: Sequence[Candidate], plan: Plan) -> SpeedReport:
     """Time models in turns, and log an estimate of the duration beforehand.
 
     If interrupted after the first round, it reports the completed rounds.
@@ -30,19 +30,18 @@ def measure(candidates: Sequence[Candidate], plan: Plan, *, progress: bool | Non
     Args:
         candidates: the models, at least one; the first is the reference.
         plan: what to time.
-        progress: False is silent; None shows a bar on a terminal, or logs progress.
 
     Raises:
         ModelError: a model cannot be loaded or run.
     """
     machine = describe_machine()
     with ExitStack() as stack:
-        starts, workers = _start(stack, candidates, plan, progress=progress)
+        starts, workers = _start(stack, candidates, plan)
         costs = [_probe(worker, plan) for worker in workers]
         labels = _labels(workers)
         notes = _announce(labels, costs, plan)
         turns: Turns = [{cell: [] for cell in cost} for cost in costs]
-        rounds = _take_turns(workers, costs, turns, plan, progress=progress)
+        rounds = _take_turns(workers, costs, turns, plan)
     if rounds < plan.rounds:
         notes.append(f"interrupted after {rounds} of {plan.rounds} rounds")
     models = [
@@ -69,13 +68,13 @@ def measure(candidates: Sequence[Candidate], plan: Plan, *, progress: bool | Non
 
 
 def _start(
-    stack: ExitStack, candidates: Sequence[Candidate], plan: Plan, *, progress: bool | None
+    stack: ExitStack, candidates: Sequence[Candidate], plan: Plan
 ) -> tuple[list[list[Start]], list[WorkerProcess]]:
     """Start each model several times, in turns; keep the last process of each."""
     starts: list[list[Start]] = [[] for _ in candidates]
     workers: list[WorkerProcess] = []
     logger.info("starting %d processes to measure cold starts", len(candidates) * (plan.starts + 1))
-    with Progress("start", len(candidates) * (plan.starts + 1), unit="processes", enabled=progress) as bar:
+    with Progress("start", len(candidates) * (plan.starts + 1), unit="processes") as bar:
         for number in range(plan.starts + 1):
             for place, candidate in enumerate(candidates):
                 worker = WorkerProcess(candidate, plan.threads)
@@ -124,12 +123,10 @@ def _announce(labels: Sequence[str], costs: Costs, plan: Plan) -> list[str]:
     return notes
 
 
-def _take_turns(
-    workers: Sequence[WorkerProcess], costs: Costs, turns: Turns, plan: Plan, *, progress: bool | None
-) -> int:
+def _take_turns(workers: Sequence[WorkerProcess], costs: Costs, turns: Turns, plan: Plan) -> int:
     """Fill ``turns``; return the number of complete rounds."""
     label = f"bench, {plan.threads} threads" if plan.threads > 1 else "bench, 1 thread"
-    with Progress(label, plan.rounds * sum(map(len, costs)), unit="turns", enabled=progress) as bar:
+    with Progress(label, plan.rounds * sum(map(len, costs)), unit="turns") as bar:
         for number in range(plan.rounds):
             try:
                 answers = _round(workers, costs, plan, bar, backwards=bool(number % 2))

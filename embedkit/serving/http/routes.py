@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import typing
 import urllib.parse
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -144,7 +145,8 @@ class RouteTable:
     def document(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
         documented = [route for route in self.routes if route.tag]
-        kinds = {kind for route in documented for kind in _kinds(route)}
+        described = ((route.schema, route.returns, route.errors, *route.others.values()) for route in documented)
+        kinds = set(filter(None, itertools.chain.from_iterable(described)))
         adapters: dict[Any, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in kinds}
         schemas, definitions = TypeAdapter.json_schemas(
             [(kind, "validation", adapter) for kind, adapter in adapters.items()], ref_template=_REFERENCE
@@ -167,10 +169,6 @@ def _path_of(target: bytes) -> str:
     if not path.startswith("/") and "://" in path:
         path = "/" + path.partition("://")[2].partition("/")[2]
     return urllib.parse.unquote(path) if "%" in path else path
-
-
-def _kinds(route: Route) -> Iterator[Any]:
-    yield from (kind for kind in (route.schema, route.returns, route.errors, *route.others.values()) if kind)
 
 
 def _operation(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:

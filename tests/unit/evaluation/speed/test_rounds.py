@@ -62,13 +62,13 @@ PROBES = 2 * 2 + 2  # two calls of each cell that is not skipped: 1 and 8 of the
 
 
 def test_models_take_turns_and_every_other_round_goes_backwards(slow):
-    measure(CANDIDATES, PLAN, progress=False)
+    measure(CANDIDATES, PLAN)
     first, second = [("0.1", "short", 1), ("0.2", "short", 1)], [("0.1", "short", 8)]
     assert slow.calls[PROBES:] == [*first, *second, *first[::-1], *second]
 
 
 def test_starts_alternate_too_and_the_first_ones_do_not_count(slow):
-    report = measure(CANDIDATES, PLAN, progress=False)
+    report = measure(CANDIDATES, PLAN)
     assert slow.starts == ["0.1", "0.2"] * 3
     assert [model.start.embedded for model in report.models] == pytest.approx(
         [3.3, 4.3]
@@ -77,14 +77,14 @@ def test_starts_alternate_too_and_the_first_ones_do_not_count(slow):
 
 @pytest.mark.usefixtures("slow")
 def test_slow_cells_are_skipped_and_named():
-    report = measure(CANDIDATES, PLAN, progress=False)
+    report = measure(CANDIDATES, PLAN)
     assert [(cell.texts, cell.batch) for cell in report.models[1].cells] == [("short", 1)]
     assert report.notes == ["other fp32: calls of more than 1 s are skipped: 8 x short"]
 
 
 @pytest.mark.usefixtures("slow")
 def test_figures_of_a_model_and_its_ratio_to_the_first():
-    report = measure(CANDIDATES, PLAN, progress=False)
+    report = measure(CANDIDATES, PLAN)
     assert [model.label for model in report.models] == ["slow fp32", "other fp32"]
     assert report.models[1].note == "timing only"
     cell = report.models[1].cell("short", 1)
@@ -97,20 +97,20 @@ def test_figures_of_a_model_and_its_ratio_to_the_first():
 @pytest.mark.usefixtures("slow")
 def test_the_expected_duration_is_logged_first(caplog):
     with caplog.at_level(logging.INFO, logger="embedkit"):
-        measure(CANDIDATES, PLAN, progress=False)
+        measure(CANDIDATES, PLAN)
     # (4 x 0.1 + 1 x 0.8 + 4 x 0.2) s, twice
     assert "timing 3 kinds of calls, 2 rounds: about 4 s" in caplog.messages
 
 
 @pytest.mark.usefixtures("slow")
 def test_models_of_the_same_name_are_distinguished():
-    report = measure([Candidate(source="0.1"), Candidate(source="0.2")], PLAN, progress=False)
+    report = measure([Candidate(source="0.1"), Candidate(source="0.2")], PLAN)
     assert [model.label for model in report.models] == ["slow fp32 (0.1)", "slow fp32 (0.2)"]
 
 
 def test_interrupted_it_reports_the_rounds_that_were_finished(slow, monkeypatch):
     monkeypatch.setattr(slow, "interrupt_at", PROBES + 3 + 1)
-    report = measure(CANDIDATES, PLAN, progress=False)
+    report = measure(CANDIDATES, PLAN)
     assert report.rounds == 1
     assert report.notes[-1] == "interrupted after 1 of 2 rounds"
     assert report.models[0].cell("short", 1).calls == 4
@@ -119,12 +119,12 @@ def test_interrupted_it_reports_the_rounds_that_were_finished(slow, monkeypatch)
 def test_interrupted_in_the_first_round_there_is_nothing_to_report(slow, monkeypatch):
     monkeypatch.setattr(slow, "interrupt_at", PROBES + 1)
     with pytest.raises(KeyboardInterrupt):
-        measure(CANDIDATES, PLAN, progress=False)
+        measure(CANDIDATES, PLAN)
 
 
 def test_real_models(toy_bundle, bare_folder):
     plan = Plan(threads=1, rounds=1, starts=1, seconds=0.01, batches=(1, 2), texts={"short": ["a good dog"]})
-    report = measure([Candidate(source=str(toy_bundle)), Candidate(source=str(bare_folder))], plan, progress=False)
+    report = measure([Candidate(source=str(toy_bundle)), Candidate(source=str(bare_folder))], plan)
     assert [model.label for model in report.models] == ["toy fp32", "bare"]
     assert all(cell.p50_ms > 0 for model in report.models for cell in model.cells)
     assert [len(model.cells) for model in report.models] == [2, 2]
