@@ -14,6 +14,7 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_choice, check_count, check_flag, check_iterable, check_text
 from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.engine import Engine, OnLong, Plan
+from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Model
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import FolderModel
@@ -228,8 +229,9 @@ class CrossEncoder(Model[PairTokenizer]):
     def _outputs(self, model: Bundle | FolderModel) -> Sequence[str]:
         return _BUNDLE_OUTPUTS if isinstance(model, Bundle) else _FOLDER_OUTPUTS
 
-    def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:  # noqa: ARG002 - scores know no tokens
-        return rows if self._is_bundle else sigmoid(_logits_of(rows))
+    @staticmethod
+    def _finish(rows: FloatArray, batch: TokenBatch, manifest: Manifest, *, is_bundle: bool) -> FloatArray:  # noqa: ARG004 - scores know no tokens
+        return rows if is_bundle else sigmoid(_logits_of(rows))
 
 
 def _is_pair(pairs: object) -> bool:

@@ -26,6 +26,7 @@ from embedkit.runtime.arguments import (
 )
 from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.engine import EncodeOptions, OnLong, Plan, Role, tell_truncated, with_prompt
+from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Model
 from embedkit.runtime.packing import Packing, Precision, Ranges, unit_rows
 from embedkit.runtime.pool import EncoderPool
@@ -534,10 +535,11 @@ class Encoder(Model[Tokenizer]):
         """Number of special tokens in a text."""
         return len(self._tokenizer.tokenize([""]).ids[0])
 
-    def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
+    @staticmethod
+    def _finish(rows: FloatArray, batch: TokenBatch, manifest: Manifest, *, is_bundle: bool) -> FloatArray:
         if rows.ndim == 3:
-            rows = pool(rows, batch, self._manifest.pooling)
-        return unit_rows(rows) if self._manifest.normalize and not self._is_bundle else rows
+            rows = pool(rows, batch, manifest.pooling)
+        return unit_rows(rows) if manifest.normalize and not is_bundle else rows
 
 
 def _is_whole(value: object) -> bool:

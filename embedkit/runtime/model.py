@@ -250,8 +250,9 @@ class Model(ABC, Generic[AnyTokenizer]):
     def _graph(self, model: Bundle | FolderModel) -> bytes:
         return model.model
 
+    @staticmethod
     @abstractmethod
-    def _finish(self, rows: FloatArray, batch: TokenBatch) -> FloatArray:
+    def _finish(rows: FloatArray, batch: TokenBatch, manifest: Manifest, *, is_bundle: bool) -> FloatArray:
         """Apply the steps that a folder's graph does not include."""
 
     def _open_session(
@@ -261,7 +262,9 @@ class Model(ABC, Generic[AnyTokenizer]):
         from embedkit.runtime.session import PaddedNetwork, Session
 
         session = Session(self._graph(model), outputs=self._outputs(model), threads=threads, providers=providers)
-        return PaddedNetwork(session, finish=self._finish, pad_id=self._tokenizer.pad_id)
+        # Not a method of the model: a cycle would keep a model in memory that nothing uses any more.
+        finish = functools.partial(self._finish, manifest=model.manifest, is_bundle=self._is_bundle)
+        return PaddedNetwork(session, finish=finish, pad_id=self._tokenizer.pad_id)
 
 
 def _reload(kind: type[Model[Any]], origin: Origin, fingerprint: str) -> Model[Any]:

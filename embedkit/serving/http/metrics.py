@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from embedkit.serving.http.batcher import BatchReport
@@ -45,7 +45,8 @@ class Metrics:
         self._batch_tokens = self._histogram("embedkit_batch_tokens", "Tokens of a batch", _TOKENS)
         self._batch_requests = self._histogram("embedkit_batch_requests", "Requests in a batch", _COUNTS)
         self._batch_seconds = self._histogram("embedkit_batch_seconds", "Time of a batch in the network", _SECONDS)
-        self._queue = Gauge("embedkit_queue_tokens", "Tokens that wait for a batch", ["model"], registry=registry)
+        self._queues = _Queues()
+        registry.register(self._queues)
         self._reloads = Counter(
             "embedkit_reloads", "Reloads of models and collection", ["result"], registry=registry
         )
@@ -61,9 +62,7 @@ class Metrics:
 
     def watch_queues(self, queues: Mapping[str, Callable[[], int]]) -> None:
         """Report the tokens waiting for each model whenever the metrics are read; replaces earlier queues."""
-        self._queue.clear()
-        for model, waiting in queues.items():
-            self._queue.labels(model).set_function(waiting)
+        self._queues.waiting = queues
 
     def count_reload(self, result: str) -> None:
         """Count a reload with the result ``done`` or ``failed``."""
@@ -117,6 +116,19 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(_Sums([self.snapshot(), *others]))
         return generate_latest(registry)
+
+
+class _Queues(Collector):
+    """Tokens that wait for each model; a Gauge's functions, in a cycle, would keep replaced models in memory."""
+
+    def __init__(self) -> None:
+        self.waiting: Mapping[str, Callable[[], int]] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        metric = GaugeMetricFamily("embedkit_queue_tokens", "Tokens that wait for a batch", labels=["model"])
+        for model, waiting in self.waiting.items():
+            metric.add_metric([model], waiting())
+        yield metric
 
 
 _EARLIEST = ("process_start_time_seconds", "process_max_fds")  # aggregated by minimum, like `_created`

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -16,7 +18,7 @@ from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.service import Peers, Service
 from embedkit.serving.http.settings import ServerSettings
 
-from .conftest import bearer, ring
+from .conftest import bearer, ring, wait_for
 
 TEXTS = ["a dog in the garden with a cat", "the sea and a boat under the moon"]
 
@@ -63,6 +65,28 @@ def test_new_requests_get_the_new_model(served, bundle, replace, keys):
     assert before != after
     np.testing.assert_array_equal(np.float32(after), expected)
     assert 'embedkit_reloads_total{result="done"} 1.0' in metrics
+
+
+def test_replaced_models_leave_the_memory_at_once(bundle, toy_cross_bundle, build):
+    build([{"id": "a", "text": TEXTS[0]}])
+    settings = ServerSettings(threads=1, collection=str(bundle.parent / "idx"), reranker=str(toy_cross_bundle))
+
+    async def reload_after_use(service):
+        await service.registry.embedder().embed(TEXTS)
+        await service.registry.needed_collection().search(TEXTS[0], 1, rerank=True)
+        before = [weakref.ref(service.registry.embedder().encoder), weakref.ref(service.registry.cross._model)]
+        assert await service.reload() is None
+        return before
+
+    service = Service.load([str(bundle)], settings)
+    gc.collect()
+    gc.disable()  # which runs so seldom in an idle server that a dozen models can wait for it
+    try:
+        before = asyncio.run(reload_after_use(service))
+        wait_for(lambda: not any(model() for model in before))
+    finally:
+        gc.enable()
+        service.close()
 
 
 @pytest.mark.parametrize("name", ["reader", None])
