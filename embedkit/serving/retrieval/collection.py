@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from embedkit.errors import FingerprintError, InputError, ModelNotFoundError
+from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import (
     check_count,
@@ -31,11 +31,9 @@ from embedkit.serving.retrieval.models import (
     SAMPLE,
     CollectionInfo,
     Models,
-    QueryModel,
     agreement,
     check_descent,
     loaded,
-    recorded_model,
     source_of,
 )
 from embedkit.serving.retrieval.search import (
@@ -54,7 +52,6 @@ from embedkit.serving.retrieval.store import MANIFEST, Plan, Store, Upserted, st
 
 if TYPE_CHECKING:
     from embedkit.runtime.cross_encoder import CrossEncoder
-    from embedkit.runtime.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +92,6 @@ class Collection:
         self.path, self.store = path, store
         self._models = models
         self._rerankers: dict[str, CrossEncoder] = {}
-        self._recorded: Encoder | None = None
 
     @classmethod
     def build(
@@ -238,7 +234,7 @@ class Collection:
     @property
     def query_encoder(self) -> TextEncoder | None:
         """The model that embeds queries, if the collection was opened with one."""
-        return self._models.for_queries()
+        return self._models.given_for_queries
 
     @property
     def manifest(self) -> CollectionInfo:
@@ -301,7 +297,7 @@ class Collection:
             StorageError: the disk is full or the folder cannot be written.
         """
         merges, shows = check_flag(merge, "merge"), check_progress(show_progress_bar)
-        encoder = self._documents_encoder()
+        encoder = self._models.of_documents(self.path, self.manifest)
         columns = Columns(
             text=text_column, id=id_column, metadata=metadata_columns, number_rows=False, skip_empty=skip_empty
         )
@@ -436,7 +432,7 @@ class Collection:
             candidates=candidates,
             effort=effort,
         )
-        hit_lists = run_steps(steps, self._queries_encoder(), reranker)
+        hit_lists = run_steps(steps, self._models.of_queries(self.path, self.manifest), reranker)
         return hit_lists[0] if isinstance(query, str) else hit_lists
 
     def search_steps(
@@ -483,7 +479,7 @@ class Collection:
         Raises:
             InputError: a query is not a string, or there is no encoder, as for :meth:`search`.
         """
-        return embed_queries(check_texts(queries, "queries"), self._queries_encoder())
+        return embed_queries(check_texts(queries, "queries"), self._models.of_queries(self.path, self.manifest))
 
     def search_embeddings(
         self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None, effort: float = 1.0
@@ -526,38 +522,6 @@ class Collection:
     def close(self) -> None:
         """Close connections, if any. In a folder, a large merge that is running in another thread fails."""
         self.store.close()
-
-    def _documents_encoder(self) -> TextEncoder:
-        if self._models.for_queries() is None:
-            return self._find(self.manifest)
-        encoder, model = self._models.for_documents(self.manifest), self.manifest.model
-        if encoder is None:
-            raise InputError(
-                f"{self.path} was opened without an encoder for its documents; give "
-                f"Collection.open(..., encoder=...) the model that it was built with, {model}"
-            )
-        return encoder
-
-    def _queries_encoder(self) -> TextEncoder:
-        return self._models.for_queries() or self._find(self.manifest.queries or self.manifest)
-
-    def _find(self, info: CollectionInfo | QueryModel) -> TextEncoder:
-        """Return a recorded model, for a collection that was opened without one."""
-        if self._recorded is None or self._recorded.fingerprint != info.fingerprint:
-            try:
-                encoder = recorded_model(info)
-            except ModelNotFoundError as error:
-                raise InputError(f"{self.path} was opened without an encoder, and {error}") from error
-            if encoder.fingerprint != info.fingerprint:
-                raise FingerprintError(
-                    f"{self.path} was built with {info.model} (fingerprint {info.fingerprint[:12]}), but "
-                    f"{encoder.source} is {encoder.name} ({encoder.fingerprint[:12]}); "
-                    "build it again with this model, or pass the one that it was built with: -m MODEL, in Python "
-                    "Collection.open(..., encoder=...)"
-                )
-            warn_of_mixture(self.path, self.manifest.numerics, Models(encoder).numerics(self.manifest))
-            self._recorded = encoder
-        return self._recorded
 
     def _reranker(self, reranker: Reranker | str | os.PathLike[str] | None) -> Reranker | None:
         """Return the re-ranker, loaded once if it is named."""

@@ -15,7 +15,7 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,10 +26,12 @@ from embedkit.config import setting
 from embedkit.errors import EmbedkitError, FingerprintError, InputError, ModelNotFoundError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import shown
-from embedkit.runtime.numerics import numerics_of
+from embedkit.runtime.numerics import numerics_of, warn_of_mixture
 from embedkit.serving.retrieval.embedding import embed_texts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from embedkit.runtime.encoder import Encoder
 
 SAMPLE: Final = 64
@@ -132,18 +134,56 @@ def _at_hand(info: CollectionInfo) -> Encoder | None:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models that a collection was opened with; that of the queries may be that of the documents."""
+    """The models that a collection was opened with; that of the queries may be that of the documents.
+
+    Without any, they are loaded on first use from where the collection recorded them.
+    """
 
     encoder: TextEncoder | None = None
     queries: TextEncoder | None = None
+    _recorded: dict[str, Encoder] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def for_documents(self, info: CollectionInfo) -> TextEncoder | None:
-        """Return the model that embeds new documents, if it is among those given."""
-        return next(self._of_documents(info), None)
-
-    def for_queries(self) -> TextEncoder | None:
-        """Return the model that embeds queries, by default that of the documents."""
+    @property
+    def given_for_queries(self) -> TextEncoder | None:
+        """The model that embeds queries, by default that of the documents, if any was given."""
         return self.queries or self.encoder
+
+    def of_documents(self, place: Path | str, info: CollectionInfo) -> TextEncoder:
+        """Return the model that embeds new documents of the collection at ``place``.
+
+        InputError if only that of the queries was given, or the recorded one is not on this machine.
+        """
+        if self.given_for_queries is None:
+            return self._find(place, info, info)
+        encoder = next(self._of_documents(info), None)
+        if encoder is None:
+            raise InputError(
+                f"{place} was opened without an encoder for its documents; give "
+                f"Collection.open(..., encoder=...) the model that it was built with, {info.model}"
+            )
+        return encoder
+
+    def of_queries(self, place: Path | str, info: CollectionInfo) -> TextEncoder:
+        """Return the model that embeds queries of the collection at ``place``; raises as :meth:`of_documents`."""
+        return self.given_for_queries or self._find(place, info, info.queries or info)
+
+    def _find(self, place: Path | str, info: CollectionInfo, model: CollectionInfo | QueryModel) -> TextEncoder:
+        """Return a recorded model, loaded once."""
+        if model.fingerprint not in self._recorded:
+            try:
+                encoder = recorded_model(model)
+            except ModelNotFoundError as error:
+                raise InputError(f"{place} was opened without an encoder, and {error}") from error
+            if encoder.fingerprint != model.fingerprint:
+                raise FingerprintError(
+                    f"{place} was built with {model.model} (fingerprint {model.fingerprint[:12]}), but "
+                    f"{encoder.source} is {encoder.name} ({encoder.fingerprint[:12]}); "
+                    "build it again with this model, or pass the one that it was built with: -m MODEL, in Python "
+                    "Collection.open(..., encoder=...)"
+                )
+            warn_of_mixture(place, info.numerics, Models(encoder).numerics(info))
+            self._recorded[model.fingerprint] = encoder
+        return self._recorded[model.fingerprint]
 
     def numerics(self, info: CollectionInfo) -> tuple[str, ...]:
         """Return the arithmetics of the models that are the collection's own and could reproduce its bits."""

@@ -205,6 +205,20 @@ def test_a_model_can_be_named_and_is_found_again(toy_bundle, write_toy_bundle, t
         Collection.open(tmp_path / "idx").search("a dog")
 
 
+def test_recorded_models_are_loaded_once(toy_bundle, write_toy_bundle, tmp_path, monkeypatch):
+    teacher = {"name": "toy", "fingerprint": Encoder.load(toy_bundle).fingerprint}
+    student = write_toy_bundle(tmp_path / "student.onnx", name="student", teacher=teacher)
+    documents = [("a", "a good dog"), ("b", "the cat is asleep")]
+    Collection.build(documents, encoder=toy_bundle, queries=student, path=tmp_path / "idx")
+    load, named = Encoder.load, []
+    monkeypatch.setattr(Encoder, "load", lambda source: named.append(source) or load(source))
+    collection = Collection.open(tmp_path / "idx")
+    for number in range(3):
+        collection.upsert([(str(number), "snow and ice")])
+        assert collection.search("a good dog", k=1)[0].id == "a"
+    assert named == [str(toy_bundle), str(student)]
+
+
 def test_the_place_of_a_loaded_model_is_recorded(toy_bundle, tmp_path):
     Collection.build(["a dog", "the sea"], encoder=Encoder.load(toy_bundle), path=tmp_path / "idx")
     assert Collection.open(tmp_path / "idx").search("the sea", 1)[0].text == "the sea"
