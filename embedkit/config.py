@@ -116,12 +116,20 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``over`` into ``under``, table by table; lists are replaced as a whole."""
+    """Merge ``over`` into ``under``, table by table; lists are replaced as a whole.
+
+    Raises:
+        ConfigError: a table of ``over`` would replace a value of ``under`` that is none.
+    """
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        merged[key] = merge(below, value) if both and isinstance(below, Mapping) else value
+        if below is None or not isinstance(value, Mapping):
+            merged[key] = value
+        elif isinstance(below, Mapping):
+            merged[key] = merge(below, value)
+        else:
+            raise ConfigError(f"{key}.{next(iter(value), '')} cannot be set: {key} is not a table")
     return merged
 
 

@@ -70,28 +70,17 @@ def refuse_unused(arguments: argparse.Namespace, case: str, *names: str) -> None
         raise InputError(f"{flags}: no effect {case}")
 
 
-def lay_flags_over(
-    mapping: Mapping[str, Any], arguments: argparse.Namespace, flags: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return a configuration with the arguments of the command line at their paths, such as ``optim.lr``."""
-    from embedkit.config import lay_over
-
-    result = dict(mapping)
-    for name, value in explicit(arguments, *flags).items():
-        result = lay_over(result, flags[name], value)
-    return result
-
-
 def lay_settings_over(
     mapping: Mapping[str, Any], arguments: argparse.Namespace, flags: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the configuration of a run with flags of the command line, and ``--set``, which overrides them."""
-    from embedkit.config import apply_overrides
-    from embedkit.training.config import without_steps
+    """Return the configuration of a run with flags, at their paths such as ``optim.lr``, and then ``--set``."""
+    from embedkit.config import apply_overrides, lay_over
+    from embedkit.training.config import override
 
-    given = lay_flags_over({}, arguments, flags)
-    result = lay_flags_over(without_steps(mapping, given), arguments, flags)
-    return apply_overrides(without_steps(result, apply_overrides({}, arguments.set)), arguments.set)
+    given: dict[str, Any] = {}
+    for name, value in explicit(arguments, *flags).items():
+        given = lay_over(given, flags[name], value)
+    return override(override(mapping, given), apply_overrides({}, arguments.set))
 
 
 def show(arguments: argparse.Namespace, result: object, sentence: str) -> None:

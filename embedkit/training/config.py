@@ -224,16 +224,11 @@ class RunConfig:
 
 
 def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the settings of a run into earlier ones; its epochs replace earlier steps."""
-    return merge(without_steps(under, over), over)
-
-
-def without_steps(under: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out ``optim.steps``, which would override the epochs that later settings ask for, if they do."""
+    """Merge the settings of a run into earlier ones; its epochs replace earlier steps, which would win."""
     optim, later = under.get("optim"), over.get("optim")
     if isinstance(optim, Mapping) and isinstance(later, Mapping) and "epochs" in later:
-        return {**under, "optim": {key: value for key, value in optim.items() if key != "steps"}}
-    return under
+        under = {**under, "optim": {key: value for key, value in optim.items() if key != "steps"}}
+    return merge(under, over)
 
 
 def measure_of(method: str, *, on_pairs: bool) -> str:

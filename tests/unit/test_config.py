@@ -13,7 +13,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.config import apply_overrides, flat, from_mapping, lay_over, load_toml, setting, to_mapping
+from embedkit.config import apply_overrides, flat, from_mapping, lay_over, load_toml, merge, setting, to_mapping
 from embedkit.errors import ConfigError
 
 
@@ -206,6 +206,13 @@ class TestOverrides:
 
     def test_lay_over_takes_any_value_as_it_is(self):
         assert lay_over({"a": {"b": 1}}, "a.c", '"1"') == {"a": {"b": 1, "c": '"1"'}}
+
+
+def test_no_table_replaces_another_value():
+    assert merge({"a": {"b": 1, "c": [2]}, "d": 3}, {"a": {"c": [4]}, "d": 5}) == {"a": {"b": 1, "c": [4]}, "d": 5}
+    for under in ({"a": {"b": 1}}, {"a": {"b": [{"c": 1}]}}):
+        with pytest.raises(ConfigError, match=r"b\.c cannot be set: b is not a table"):
+            merge(under, {"a": {"b": {"c": 2}}})
 
 
 def test_flat_names_are_dotted():

@@ -159,7 +159,8 @@ class TestConfiguration:
         recipe = tmp_path / "r.toml"
         recipe.write_text("[optim]\nsteps = 8000\nlr = 1e-3\n")
         (tmp_path / "epochs.toml").write_text("[optim]\nepochs = 2\n")
-        for later in (["--epochs", "2"], [str(tmp_path / "epochs.toml")], ["--set", "optim.epochs=2"]):
+        set_ = ["--set", "optim.epochs=2"]
+        for later in (["--epochs", "2"], [str(tmp_path / "epochs.toml")], set_, ["--steps", "9", *set_]):
             found = check(capsys, str(recipe), *later, *self.BARE)["optim"]
             assert (found["epochs"], found["lr"], "steps" in found) == (2, 1e-3, False)
         assert check(capsys, str(recipe), *self.BARE, "--set", "optim.lr=2e-3")["optim"]["steps"] == 8000
