@@ -1,7 +1,7 @@
 """The arithmetic that computed embeddings, recorded with them.
 
-Embeddings of one text by one model with two arithmetics differ in their last bits. This is no error, but matters
-for checksums and for comparing embeddings for equality.
+Embeddings of one text by one model with two arithmetics differ slightly: in float32 in their last bits, in int8 more.
+This is no error, but matters for checksums and for comparing embeddings for equality.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def warn_of_mixture(place: object, kept: Iterable[str], used: Iterable[str]) -> 
     old, new = set(kept) - {UNKNOWN}, set(used) - {UNKNOWN}
     if old and not new <= old:
         logger.warning(
-            "%s holds embeddings computed by %s, and %s computes new ones: those of the same text may differ in "
-            "their last bits",
+            "%s holds embeddings computed by %s, and %s computes new ones: those of the same text may differ "
+            "slightly",
             place,
             " and ".join(sorted(old)),
             " and ".join(sorted(new - old)),
