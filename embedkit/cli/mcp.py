@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 
 from embedkit.cli.options import COLLECTION, refuse_unused
 from embedkit.cli.serve import add_serving, log_access, serving_flags
@@ -40,6 +41,8 @@ def run(arguments: argparse.Namespace) -> None:
     service = Service.load([arguments.model] if arguments.model else [], settings)
     server = McpServer(service)
     if not arguments.http:
+        # A thread of the SDK waits for standard input and cannot be interrupted: Ctrl-C ends the process as SIGTERM does.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             asyncio.run(server.run_on_stdio())
         finally:

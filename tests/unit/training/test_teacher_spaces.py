@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -262,6 +263,35 @@ def test_a_run_joins_its_teachers_in_the_space_of_an_earlier_one(mapping, tmp_pa
     card, again = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("earlier", "later"))
     assert again["teacher"] == card["teacher"]
     assert JoinedSpace.load(tmp_path / "later" / "space.npz").dimension == 8
+
+
+def test_a_resumed_run_keeps_its_space(mapping, tmp_path, monkeypatch):
+    """The last bits of principal components depend on the processor and its threads."""
+    del mapping["matryoshka"]
+    config = resolve({**mapping, "join": {"dimension": 8}})
+    stop = iter([False, True])
+    run(config, tmp_path / "run", Control(should_stop=lambda: next(stop), show_progress=False))
+    space = (tmp_path / "run" / "space.npz").read_bytes()
+    other = principal_axes
+
+    monkeypatch.setattr(
+        "embedkit.training.teacher_spaces.principal_axes", lambda moment: other(moment) * (1 + 1e-6)
+    )
+    assert run(config, tmp_path / "run", Control(resume=True, show_progress=False)).finished
+    assert (tmp_path / "run" / "space.npz").read_bytes() == space
+
+
+def test_a_run_that_never_trained_leaves_no_space_to_the_next(mapping, tmp_path):
+    del mapping["matryoshka"]
+    for name, dimension in (("begun", 8), ("begun", 6), ("new", 6)):
+        stop = name == "begun" and dimension == 8
+        config = resolve({**mapping, "join": {"dimension": dimension}})
+        run(config, tmp_path / name, Control(resume=True, should_stop=lambda stop=stop: stop, show_progress=False))
+        if stop:
+            shutil.rmtree(tmp_path / name / "checkpoints")
+            (tmp_path / name / "metrics.jsonl").unlink(missing_ok=True)
+    first, second = (JoinedSpace.load(tmp_path / name / "space.npz") for name in ("begun", "new"))
+    assert np.array_equal(first.axes, second.axes)
 
 
 def test_the_space_of_an_earlier_run_fits_the_teachers(teachers, tmp_path):
