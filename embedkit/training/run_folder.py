@@ -186,7 +186,7 @@ class RunFolder:
                 raise NotADirectoryError(errno.ENOTDIR, f"{place} is not a folder")
             if not os.access(place, os.W_OK):
                 raise PermissionError(errno.EACCES, f"{place} is read-only")
-        if not self.config.exists() or self._untrained():
+        if not self.is_begun:
             return
         if not resume:
             raise ConfigError(
@@ -202,7 +202,7 @@ class RunFolder:
         Raises:
             ConfigError: an input has other content than when the run started.
         """
-        if not self.inputs.exists() or self._untrained():
+        if not (self.is_begun and self.inputs.exists()):
             return
         try:
             before = read_object(self.inputs)
@@ -238,7 +238,7 @@ class RunFolder:
     ) -> None:
         """Check the folder as :meth:`check` does; write configuration, environment and inputs of a new run."""
         self.check(config, resume=resume)
-        if not self.config.exists() or self._untrained():
+        if not self.is_begun:
             shutil.rmtree(self.initial, ignore_errors=True)  # left by a run that never started
             self.space.unlink(missing_ok=True)
             self._write(self.config, tomli_w.dumps(dict(config)))
@@ -282,10 +282,14 @@ class RunFolder:
         """Write run.json, from which export builds the manifest."""
         self._write(self.card, json.dumps(card, indent=1))
 
-    def _untrained(self) -> bool:
-        """Whether the folder contains only what is written before the first step, whole or in part."""
-        begun = {self.config, self.environment, self.inputs, self.initial, self.space}
-        return {path for path in self.path.iterdir() if not path.name.startswith(".")} <= begun
+    @property
+    def is_begun(self) -> bool:
+        """Whether the folder contains a run, and more of it than is written before the first step."""
+        before = {self.config, self.environment, self.inputs, self.initial, self.space}
+        return (
+            self.config.exists()
+            and not {path for path in self.path.iterdir() if not path.name.startswith(".")} <= before
+        )
 
     def _write(self, path: Path, text: str) -> None:
         with atomic_file(path) as temporary:

@@ -39,7 +39,7 @@ from embedkit.training.recipes.stage import (
 )
 from embedkit.training.run_folder import RunFolder, TrainState, environment
 from embedkit.training.students import build_student, find_start
-from embedkit.training.teacher_spaces import JoinedVectors
+from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
 from embedkit.training.teachers import CachedVectors, TeacherVectors
 from embedkit.training.trackers import find_trackers
 
@@ -227,7 +227,11 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         encoder.default_prompt = None  # training texts have no prompt
         _warn_of_size(config, entry, encoder)
         if _reads_vectors(entry):
-            materials = read_teachers(config, control, materials)
+            join = config.join
+            if join is not None and place.is_begun and place.space.exists():
+                # Principal components computed again may differ in their last bits, for instance by threads.
+                join = JoinConfig(space=str(place.space.absolute()))
+            materials = read_teachers(dataclasses.replace(config, join=join), control, materials)
         inputs = materials.inputs(config)
         if config.student.source is not None:
             inputs[f"the model {config.student.source}"] = encoder.fingerprint()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+import signal
+import subprocess
 import sys
 
 import httpx
@@ -74,6 +76,22 @@ def test_agents_search_add_and_embed_over_stdio(place, toy_encoder):
 
     asyncio.run(run())
     assert len(Collection.open(place)) == 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_on_stdio_while_it_waits(place, number):
+    pytest.importorskip("mcp")
+    command = [sys.executable, "-m", "embedkit", "mcp", str(place), "--threads", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            process.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+            process.stdin.flush()
+            assert process.stdout.readline()
+            process.send_signal(number)
+            assert process.wait(20) == -number
+        finally:
+            process.kill()
 
 
 @pytest.fixture
