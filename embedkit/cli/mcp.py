@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     service = Service.load([arguments.model] if arguments.model else [], settings)
     server = McpServer(service)
     if not arguments.http:
-        # A thread of the SDK waits for standard input and cannot be interrupted: Ctrl-C ends the process as SIGTERM does.
+        # The SDK reads standard input in a thread, which no exception can end: let Ctrl-C act as SIGTERM does.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             asyncio.run(server.run_on_stdio())
