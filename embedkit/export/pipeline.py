@@ -240,13 +240,17 @@ def export(
     if space is not None:
         assert isinstance(model, SentenceEncoder)
         model, card = change_space(model, card, *(JoinedSpace.load(expanded(path)) for path in space))
-    original, model, gates = model, *_prune(model, vocabulary, vocabulary_size)
+    original, gates = model, list[Gate]()
+    if vocabulary is not None:
+        logger.info("pruning the vocabulary of %s to %d texts", model.name, len(vocabulary))
+        model, gate = prune_vocabulary(model, vocabulary, vocabulary_size)
+        gates.append(gate)
     content, unrounded = _write(model, precision, target, words, calibration or vocabulary)
 
     logger.info("measuring the gates")
     limits = thresholds or _allowed(model, precision, words)
     forms = {"quantized": precision.startswith("int8"), "for_gpu": precision == "fp16"}
-    gates = [*gates, *verify(model, content, limits, **forms, dev=dev, original=original)]
+    gates += verify(model, content, limits, **forms, dev=dev, original=original)
     if unrounded is not None:
         gates.append(check_weights(unrounded, content))
     if origin is not None:
@@ -343,17 +347,6 @@ def _spread(
     logger.info("spreading the embeddings of %s over %d texts", model.name, len(texts))
     teacher = {**card.teacher, "spread": spread} if card.teacher else {}
     return spread_embeddings(model, _prefixed(model, texts), spread), dataclasses.replace(card, teacher=teacher)
-
-
-def _prune(
-    model: SentenceEncoder | PairEncoder, texts: Sequence[str] | None, size: int | None
-) -> tuple[SentenceEncoder | PairEncoder, list[Gate]]:
-    """Return the model with the requested vocabulary."""
-    if texts is None:
-        return model, []
-    logger.info("pruning the vocabulary of %s to %d texts", model.name, len(texts))
-    pruned, gate = prune_vocabulary(model, texts, size)
-    return pruned, [gate]
 
 
 def _allowed(model: SentenceEncoder | PairEncoder, precision: str, words: str) -> Thresholds:

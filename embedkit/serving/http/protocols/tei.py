@@ -49,15 +49,20 @@ Truncate = Annotated[
 ]
 
 
-class TeiEmbedRequest(Schema):
-    """Request of text-embeddings-inference, plus ``model``."""
+class SimilarityParameters(Schema):
+    """Options for embedding the texts."""
 
-    inputs: Texts
-    normalize: bool | None = Field(True, description="must be true unless the model does not normalise")
     truncate: Truncate = None
     truncation_direction: Direction = None
     prompt_name: PromptName = None
     dimensions: Dimensions = None
+
+
+class TeiEmbedRequest(SimilarityParameters):
+    """Request of text-embeddings-inference, plus ``model``."""
+
+    inputs: Texts
+    normalize: bool | None = Field(True, description="must be true unless the model does not normalise")
     model: ModelName = None
 
     _texts = field_validator("inputs", mode="before")(check_texts)
@@ -68,15 +73,6 @@ class SimilarityInputs(Schema):
 
     source_sentence: str
     sentences: list[str] = Field(min_length=1)
-
-
-class SimilarityParameters(Schema):
-    """Options for embedding the texts."""
-
-    truncate: Truncate = None
-    truncation_direction: Direction = None
-    prompt_name: PromptName = None
-    dimensions: Dimensions = None
 
 
 class SimilarityRequest(Schema):
