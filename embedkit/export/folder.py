@@ -39,6 +39,7 @@ from embedkit.modeling.static import STATIC
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, read_bundle
+from embedkit.runtime.folders import pooling_modes
 from embedkit.runtime.location import find_bundle
 from embedkit.runtime.manifest import Manifest, describe_figures
 from embedkit.runtime.packing import unit_rows
@@ -161,7 +162,8 @@ def _write_settings(folder: Path, bundle: Bundle) -> None:
         raise _memory_error(str(bundle.path))
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length)
     head = read_head(bundle)
-    hidden = manifest.dimension if head is None else head.weight.shape[1]
+    width = manifest.dimension if head is None else head.weight.shape[1]
+    hidden = width // len(pooling_modes(manifest.pooling))
     write_tokenizer(folder, tokenizer)
     layout = write_layout(
         folder,

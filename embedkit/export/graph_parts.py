@@ -20,14 +20,17 @@ from embedkit.export.writer import MEMORY_ROWS
 from embedkit.modeling.layout import Activation
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle
+from embedkit.runtime.folders import pooling_modes
 
-# Name of the pooling node -> index of its input with the token states, for written and for traced graphs.
+# Name of the first node of a pooling -> index of its input with the token states, for written and traced graphs.
 _POOLS = {
     "mean": {"masked_sum": 1, "/MatMul": 1},
     "cls": {"pooled": 0, "/Gather": 0},
+    "max": {"/Where": 2},
+    "mean_sqrt_len_tokens": {"/MatMul": 1},
+    "weightedmean": {"/MatMul": 1},
+    "lasttoken": {"/MatMul": 1},
 }
-STATE_POOLINGS = tuple(_POOLS)
-"""Poolings whose token states are found in a graph."""
 
 # Name of the head's product -> name of the node that adds its bias, for written and for traced graphs.
 _HEADS = {"head.linear": "head.linear.sum", "head.linear.product": "head.linear"}
@@ -118,7 +121,7 @@ def find_states(graph: onnx.GraphProto, pooling: str) -> str:
     Raises:
         ExportError: it was not found.
     """
-    known = _POOLS.get(pooling, {})
+    known = _POOLS[pooling_modes(pooling)[0]]
     values = [node.input[known[node.name]] for node in graph.node if node.name in known]
     if len(values) != 1:
         raise ExportError("the token states were not found; only graphs written by embedkit are supported")

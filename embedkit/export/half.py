@@ -26,7 +26,7 @@ _LARGEST = 6e4
 def halve(model: onnx.ModelProto, pooling: str | None) -> onnx.ModelProto:
     """Return a copy of a float32 graph with its layers in float16.
 
-    The pooling is that of an encoder; None for a cross-encoder, or a pooling that is not recognised in a graph.
+    The pooling is that of an encoder; None for a cross-encoder.
 
     Raises:
         ExportError: the graph contains branches, or its token states are not found.

@@ -21,7 +21,6 @@ from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
 from embedkit.export.card import Card, card_of, find_model_folder, read_card
 from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate, Gate, Thresholds, run_torch, verify
 from embedkit.export.graph import build_graph
-from embedkit.export.graph_parts import STATE_POOLINGS
 from embedkit.export.half import halve
 from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
@@ -313,8 +312,7 @@ def _write(
     for written in filter(None, (graph, unrounded)):
         merge_twins(written, twins)
     if precision == "fp16":
-        pooling = model.pooling if isinstance(model, SentenceEncoder) else ""
-        graph = halve(graph, pooling if pooling in STATE_POOLINGS else None)
+        graph = halve(graph, model.pooling if isinstance(model, SentenceEncoder) else None)
     return graph.SerializeToString(), unrounded
 
 

@@ -99,7 +99,7 @@ class PairEncoder(Network):
         """Write the files of :meth:`save` into an existing folder."""
         with quiet_transformers():
             self.network.save_pretrained(folder)
-        write_tokenizer(folder, self.tokenizer)
+        write_tokenizer(folder, self.tokenizer, with_types=self.token_types > 1)
 
     @classmethod
     def load(

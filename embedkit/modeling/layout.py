@@ -56,8 +56,10 @@ def write_layout(
     The ``memory`` is M, its width; the ``head`` D and its activation. The folders of the returned layout's head
     and memory do not contain weights yet.
     """
-    pooled = {"word_embedding_dimension": hidden}
-    pooled |= {key: name in pooling_modes(pooling) for key, name in POOLING_KEYS.items()}
+    pooled: dict[str, Any] = {"word_embedding_dimension": hidden}
+    switches = {key: name in pooling_modes(pooling) for key, name in POOLING_KEYS.items()}
+    in_order = "+".join(POOLING_KEYS[key] for key, is_on in switches.items() if is_on) == pooling
+    pooled |= switches if in_order else {"pooling_mode": pooling_modes(pooling)}  # since sentence-transformers 6
     stack: list[tuple[str, dict[str, Any] | None]] = [("Transformer", None), ("Pooling", pooled)]
     stack += [("WordMemory", {"width": memory})] if memory else []
     width = hidden * len(pooling_modes(pooling)) + (memory or 0)

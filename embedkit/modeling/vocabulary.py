@@ -22,7 +22,14 @@ _ROLES = {
     "sep_token": ("[SEP]", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
-_OLD_VOCABULARIES = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
+_OLD_VOCABULARIES = (
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+)
 
 
 def load_tokenizer(
@@ -44,8 +51,6 @@ def load_tokenizer(
     elif not any((folder / name).is_file() for name in _OLD_VOCABULARIES):
         raise ModelError(f"{folder} has neither a tokenizer.json nor an older vocabulary file")
     if layout.static:
-        return Tokenizer(read_tokenizer(layout), max_length)
-    if not (folder / "tokenizer_config.json").is_file() and (folder / "tokenizer.json").is_file():
         return Tokenizer(read_tokenizer(layout), max_length)
     library = library_tokenizer(folder, trust_remote_code=trust_remote_code)
     content = json.loads(library.backend_tokenizer.to_str())
@@ -83,9 +88,12 @@ def library_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer) -> None:
-    """Write ``tokenizer.json`` and the ``tokenizer_config.json`` that transformers needs."""
-    pair_inputs = ["token_type_ids"] if isinstance(tokenizer, PairTokenizer) else []
+def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer, *, with_types: bool = True) -> None:
+    """Write ``tokenizer.json`` and the ``tokenizer_config.json`` that transformers needs.
+
+    ``with_types`` tells that the network reads the types of a pair's tokens; others do not accept them.
+    """
+    pair_inputs = ["token_type_ids"] if isinstance(tokenizer, PairTokenizer) and with_types else []
     (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
     pieces = {token["content"] for token in json.loads(tokenizer.json).get("added_tokens", [])}
     roles = {role: next((s for s in spellings if s in pieces), None) for role, spellings in _ROLES.items()}

@@ -365,6 +365,8 @@ class Encoder(Model[Tokenizer]):
             InputError: the arguments are not embeddings of the same width.
         """
         rows, columns = _as_rows(a, "a"), _as_rows(b, "b")
+        if not (len(rows) and len(columns)):
+            return np.empty((len(rows), len(columns)), dtype=np.float32)
         if rows.shape[1] != columns.shape[1]:
             raise InputError(f"a has {rows.shape[1]} dimensions and b has {columns.shape[1]}")
         return unit_rows(rows) @ unit_rows(columns).T
@@ -548,9 +550,11 @@ def _is_whole(value: object) -> bool:
 
 def _as_rows(embeddings: npt.ArrayLike, name: str) -> FloatArray:
     try:
-        rows = np.atleast_2d(np.asarray(embeddings, dtype=np.float32))
+        rows = np.asarray(embeddings, dtype=np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{name} must hold numbers, as encode gives them: {error}") from error
+    if rows.ndim == 1:
+        rows = rows.reshape(-1, max(1, rows.size))  # an empty list holds no embedding, and not one without numbers
     if rows.ndim != 2:
         raise InputError(f"{name} must be (N, D) or (D,), not {rows.shape}")
     if not np.isfinite(rows).all():

@@ -548,7 +548,7 @@ def _read_pooling(modules: list[tuple[str, Path]], prompts: Mapping[str, str]) -
 def _pooling(path: Path, settings: dict[str, Any]) -> str:
     modes = settings.get("pooling_mode")
     if modes is None:
-        modes = [mode for key, mode in POOLING_KEYS.items() if settings.get(key) is True]
+        modes = [mode for key, mode in POOLING_KEYS.items() if settings.get(key)]
         modes = modes or ["mean"]  # as sentence-transformers reads it
     names = [modes] if isinstance(modes, str) else modes
     if not isinstance(names, list) or not names or not all(name in POOLINGS for name in names):
@@ -574,8 +574,9 @@ def _max_length(backbone: Path, transformer: Mapping[str, Any], network: Mapping
     length = transformer.get("max_seq_length")
     if type(length) is int:
         return length
+    tokenizer = read_json(backbone / "tokenizer_config.json", optional=True)
     lengths = [
-        read_json(backbone / "tokenizer_config.json", optional=True).get("model_max_length"),
+        tokenizer.get("model_max_length", tokenizer.get("max_len")),  # transformers renamed it
         network.get("max_position_embeddings"),
     ]
     return min((length for length in lengths if type(length) is int and 0 < length < _UNLIMITED), default=None)

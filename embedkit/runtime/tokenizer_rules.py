@@ -83,9 +83,8 @@ class _Growth:
                 self._multiply(_longest_spelling(rule["precompiled_charsmap"]))
             case repeated if repeated in _REPEATED:
                 self._multiply(_REPEATED[repeated])
-            # These change nothing in their own results, only in what the file's other rules insert.
-            case standard if standard in _STANDARD and self._inserted != set():
-                self._multiply(_STANDARD[standard])
+            case standard if standard in _STANDARD:
+                self._standardise(standard)
 
     def _replace(self, pattern: Mapping[str, str], content: str) -> None:
         text, longer = pattern.get("String"), len(content)
@@ -97,6 +96,14 @@ class _Growth:
         else:
             self.factor *= max(1.0, longer / len(text) if text else longer + 1)
         self._insert(content)
+
+    def _standardise(self, rule: str) -> None:
+        """Apply a rule that lengthens nothing in its own results, only what else the file's other rules insert."""
+        inserted = None if self._inserted is None else "".join(self._inserted)
+        if inserted is None or not inserted.isascii():
+            self._multiply(_STANDARD[rule])
+        else:  # as the quotation marks of ALBERT: ASCII keeps its length
+            self._insert(inserted.lower())
 
     def _multiply(self, factor: int) -> None:
         self.factor *= factor

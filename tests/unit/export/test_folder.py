@@ -158,6 +158,29 @@ def test_folders_of_other_architectures(make_any, tmp_path, architecture, poolin
     np.testing.assert_allclose(rows, TorchEncoder(model).encode(TEXTS), atol=1e-5)
 
 
+@pytest.mark.parametrize("architecture", ["bert", "modernbert"])
+@pytest.mark.parametrize(
+    "pooling", ["max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "max+cls", "cls+mean+max"]
+)
+def test_folders_of_other_poolings(make_encoder, make_any, tmp_path, architecture, pooling):
+    make = make_encoder if architecture == "bert" else lambda **options: make_any(architecture, **options)
+    model = make(pooling=pooling)
+    model.save(tmp_path / "model")
+    export(model, tmp_path / "toy.onnx", precision="fp32")
+
+    export_folder(str(tmp_path / "model"), tmp_path / "of-model", precision="fp16", target="gpu")
+    export_folder(str(tmp_path / "toy.onnx"), tmp_path / "of-bundle")
+
+    expected = TorchEncoder(model).encode(TEXTS)
+    for place, file, tolerance in (
+        ("of-model", "onnx/model.onnx", 1e-5),
+        ("of-model", "onnx/model_fp16.onnx", 5e-3),
+        ("of-bundle", "onnx/model.onnx", 1e-5),
+    ):
+        rows = Encoder.load(tmp_path / place, file=file).encode(TEXTS)
+        np.testing.assert_allclose(rows, expected, atol=tolerance)
+
+
 def test_a_cross_encoder_s_folder_gives_logits(make_pair_encoder, tmp_path):
     model = make_pair_encoder()
     model.save(tmp_path / "model")

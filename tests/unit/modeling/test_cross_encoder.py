@@ -11,6 +11,8 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
 )
 
 from embedkit.errors import ModelError, ModelNotFoundError
@@ -85,6 +87,20 @@ def test_transformers_loads_it_and_gives_the_same_logits(pair_encoder, tmp_path)
     assert network.config.num_labels == 1
     expected = torch.sigmoid(logits[:, 0]).numpy()
     np.testing.assert_allclose(TorchCrossEncoder(pair_encoder).predict(PAIRS), expected, atol=1e-6)
+
+
+def test_a_network_without_token_types_gets_none(pair_encoder, tmp_path):
+    config = DistilBertConfig(
+        vocab_size=pair_encoder.tokenizer.vocabulary_size, dim=32, n_layers=1, n_heads=2, hidden_dim=48
+    )
+    config.num_labels = 1
+    model = PairEncoder(DistilBertForSequenceClassification(config), pair_encoder.tokenizer)
+    model.save(tmp_path / "cross")
+
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "cross")("the cat", "a dog")
+
+    assert inputs.keys() == {"input_ids", "attention_mask"}
+    assert PairEncoder.load(tmp_path / "cross").max_length == 16
 
 
 def test_the_body_is_the_encoders(make_encoder):

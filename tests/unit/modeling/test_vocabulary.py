@@ -53,11 +53,30 @@ def test_a_folder_without_any_tokenizer_is_refused(tmp_path):
         load_tokenizer(read_layout(tmp_path), 16)
 
 
+def test_a_folder_with_only_a_sentencepiece_model_is_left_to_transformers(tmp_path):
+    (tmp_path / "spm.model").write_bytes(b"no model")
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+
+    with pytest.raises(ModelError, match="cannot load the tokenizer"):
+        load_tokenizer(read_layout(tmp_path), 16)
+
+
+def test_special_tokens_beside_a_tokenizer_without_a_configuration_are_those_of_transformers(tokenizer, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tokenizer.json)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "special_tokens_map.json").write_text('{"cls_token": "[MASK]"}')
+    expected = AutoTokenizer.from_pretrained(tmp_path)(["the cat"])["input_ids"]
+
+    assert list(load_tokenizer(read_layout(tmp_path), 16).tokenize(["the cat"]).ids) == expected
+
+
 @pytest.mark.parametrize("lowercases", [False, True])
 def test_lowercasing_outside_the_tokenizer_moves_into_it(tokenizer, tmp_path, lowercases):
     content = json.loads(tokenizer.json)
     content["normalizer"]["lowercase"] = lowercases
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     layout = dataclasses.replace(read_layout(tmp_path), lowercase=True)
 
     assert load_tokenizer(layout, 16).tokenize(["CAT"]).ids == tokenizer.tokenize(["cat"]).ids

@@ -349,6 +349,7 @@ def test_similarity_is_the_cosine(encoder):
     assert encoder.similarity(a[0], b).shape == (1, 3)
     np.testing.assert_array_equal(encoder.similarity(np.zeros(16), b), np.zeros((1, 3)))
     assert encoder.similarity(a[:0], b).shape == (0, 3)
+    assert (encoder.similarity([], b).shape, encoder.similarity([], []).shape) == ((0, 3), (0, 0))
 
 
 @pytest.mark.parametrize(

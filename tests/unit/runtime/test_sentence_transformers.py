@@ -95,8 +95,9 @@ def test_a_graph_that_pools_is_not_pooled_again(folder, toy_model_bytes, toy_ref
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
 
 
-def test_cls_pooling_takes_the_first_token(folder, toy_weights):
-    edit_json(folder / "1_Pooling/config.json", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
+@pytest.mark.parametrize(("yes", "no"), [(True, False), (1, 0)])
+def test_cls_pooling_takes_the_first_token(folder, toy_weights, yes, no):
+    edit_json(folder / "1_Pooling/config.json", pooling_mode_cls_token=yes, pooling_mode_mean_tokens=no)
     first = toy_weights[2] / np.linalg.norm(toy_weights[2])
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), np.tile(first, (4, 1)), atol=1e-6)
 
@@ -133,6 +134,7 @@ def test_prompts_and_the_default_one_are_used(folder, toy_reference):
         ({"max_seq_length": 9}, 9),
         ({}, 64),
         ({"model_max_length": 20}, 20),
+        ({"max_len": 20}, 20),
         ({"model_max_length": 1e30}, 64),
         ({"model_max_length": 1e30, "max_position_embeddings": None}, 512),
     ],
@@ -141,6 +143,7 @@ def test_the_length_is_found_where_sentence_transformers_finds_it(folder, length
     homes = {
         "max_seq_length": "sentence_bert_config.json",
         "model_max_length": "tokenizer_config.json",
+        "max_len": "tokenizer_config.json",
         "max_position_embeddings": "config.json",
     }
     (folder / "sentence_bert_config.json").unlink()

@@ -40,6 +40,7 @@ BERT = {
     "strip_accents": None,
     "lowercase": True,
 }
+ALBERT = [{"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,7 @@ def test_rules_that_cannot_be_read_are_refused(toy_tokenizer_json, parts):
             )
         },
         {"normalizer": sequence({"type": "NFKD"}, replace(" {2,}", " ", "Regex")), "pre_tokenizer": METASPACE},
+        {"normalizer": sequence(replace("``", '"'), replace("''", '"'), *ALBERT), "pre_tokenizer": METASPACE},
     ],
 )
 def test_the_rules_of_known_tokenizers_are_accepted(toy_tokenizer_json, parts):
