@@ -258,8 +258,9 @@ def _outdated(collection: Collection, counts: Mapping[str, int]) -> list[str]:
     """Return the ids of windows beyond the last one of each document, which was longer before."""
     import numpy as np
 
-    nowhere = np.zeros((1, collection.manifest.dimension), np.float32)
-    most = min(max(len(collection), 1), _MOST_WINDOWS)
+    if len(collection) == sum(counts.values()):  # the windows that were just added, and no others
+        return []
+    nowhere, most = np.zeros((1, collection.manifest.dimension), np.float32), min(len(collection), _MOST_WINDOWS)
     ids = []
     for document, count in counts.items():
         (hits,) = collection.search_embeddings(nowhere, most, filter={"document": document})
