@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -18,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from embedkit.errors import ModelError, first_line
+from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.location import find_folder
 from embedkit.modeling.pretrained import (
@@ -30,6 +29,7 @@ from embedkit.modeling.pretrained import (
     load_reported,
     loading,
     model_name,
+    probe,
     quiet_transformers,
     require_weights,
     usual_length,
@@ -119,7 +119,7 @@ class PairEncoder(Network):
         folder = layout.backbone
         network, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
         require_weights(folder, missing)
-        _check_logits(network, folder)
+        probe(network, lambda output: output.logits.squeeze(1), f"the classifier in {folder} gives no logits")
         if layout.activation is not None:  # version 6 stores it elsewhere; transformers saves its configuration
             network.config.sentence_transformers = {"activation_fn": layout.activation}
         tokenizer = _load_tokenizer(layout, network.config, max_length, trust_remote_code=trust_remote_code)
@@ -204,20 +204,6 @@ def _from_pretrained(
         load = functools.partial(AutoModelForSequenceClassification.from_pretrained, folder, **options)
         model, missing = load_reported(load)
     return model, [key for key in missing if not key.endswith("position_ids")]
-
-
-def _check_logits(network: PreTrainedModel, folder: Path) -> None:
-    """Check that the network turns tokens into logits.
-
-    Raises:
-        ModelError: it does not.
-    """
-    ids = torch.zeros((1, 2), dtype=torch.int64)
-    try:
-        with torch.inference_mode():
-            network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.squeeze(1)
-    except Exception as error:  # an architecture's own code raises anything
-        raise ModelError(f"the classifier in {folder} gives no logits: {first_line(error)}") from error
 
 
 def _load_tokenizer(

@@ -35,6 +35,7 @@ from embedkit.modeling.pretrained import (
     load_weights,
     loading,
     model_name,
+    probe,
     quiet_transformers,
     require_weights,
     usual_length,
@@ -266,7 +267,7 @@ class SentenceEncoder(Network):
         length = max_length if max_length is not None else usual_length(layout, backbone.config)
         memory = _load_memory(layout, words_of(backbone.config))
         chosen = pooling or layout.pooling or "mean"
-        states = _width_of_states(backbone, layout.backbone)
+        states = probe(backbone, _width_of_states, f"the network in {layout.backbone} gives no states of tokens")
         width = states * len(pooling_modes(chosen)) + (memory.width if memory else 0)
         return cls(
             backbone,
@@ -350,19 +351,9 @@ def _text_network(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return text_network
 
 
-def _width_of_states(network: PreTrainedModel, folder: Path) -> int:
-    """Return the width of a token's state, which need not be the configuration's ``hidden_size``.
-
-    Raises:
-        ModelError: the network does not turn tokens into states.
-    """
-    ids = torch.zeros((1, 2), dtype=torch.int64)
-    try:
-        with torch.inference_mode():
-            states = network(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
-        _, _, width = states.shape
-    except Exception as error:  # an architecture's own code raises anything
-        raise ModelError(f"the network in {folder} gives no states of tokens: {first_line(error)}") from error
+def _width_of_states(output: Any) -> int:
+    """Return the width of a token's state, which need not be the configuration's ``hidden_size``."""
+    _, _, width = output.last_hidden_state.shape
     return int(width)
 
 

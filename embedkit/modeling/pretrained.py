@@ -8,7 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +22,8 @@ from embedkit.errors import ModelError, first_line
 from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.runtime.folders import Layout, check_fetched
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
+
+Read = TypeVar("Read")
 
 # These number positions from pad_token_id + 1, so the table is that much longer than the longest text.
 OFFSET_POSITIONS = frozenset(
@@ -274,6 +276,20 @@ def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
         return model, sorted(report["missing_keys"])
     again = load().state_dict()
     return loaded, [name for name, value in loaded.state_dict().items() if not torch.equal(value, again[name])]
+
+
+def probe(network: PreTrainedModel, read: Callable[[Any], Read], failure: str) -> Read:
+    """Return what ``read`` finds in a network's output for two tokens.
+
+    Raises:
+        ModelError: it fails; ``failure`` begins the message.
+    """
+    ids = torch.zeros((1, 2), dtype=torch.int64)
+    try:
+        with torch.inference_mode():
+            return read(network(input_ids=ids, attention_mask=torch.ones_like(ids)))
+    except Exception as error:  # an architecture's own code raises anything
+        raise ModelError(f"{failure}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
