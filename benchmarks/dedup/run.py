@@ -118,7 +118,8 @@ def page(results: dict[str, Any]) -> str:
     """Return the page of results."""
     about = (
         f"{results['texts']:,} titles, embedded by `{results['model']}` in {results['encode_cpu_s']} s of "
-        f"processor time; cosine of at least {results['threshold']}; {results['threads']} threads. Each way gets "
+        f"processor time; cosine of at least {results['threshold']}; {results['threads']} "
+        f"thread{'' if results['threads'] == 1 else 's'}. Each way gets "
         "the same embeddings. Wall times include waiting on a machine with other work; processor times are of all "
         "threads. Recall is the share of embedkit's exact pairs."
     )
