@@ -15,7 +15,7 @@ import onnx
 
 from embedkit import __version__
 from embedkit.atomic import atomic_file, expanded
-from embedkit.errors import ExportError, GateError, ModelError
+from embedkit.errors import ExportError, GateError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
 from embedkit.export.card import Card, card_of, find_model_folder, read_card
@@ -44,7 +44,7 @@ from embedkit.runtime.arguments import check_count, check_iterable, check_path
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.folders import read_layout
+from embedkit.runtime.folders import check_similarity, read_layout
 from embedkit.runtime.joined import JoinedSpace
 from embedkit.runtime.location import find_bundle
 from embedkit.runtime.manifest import Golden, Manifest, describe_figures
@@ -147,12 +147,7 @@ def load_source(
     card, name = read_card(source, licence=licence), find_model_folder(source)
     folder = find_folder(name, with_code=trust_remote_code)
     layout = read_layout(folder)
-    unit = ("cosine", "dot", "euclidean") if layout.normalize else ("cosine",)
-    if layout.similarity not in unit:
-        raise ModelError(
-            f"{source} is made for the similarity {layout.similarity!r} of embeddings without unit length "
-            "(similarity_fn_name), but bundles have unit rows, for cosine similarity"
-        )
+    check_similarity(source, layout)
     kind = PairEncoder if layout.kind == "cross-encoder" else SentenceEncoder
     model = kind.load(name, max_length=max_length, trust_remote_code=trust_remote_code)
     return LoadedSource(model, card, Origin(folder, max_length, trust_remote_code))

@@ -103,8 +103,17 @@ _CASING: dict[str, tuple[str, bool | None]] = {
     "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
 _SPACING: dict[str, tuple[str, bool | None]] = {"add_prefix_space": ("add_prefix_space", False)}
-_BERT_TOKENIZERS = ("bert", "distilbert", "electra", "mpnet", "mobilebert", "convbert", "squeezebert", "layoutlm")
+_BERT_TOKENIZERS = (
+    *("bert", "distilbert", "electra", "mpnet", "mobilebert", "convbert", "squeezebert", "layoutlm", "lxmert"),
+    *("dprquestionencoder", "dprcontextencoder"),
+)
 _ROBERTA_TOKENIZERS = ("roberta", "longformer")
+# Model, normaliser and pre-tokenizer of families that transformers 5 builds from their vocabulary alone.
+_REBUILT: dict[str, tuple[str | None, ...]] = {
+    **dict.fromkeys(_BERT_TOKENIZERS, ("WordPiece", "BertNormalizer", "BertPreTokenizer")),
+    **dict.fromkeys(_ROBERTA_TOKENIZERS, ("BPE", None, "ByteLevel")),
+}
+_DIFFER = "versions 4 and 5 of transformers differ here; make a bundle with `embedkit export`, which follows yours"
 _GENERIC_TOKENIZERS = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 
 StaticForm = Literal["sentence-transformers", "model2vec"]
@@ -170,6 +179,8 @@ def read_layout(folder: Path) -> Layout:
         raise ModelError(
             f"{adapter}: embedkit does not support adapters; merge them into the weights of the model"
         )
+    if read_json(backbone / "tokenizer_config.json", optional=True).get("split_special_tokens"):
+        raise ModelError(f"{backbone / 'tokenizer_config.json'}: embedkit does not support split_special_tokens")
     transformer = read_transformer(backbone)
     architecture = str((network.get("architectures") or [""])[0])
     kind = _kind(folder, settings, transformer, architecture, is_plain=not modules)
@@ -196,6 +207,20 @@ def read_layout(folder: Path) -> Layout:
         activation=stored_activation(settings, network),
         **_read_pooling(modules, prompts),
     )
+
+
+def check_similarity(source: str | Path, layout: Layout) -> None:
+    """Check that the embeddings of a model may be compared by their cosine.
+
+    Raises:
+        ModelError: they have any length, and are made for dot products or distances.
+    """
+    unit = ("cosine", "dot", "euclidean") if layout.normalize else ("cosine",)
+    if layout.similarity not in unit:
+        raise ModelError(
+            f"{source} is made for the similarity {layout.similarity!r} of embeddings without unit length "
+            "(similarity_fn_name), but embedkit compares unit rows by their cosine"
+        )
 
 
 def read_transformer(backbone: Path) -> dict[str, Any]:
@@ -279,7 +304,7 @@ def read_tokenizer(layout: Layout) -> str:
     """Return ``tokenizer.json`` with the settings of ``tokenizer_config.json``, which transformers applies to it.
 
     Raises:
-        ModelError: a file is missing or damaged.
+        ModelError: a file is missing or damaged, or another file contradicts ``tokenizer.json``.
     """
     path = layout.backbone / "tokenizer.json"
     text = read_bytes(path).decode("utf-8", errors="replace")
@@ -291,15 +316,66 @@ def read_tokenizer(layout: Layout) -> str:
         raise ModelError(f"{path}: truncation_side must be left or right, not {side!r}")
     content = read_json(path)
     network = read_json(layout.backbone / "config.json", optional=True)
+    _check_tokens(path, content, settings, _family(settings, network))
     changed = _set_by_class(content, settings, network)
     if layout.lowercase:
         changed |= set_lowercase(content)
     if side == "left":
         changed |= set_left_truncation(content)
-    names = settings.get("model_input_names")
-    if layout.kind == "cross-encoder" and names is not None and "token_type_ids" not in names:
+    if layout.kind == "cross-encoder" and not _has_types(path, settings, network):
         changed |= set_one_type(content)
     return json.dumps(content, ensure_ascii=False) if changed else text
+
+
+def _check_tokens(path: Path, content: dict[str, Any], settings: Mapping[str, Any], family: str) -> None:
+    """Refuse tokens and rules that other files describe otherwise than ``tokenizer.json``, the ``path``.
+
+    transformers adds tokens that the file lacks. Version 4 keeps the file's rules, version 5 takes the family's.
+    """
+    special = {**settings, **read_json(path.with_name("special_tokens_map.json"), optional=True)}
+    more = special.get("additional_special_tokens") or special.get("extra_special_tokens") or ()
+    named = map(_spelling, more.values() if isinstance(more, dict) else more)
+    known = {token.get("content") for token in content.get("added_tokens") or ()}
+    for token in (*named, *read_json(path.with_name("added_tokens.json"), optional=True)):
+        if token not in known:
+            raise ModelError(
+                f"{path} lacks the token {token!r}, which another file of the folder adds; make a bundle with "
+                "`embedkit export`"
+            )
+    model = content.get("model") or {}
+    parts = (content.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
+    rules = (model.get("type"), *(part.get("type") for part in parts))
+    usual = _REBUILT.get(family)
+    if usual is None or rules[0] != usual[0]:  # of another family, whatever the folder says
+        return
+    if rules != usual:
+        raise ModelError(f"{path} has the rules {rules}, those of {family} are {usual}; {_DIFFER}")
+    frame = _frame(content.get("post_processor"))
+    stored = {**dict(zip(("cls_token", "sep_token"), frame, strict=False)), "unk_token": model.get("unk_token")}
+    named_so = {role: _spelling(special.get(role, token)) for role, token in stored.items() if token}
+    if len(frame) != len(("cls", "sep")) or any(stored[role] != token for role, token in named_so.items()):
+        raise ModelError(f"{path} has {stored}, other files of the folder {named_so}; {_DIFFER}")
+
+
+def _spelling(token: Any) -> Any:
+    """Return a special token, which an object may describe."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _frame(rule: dict[str, Any] | None) -> list[str]:
+    """Return the special tokens that a post-processor adds to a text."""
+    rule = rule or {}
+    pieces = [piece["SpecialToken"]["id"] for piece in rule.get("single", ()) if "SpecialToken" in piece]
+    pair = [rule[role][0] for role in ("cls", "sep") if role in rule]
+    return [*pieces, *pair, *(token for step in rule.get("processors", ()) for token in _frame(step))]
+
+
+def _has_types(path: Path, settings: Mapping[str, Any], network: Mapping[str, Any]) -> bool:
+    """Whether transformers gives the network of a cross-encoder the types of tokens."""
+    names, named = settings.get("model_input_names"), settings.get("tokenizer_class")
+    if names is None and named == "PreTrainedTokenizerFast" and network.get("type_vocab_size", 1) > 1:
+        raise ModelError(f"{path.with_name('tokenizer_config.json')} has no model_input_names; {_DIFFER}")
+    return named != "TokenizersBackend" if names is None else "token_type_ids" in names
 
 
 def _without_frame(content: dict[str, Any], form: StaticForm) -> dict[str, Any]:
@@ -360,14 +436,18 @@ def _of_one_type(piece: dict[str, Any]) -> dict[str, Any]:
     return {kind: settings | {"type_id": 0} for kind, settings in piece.items()}
 
 
+def _family(settings: Mapping[str, Any], network: Mapping[str, Any]) -> str:
+    named = settings.get("tokenizer_class") or network.get("tokenizer_class") or network.get("model_type")
+    return str(named).lower().removesuffix("fast").removesuffix("tokenizer")
+
+
 def _set_by_class(content: dict[str, Any], settings: Mapping[str, Any], network: Mapping[str, Any]) -> bool:
     """Apply to a ``tokenizer.json`` what transformers' tokenizer class sets there; return whether it changed.
 
     The class is that of the network where ``tokenizer_config.json`` names none. Those of the BERT and RoBERTa
     families also set their defaults; generic classes set nothing.
     """
-    named = settings.get("tokenizer_class") or network.get("tokenizer_class")
-    family = str(named or network.get("model_type")).lower().removesuffix("fast").removesuffix("tokenizer")
+    named, family = settings.get("tokenizer_class") or network.get("tokenizer_class"), _family(settings, network)
     if family in _ROBERTA_TOKENIZERS:
         part, kind, rules = content.get("pre_tokenizer") or {}, "ByteLevel", _SPACING
     else:

@@ -14,6 +14,7 @@ from embedkit.errors import BundleError, ModelError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.folders import (
     Layout,
+    check_similarity,
     pooling_modes,
     read_bytes,
     read_json,
@@ -159,6 +160,7 @@ def _supported(folder: Path, layout: Layout) -> tuple[str, int]:
         raise ModelError(f"{folder} has a word memory, which only a bundle supports; {_ADVICE}")
     if layout.kind != "encoder":
         raise ModelError(f"{folder} holds a cross-encoder; use CrossEncoder.load")
+    check_similarity(folder, layout)
     if layout.truncate_dim is not None:
         raise ModelError(f"{folder} sets truncate_dim, which only a bundle supports; {_ADVICE}")
     if layout.pooling is None or layout.pooled_width is None:

@@ -16,6 +16,7 @@ from embedkit import Encoder
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime import location
 from embedkit.runtime.folders import read_layout, read_tokenizer
+from embedkit.runtime.tokenization import PairTokenizer
 
 TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
 
@@ -100,6 +101,15 @@ def test_cls_pooling_takes_the_first_token(folder, toy_weights, yes, no):
     edit_json(folder / "1_Pooling/config.json", pooling_mode_cls_token=yes, pooling_mode_mean_tokens=no)
     first = toy_weights[2] / np.linalg.norm(toy_weights[2])
     np.testing.assert_allclose(Encoder.load(folder).encode(TEXTS), np.tile(first, (4, 1)), atol=1e-6)
+
+
+def test_embeddings_made_for_dot_products_are_refused(folder):
+    write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "dot"})
+    Encoder.load(folder)  # of unit length, for which dot product and cosine are the same
+    write_json(folder / "modules.json", json.loads((folder / "modules.json").read_text())[:2])
+
+    with pytest.raises(ModelError, match="made for the similarity 'dot' of embeddings without unit length"):
+        Encoder.load(folder)
 
 
 def test_rows_can_be_left_unnormalised(folder, toy_reference):
@@ -194,6 +204,63 @@ def test_roberta_s_tokenizer_decides_the_space_before_a_text(folder, network, se
     write_json(folder / "tokenizer_config.json", settings)
     written = json.loads(read_tokenizer(read_layout(folder)))
     assert written["pre_tokenizer"]["add_prefix_space"] is expected
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "words"),
+    [
+        (
+            "tokenizer_config.json",
+            {"cls_token": "[MASK]"},
+            r"has .*'\[CLS\]'.*other files of the folder .*'\[MASK\]'",
+        ),
+        ("tokenizer_config.json", {"sep_token": {"content": "[CLS]"}}, "versions 4 and 5 of transformers differ"),
+        ("tokenizer_config.json", {"unk_token": "[PAD]"}, r"'unk_token': '\[PAD\]'"),
+        ("special_tokens_map.json", {"cls_token": "[MASK]"}, "versions 4 and 5 of transformers differ"),
+        ("tokenizer_config.json", {"additional_special_tokens": ["[X]"]}, r"lacks the token '\[X\]'"),
+        ("tokenizer_config.json", {"extra_special_tokens": {"x": "[X]"}}, r"lacks the token '\[X\]'"),
+        (
+            "special_tokens_map.json",
+            {"additional_special_tokens": [{"content": "[X]"}]},
+            r"lacks the token '\[X\]'",
+        ),
+        ("added_tokens.json", {"[X]": 9}, r"lacks the token '\[X\]'"),
+        (
+            "tokenizer.json",
+            {"normalizer": None},
+            r"the rules \('WordPiece', None, .* of bert are .*BertNormalizer",
+        ),
+        ("tokenizer.json", {"post_processor": None}, "other files of the folder"),
+        ("tokenizer_config.json", {"split_special_tokens": True}, "does not support split_special_tokens"),
+    ],
+)
+def test_files_that_contradict_the_tokenizer_are_refused(folder, file, settings, words):
+    write_json(folder / "config.json", {"model_type": "bert"})
+    write_json(
+        folder / "tokenizer_config.json", {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    )
+    read_tokenizer(read_layout(folder))
+    edit_json(folder / file, **settings) if (folder / file).exists() else write_json(folder / file, settings)
+
+    with pytest.raises(ModelError, match=words):
+        read_tokenizer(read_layout(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "types"), [("TokenizersBackend", 0), ("BertTokenizer", 1), ("PreTrainedTokenizerFast", None)]
+)
+def test_the_types_of_a_pair_are_those_of_the_tokenizer_s_class(folder, kind, types):
+    (folder / "modules.json").unlink()
+    write_json(folder / "config.json", {"architectures": ["BertForSequenceClassification"], "type_vocab_size": 2})
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind})
+    layout = read_layout(folder)
+
+    if types is None:
+        with pytest.raises(ModelError, match=r"no model_input_names; versions 4 and 5"):
+            read_tokenizer(layout)
+    else:
+        tokens = PairTokenizer(read_tokenizer(layout), 12).tokenize([("a dog", "the sea")])
+        assert max(tokens.type_ids[0]) == types
 
 
 def test_another_graph_of_the_folder_can_be_chosen(folder):
