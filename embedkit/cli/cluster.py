@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from embedkit.cli.options import check_form, explicit, refuse_unused
+from embedkit.cli.options import check_apart, check_form, explicit, refuse_unused
 from embedkit.cli.rows import SpooledRows, compared, configure_input, counted, lines_to, report
 
 HELP = "group similar texts, or list the most similar pairs"
@@ -48,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Find and write groups or pairs; a summary goes to stdout, or to stderr beside the groups."""
     check_form(arguments.output, ".jsonl")
+    check_apart(arguments.output, arguments.input, "output", "input")
     if arguments.pairs:
         refuse_unused(arguments, "with --pairs", "min_size")
     else:

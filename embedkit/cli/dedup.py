@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedkit.cli.options import check_form
+from embedkit.cli.options import check_apart, check_form
 from embedkit.cli.rows import SpooledRows, compared, configure_input, counted, lines_to, report, write_rows
-from embedkit.errors import InputError
 
 if TYPE_CHECKING:
     from embedkit.serving.retrieval.similar import Groups
@@ -55,8 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     check_form(arguments.output, ".txt", ".csv", ".jsonl", ".parquet")
     check_form(arguments.removed, ".jsonl")
-    if arguments.removed is not None and arguments.removed == arguments.output:
-        raise InputError(f"removed: {arguments.removed} is the output, too", parameters=["removed"])
+    check_apart(arguments.removed, arguments.output, "removed", "output")
+    check_apart(arguments.removed, arguments.input, "removed", "input")
     started = time.perf_counter()
     with SpooledRows(arguments, rewritten=True) as rows:
         groups = deduplicate(**compared(arguments, rows))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from embedkit.atomic import atomic_file
 from embedkit.cli.backends import in_processes
-from embedkit.cli.options import MODEL, add_text_column, check_form, explicit, show
+from embedkit.cli.options import MODEL, add_text_column, check_apart, check_form, explicit, show
 from embedkit.cli.rows import counted, read_texts
 from embedkit.errors import InputError
 from embedkit.extras import require
@@ -154,6 +154,7 @@ def _run_file(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name):
             raise InputError(f"{flag} is for an output folder, not for {arguments.output}")
     write = _choose_writer(arguments.output)
+    check_apart(arguments.output, arguments.input, "output", "input")
     encoder = Encoder.load(arguments.model, threads=arguments.threads, providers=arguments.providers)
     options: dict[str, Any] = {
         "prompt_name": arguments.prompt_name,

@@ -39,6 +39,12 @@ def check_form(output: Path | None, *forms: str) -> None:
         raise InputError(f"expected an output that ends in {', '.join(forms)}, got {output}")
 
 
+def check_apart(path: Path | str | None, other: Path | str | None, argument: str, what: str) -> None:
+    """Refuse to write the file of an argument over another one, such as the input, before any work."""
+    if path is not None and other is not None and Path(path).resolve() == Path(other).resolve():
+        raise InputError(f"{argument}: {path} is the {what}, too", parameters=[argument])
+
+
 def add_text_column(parser: argparse.ArgumentParser) -> None:
     """Add the column of the texts."""
     parser.add_argument(

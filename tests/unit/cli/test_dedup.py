@@ -179,6 +179,7 @@ class TestDedup:
             (["-o", "unique.docx"], "expected an output that ends in .txt, .csv, .jsonl, .parquet"),
             (["-o", "unique.parquet"], "a .parquet output needs Parquet as input"),
             (["-o", "a.jsonl", "--removed", "a.jsonl"], "--removed: a.jsonl is the output, too"),
+            (["-o", "a.jsonl", "--removed", "./a.jsonl"], "--removed: a.jsonl is the output, too"),
             (["--removed", "removed.csv"], "expected an output that ends in .jsonl"),
             (["--threshold", "2"], "expected a threshold from -1 to 1, got 2.0"),
             (["--kind", "fast"], "there is no index 'fast'"),
@@ -193,6 +194,19 @@ class TestDedup:
     def test_texts_need_a_model(self, lines, capsys):
         assert main(["dedup", str(lines)]) == 1
         assert "is not embedded yet; say by which model with -m MODEL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [(["dedup", "--removed"], "--removed"), (["cluster", "-o"], "--output"), (["encode", "-o"], "--output")],
+)
+def test_results_of_another_form_do_not_replace_the_input(tmp_path, model, command, flag, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = '{"text": "a", "n": 1}\n{"text": "a", "n": 2}\n'
+    (tmp_path / "rows.jsonl").write_text(rows, encoding="utf-8")
+    assert main([*command, str(tmp_path / "rows.jsonl"), "rows.jsonl", *model[:2]]) == 1
+    assert "rows.jsonl is the input, too" in capsys.readouterr().err
+    assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") == rows
 
 
 class TestCluster:
