@@ -18,6 +18,7 @@ _CUT, _LEFT = 1, 2
 _TEXTS_THAT_PAY = 1000
 _CHARACTERS = 64  # of a short text; the kernel reads no more of a long one than is needed
 _TEXTS_OF_A_THREAD = 512  # fewer take less time than starting a thread
+_MOST_ADDED = 1000  # added tokens, each of which is compared with a text; the tokenizers package has an automaton
 
 
 class _Kernel(Protocol):
@@ -85,6 +86,12 @@ def _tokenize(kernel: _Kernel, texts: list[str], threads: int) -> list[tuple[byt
 
 def _positions(outcomes: bytes, outcome: int) -> list[int]:
     return [position for position, other in enumerate(outcomes) if other == outcome] if outcome in outcomes else []
+
+
+def finds_added(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Return whether a fast path finds the added tokens: those of texts before normalisation, if they are few."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return len(added) <= _MOST_ADDED and not any(token.normalized for token in added)
 
 
 def find_frame(whole: tokenizers.Tokenizer, bare: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:

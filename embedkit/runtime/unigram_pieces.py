@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers.models import Unigram
 from tokenizers.normalizers import Precompiled
 
-from embedkit.runtime.kernel_pieces import KernelPieces, find_frame
+from embedkit.runtime.kernel_pieces import KernelPieces, find_frame, finds_added
 from embedkit.runtime.kernels import unigram
 from embedkit.runtime.tokenizer_rules import rules_of
 
@@ -66,8 +66,7 @@ class UnigramPieces(KernelPieces):
 
         The tokenizer is without padding and truncates on the right; ``max_length`` includes special tokens.
         """
-        added = tokenizer.get_added_tokens_decoder().values()
-        if unigram is None or type(tokenizer.model) is not Unigram or any(token.normalized for token in added):
+        if unigram is None or type(tokenizer.model) is not Unigram or not finds_added(tokenizer):
             return None
         frame = find_frame(tokenizer, tokenizer)
         if frame is None or _read_parts(tokenizer) is None:

@@ -17,7 +17,7 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from embedkit.runtime.kernel_pieces import KernelPieces, find_frame
+from embedkit.runtime.kernel_pieces import KernelPieces, find_frame, finds_added
 from embedkit.runtime.kernels import wordpiece
 from embedkit.runtime.token_ids import TokenIds
 
@@ -60,7 +60,7 @@ class PlainTexts:
     def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> Self | None:
         """Return the fast path of a tokenizer without padding, or None if it has none."""
         normalizer, added = tokenizer.normalizer, tokenizer.get_added_tokens_decoder().values()
-        if type(normalizer) is not BertNormalizer or any(token.normalized for token in added):
+        if type(normalizer) is not BertNormalizer or not finds_added(tokenizer):
             return None
         if type(tokenizer.model) is WordPiece and tokenizer.model.token_to_id(tokenizer.model.unk_token) is None:
             return None  # it raises an error for each unknown word

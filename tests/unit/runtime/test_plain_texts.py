@@ -98,6 +98,14 @@ def test_normalised_added_tokens_have_none(toy_tokenizer_json):
     assert PlainTexts.find(tokenizer, MAX_LENGTH) is None
 
 
+def test_thousands_of_added_tokens_have_none(toy_tokenizer_json):
+    tokenizer = parse(toy_tokenizer_json, **bert(lowercase=True))
+    tokenizer.add_special_tokens([f"[{number}]" for number in range(900)])
+    assert PlainTexts.find(tokenizer, MAX_LENGTH) is not None
+    tokenizer.add_special_tokens([f"[{number}]" for number in range(900, 1001)])
+    assert PlainTexts.find(tokenizer, MAX_LENGTH) is None
+
+
 def test_a_post_processor_that_does_more_than_frame_has_none(toy_tokenizer_json):
     twice = [{"Sequence": {"id": "A", "type_id": 0}}] * 2
     processor = {"type": "TemplateProcessing", "single": twice, "pair": twice, "special_tokens": {}}
