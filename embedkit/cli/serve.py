@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli.options import COLLECTION, MODEL, add_settings, explicit
+from embedkit.errors import EmbedkitError
 
 if TYPE_CHECKING:
     from embedkit.serving.http.access import KeyRing
@@ -85,9 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
         TRACING.start()
     service = Service.load(arguments.models, settings) if settings.workers == 1 else None
     log_access(settings, keys)
-    if service is None:
-        return Workers(arguments.models, settings, logger.level).run()
-    Server(service, keys).run()
+    try:
+        if service is None:
+            return Workers(arguments.models, settings, logger.level).run()
+        Server(service, keys).run()
+    except EmbedkitError as error:
+        logger.error("%s", error)  # noqa: TRY400 - a line of the log, for operators
+        return 1
     return 0
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from embedkit.errors import ConfigError
+from embedkit.errors import ConfigError, WorkerError
 from embedkit.extras import require
 from embedkit.serving.http.access import KeyRing
 from embedkit.serving.http.connections import Connection, Connections
@@ -169,7 +169,6 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.1
 _CANCEL_S = 1.0
-_FAILED_TO_START = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,11 @@ class Server:
         self.started = self.should_exit = False
 
     def run(self) -> None:
-        """Serve until stopped; SIGTERM is the usual way, and SIGINT a KeyboardInterrupt."""
+        """Serve until stopped; SIGTERM is the usual way, and SIGINT a KeyboardInterrupt.
+
+        Raises:
+            WorkerError: the server cannot listen at its address.
+        """
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self._serve())
         if signal.SIGINT in self._signals:
@@ -266,8 +269,7 @@ class Server:
             )
             listener.start()
         except OSError as error:
-            logger.error("%s", explain_refusal(settings.host, settings.port, error))  # noqa: TRY400
-            sys.exit(_FAILED_TO_START)
+            raise WorkerError(explain_refusal(settings.host, settings.port, error)) from None
         self.url = url_of(bound, tls=self._tls is not None)
         return listener
 

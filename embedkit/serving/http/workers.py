@@ -240,19 +240,19 @@ def _serve(config: WorkerConfig, parent_id: int) -> int:
     try:
         TRACING.start()
         service, keys = Service.load(config.models, settings, peers=peers), KeyRing.load(settings)
+        _report(READY)
+        if sys.stdin.buffer.readline() == GO:
+            listening = socket.socket(fileno=config.listening)
+            parent = Parent(
+                listening,
+                lifeline=sys.stdin.fileno(),
+                confirm=lambda: _report(SERVING),
+                is_stopping=lambda: os.getppid() != parent_id or Path(config.folder, STOPPING).exists(),
+            )
+            Server(service, keys, parent).run()
     except EmbedkitError as error:
         logger.error("worker %d: %s", config.number, error)  # noqa: TRY400 - it is for operators
         return 1
-    _report(READY)
-    if sys.stdin.buffer.readline() == GO:
-        listening = socket.socket(fileno=config.listening)
-        parent = Parent(
-            listening,
-            lifeline=sys.stdin.fileno(),
-            confirm=lambda: _report(SERVING),
-            is_stopping=lambda: os.getppid() != parent_id or Path(config.folder, STOPPING).exists(),
-        )
-        Server(service, keys, parent).run()
     return 0
 
 

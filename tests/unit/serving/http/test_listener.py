@@ -1,10 +1,12 @@
 import asyncio
 import errno
+import json
 import os
 import socket
 
 import pytest
 
+from embedkit.cli.main import main
 from embedkit.serving.http.server import Listener, bind, explain_refusal
 
 
@@ -109,3 +111,13 @@ def test_a_port_in_use_is_reported_with_a_way_out():
     assert sentence.startswith(f"cannot listen on 127.0.0.1 port {port}: ")
     assert sentence.endswith("choose another --port, or --port 0 for any free one")
     assert explain_refusal("h", 1, OSError("odd")) == "cannot listen on h port 1: odd"
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.skipif(os.name == "nt", reason="one"))])
+def test_a_server_that_cannot_listen_ends_with_an_error(toy_bundle, capsys, workers):
+    with bind("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        assert main(["serve", str(toy_bundle), "--port", str(port), "--workers", str(workers)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"].startswith(f"cannot listen on 127.0.0.1 port {port}: ")
