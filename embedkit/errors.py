@@ -176,7 +176,8 @@ class CommittedError(StorageError):
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return the question for the known name that is similar to a wrong one, or ``otherwise`` if none is."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    alike = [one for one in known if 3 * len(name) <= 7 * len(one)]  # for others, difflib's ratio is below 0.6
+    near = difflib.get_close_matches(name, alike, n=1) if alike else []
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
+import random
 import re
 
 import pytest
@@ -73,3 +74,16 @@ def test_errors_can_be_sent_between_processes(error):
 def test_a_similar_name_is_suggested_else_the_alternative():
     assert errors.did_you_mean("yaer", iter(["lang", "year"]), "none") == "did you mean 'year'?"
     assert errors.did_you_mean("xyzzy", {"lang": 1}, "none") == "none"
+
+
+def test_names_that_are_too_long_to_be_meant_are_not_compared(monkeypatch):
+    generator = random.Random(3)
+    compare, compared = errors.difflib.get_close_matches, []
+    for _ in range(300):
+        known = ["".join(generator.choices("ab", k=generator.randint(1, 9))) for _ in range(4)]
+        name = "".join(generator.choices("ab", k=generator.randint(1, 30)))
+        near = compare(name, known, n=1)
+        assert errors.did_you_mean(name, known, "none") == (f"did you mean {near[0]!r}?" if near else "none")
+    monkeypatch.setattr(errors.difflib, "get_close_matches", lambda name, *_, **__: compared.append(name) or [])
+    assert errors.did_you_mean("q" * 9_000_000, ["query"], "none") == "none"
+    assert not compared  # of which difflib would index every character first

@@ -14,6 +14,7 @@ from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.extras import require
 from embedkit.serving.http.admission import CALLER
 from embedkit.serving.http.protocols.collection import DocumentBody
+from embedkit.serving.http.protocols.fields import Listed
 from embedkit.serving.http.registry import Registry
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response
@@ -81,7 +82,7 @@ class McpServer:
 
     async def embed(
         self,
-        texts: Annotated[list[str], Field(min_length=1, max_length=_MOST_TEXTS, description="texts to embed")],
+        texts: Annotated[Listed[str], Field(min_length=1, max_length=_MOST_TEXTS, description="texts to embed")],
         model: Annotated[str | None, Field(description="name of the model; default: the first one")] = None,
     ) -> list[list[float]]:
         """Embed texts: unit vectors, whose inner products are the texts' similarities."""
@@ -91,7 +92,7 @@ class McpServer:
         return embeddings
 
     async def add(
-        self, documents: Annotated[list[DocumentBody], Field(min_length=1, description="documents to add")]
+        self, documents: Annotated[Listed[DocumentBody], Field(min_length=1, description="documents to add")]
     ) -> dict[str, int]:
         """Add documents to the collection: how many are new, and how many replaced others."""
         with self._answering() as registry:

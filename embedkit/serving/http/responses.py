@@ -60,6 +60,7 @@ _WORDS = {
 }
 _CLIENT_ERROR = ("invalid_request_error", "invalid_request", "Validation")
 _SERVER_ERROR = ("server_error", "server_error", "Backend")
+_PLACE_CHARACTERS = 200  # of a field's place in a message; a client chooses the names of unknown fields
 _SCALARS = {"str", "int", "float", "bool"}
 
 
@@ -115,6 +116,7 @@ def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: It
     message = ", or ".join(dict.fromkeys(messages)).replace(", or Input should be ", ", or ")
     if first["type"] == "extra_forbidden":
         message = "unknown field; " + did_you_mean(place, known, f"the fields are {', '.join(known)}")
+    place = place[:_PLACE_CHARACTERS]
     return problem(path, 400, f"{place}: {message}" if place else message, param=place or None)
 
 

@@ -70,7 +70,7 @@ class _Operator:
 def unknown_field(field: str, known: Iterable[str]) -> str:
     """Return a sentence on a field that no document has, suggesting a similar one."""
     hint = did_you_mean(field, sorted(known), f"the fields are {', '.join(sorted(known)) or 'none'}")
-    return f"filter: no document has the field {field!r}; {hint}"
+    return f"filter: no document has the field {field!r:.80}; {hint}"
 
 
 def parse_filter(conditions: Filter) -> list[Condition]:
@@ -120,11 +120,12 @@ def read_filter(text: str) -> dict[str, Any]:
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON; InputError if a name stands twice, of which Python would keep the last."""
-    names = [name for name, _ in pairs]
-    repeated = next((name for number, name in enumerate(names) if name in names[:number]), None)
-    if repeated is not None:
-        raise InputError(f"filter: {repeated!r:.40} stands twice in an object, and all conditions must hold")
-    return dict(pairs)
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InputError(f"filter: {name!r:.40} stands twice in an object, and all conditions must hold")
+        found[name] = value
+    return found
 
 
 def _read_value(text: str) -> Any:

@@ -12,6 +12,7 @@ from embedkit.serving.http.protocols.fields import (
     PRECISIONS,
     Dimensions,
     EmbeddingType,
+    Listed,
     ModelName,
     Problem,
     Schema,
@@ -55,20 +56,20 @@ class TextContent(Schema):
 class CohereInput(Schema):
     """An input of version 2; several contents are one text, joined by line breaks."""
 
-    content: list[Annotated[TextContent, BeforeValidator(refuse_image)]] = Field(min_length=1)
+    content: Listed[Annotated[TextContent, BeforeValidator(refuse_image)]] = Field(min_length=1)
 
 
 class CohereEmbedRequest(Schema):
     """Cohere's request, with either texts or inputs; images are not supported."""
 
-    texts: list[str] | None = Field(None, min_length=1)
-    inputs: list[CohereInput] | None = Field(None, min_length=1)
+    texts: Listed[str] | None = Field(None, min_length=1)
+    inputs: Listed[CohereInput] | None = Field(None, min_length=1)
     images: Annotated[None, BeforeValidator(refuse_image)] = Field(None, description="not supported")
     model: ModelName = None
     input_type: str | None = Field(
         None, description="search_query and search_document select the model's prompts; other values select none"
     )
-    embedding_types: list[EmbeddingType] | None = None
+    embedding_types: Listed[EmbeddingType] | None = None
     output_dimension: Dimensions = None
     output_dtype: Annotated[None, BeforeValidator(refuse_type)] = Field(None, description="not supported")
     embedding_type: Annotated[None, BeforeValidator(refuse_type)] = Field(None, description="not supported")
@@ -109,10 +110,10 @@ class RerankRequest(Schema):
     """Request of Cohere and Jina."""
 
     query: str
-    documents: list[str | RerankDocument]
+    documents: Listed[str | RerankDocument]
     model: ModelName = None
     top_n: int | None = Field(None, ge=1, description="number of documents to return; default: all")
-    rank_fields: Annotated[list[str] | None, AfterValidator(refuse_fields)] = Field(
+    rank_fields: Annotated[Listed[str] | None, AfterValidator(refuse_fields)] = Field(
         None, description="fields of documents that are read; only text is supported"
     )
     return_documents: bool | None = Field(

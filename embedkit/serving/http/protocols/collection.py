@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from embedkit.errors import InputError, did_you_mean
-from embedkit.serving.http.protocols.fields import OwnSchema, Problem, Schema
+from embedkit.serving.http.protocols.fields import Listed, OwnSchema, Problem, Schema
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, problem, to_json
 from embedkit.serving.http.routes import Routes
@@ -146,7 +146,7 @@ class CollectionMap(Schema):
 class UpsertRequest(OwnSchema):
     """Documents to add; existing ones with the same ids are replaced."""
 
-    documents: list[DocumentBody] = Field(min_length=1)
+    documents: Listed[DocumentBody] = Field(min_length=1)
 
 
 class UpsertAnswer(Schema):
@@ -159,7 +159,7 @@ class UpsertAnswer(Schema):
 class DeleteRequest(OwnSchema):
     """Documents to delete."""
 
-    ids: list[str]
+    ids: Listed[str]
 
 
 class DeleteAnswer(Schema):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from embedkit.runtime.packing import Precision
 
-Texts = Annotated[str | list[str], Field(description="a text, or a list of texts")]
+Item = TypeVar("Item")
+Listed = Annotated[list[Item], Field(fail_fast=True)]
+"""A list in a request. Its first wrong item is reported alone: errors of a million items would take gigabytes."""
+
+Texts = Annotated[str | Listed[str], Field(description="a text, or a list of texts")]
 ModelName = Annotated[str | None, Field(description="name of the model; default: the first one")]
 PromptName = Annotated[str | None, Field(description="name of a prompt of the model, prepended to every text")]
 Dimensions = Annotated[
@@ -46,11 +50,17 @@ class OwnSchema(Schema):
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not cls.synonyms.keys() & data.keys():
+        """Give fields their own names; of those that are unknown, keep the first, which is reported alone."""
+        if not isinstance(data, dict) or data.keys() <= cls.model_fields.keys():
             return data
         renamed: dict[str, Any] = {}
+        is_known = True
         for name, value in data.items():
             field = cls.synonyms.get(name, name)
+            if field not in cls.model_fields:
+                if not is_known:
+                    continue
+                is_known = False
             if field in renamed:
                 raise ValueError(f"{field} is given twice, as {name!r} and by another name")
             renamed[field] = value

@@ -12,6 +12,7 @@ from embedkit.serving.http.protocols.fields import (
     PRECISIONS,
     Dimensions,
     EmbeddingType,
+    Listed,
     ModelName,
     Problem,
     PromptName,
@@ -28,10 +29,10 @@ from embedkit.serving.http.routes import Routes
 routes = Routes("OpenAI", errors=Problem)
 
 TokenIds = Annotated[
-    list[int] | list[list[int]],
+    Listed[int] | Listed[Listed[int]],
     Field(description="token ids of a text, or of several, including special tokens"),
 ]
-Types = EmbeddingType | list[EmbeddingType] | None
+Types = EmbeddingType | Listed[EmbeddingType] | None
 Value = TypeVar("Value")
 _ROLES: Final[dict[str, Role]] = {"query": "query", "passage": "document", "document": "document"}
 

@@ -13,6 +13,7 @@ from embedkit.errors import InputError
 from embedkit.serving.http.embedding import RankingResult, cosines
 from embedkit.serving.http.protocols.fields import (
     Dimensions,
+    Listed,
     ModelName,
     PromptName,
     Schema,
@@ -72,7 +73,7 @@ class SimilarityInputs(Schema):
     """One text, and the texts to compare with it."""
 
     source_sentence: str
-    sentences: list[str] = Field(min_length=1)
+    sentences: Listed[str] = Field(min_length=1)
 
 
 class SimilarityRequest(Schema):
@@ -120,7 +121,7 @@ class TeiToken(Schema):
 class TeiPredictRequest(Schema):
     """A pair of texts, or a list of pairs, as in text-embeddings-inference."""
 
-    inputs: list[str] | list[list[str]] = Field(description="a pair of texts, or a list of pairs")
+    inputs: Listed[str] | Listed[Listed[str]] = Field(description="a pair of texts, or a list of pairs")
     raw_scores: bool = Field(False, description="whether scores are logits, before the sigmoid")
     truncate: Truncate = None
     truncation_direction: Direction = None
@@ -168,8 +169,8 @@ class TeiRerankRequest(Schema):
     """Request of text-embeddings-inference, plus ``model``; or infinity's, with ``documents`` for ``texts``."""
 
     query: str
-    texts: list[str] | None = None
-    documents: list[str] | None = Field(None, description="texts to rank, as infinity's clients name them")
+    texts: Listed[str] | None = None
+    documents: Listed[str] | None = Field(None, description="texts to rank, as infinity's clients name them")
     model: ModelName = None
     raw_scores: bool = Field(False, description="whether scores are logits, before the sigmoid")
     return_text: bool = False

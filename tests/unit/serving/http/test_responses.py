@@ -6,9 +6,11 @@ import errno
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from embedkit import errors
-from embedkit.serving.http.responses import HTTP_STATUSES, explain, problem
+from embedkit.serving.http.protocols import cohere, collection, ollama, openai, tei
+from embedkit.serving.http.responses import HTTP_STATUSES, explain, explain_validation, problem
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,36 @@ def test_every_embedkit_error_has_a_status():
 )
 def test_errors_have_the_form_of_the_client(path, keys):
     assert set(json.loads(problem(path, 400, "no").body)) == keys
+
+
+SCHEMAS = {
+    (route.path, route.schema)
+    for module in (cohere, collection, ollama, openai, tei)
+    for route in (*module.routes, *getattr(module, "writing_routes", ()))
+    if route.schema is not None
+}
+
+
+def errors_of(schema, content):
+    try:
+        schema.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        return error.errors()
+    return []
+
+
+@pytest.mark.parametrize(("path", "schema"), sorted(SCHEMAS, key=lambda pair: pair[0]))
+def test_of_many_wrong_items_and_unknown_fields_the_first_alone_is_reported(path, schema):
+    """Errors of a million items, which fit into a request, took gigabytes and a minute of the event loop."""
+    wrong = {"model": "m", "query": "q", **{f"unknown{number}": 1 for number in range(40)}}
+    for name in schema.model_fields.keys() - wrong.keys():
+        for item in ({}, {"content": [{}] * 40}, [[]] * 40, True):
+            found = errors_of(schema, {**wrong, name: [item] * 40})
+            assert len(found) < 20  # a few for each type that a field may have
+
+
+def test_the_place_of_an_error_is_short():
+    found = errors_of(collection.DeleteRequest, {"ids": [], "x" * 9000: 1})
+    answer = json.loads(explain_validation(found, "/v1/search", ["ids"]).body)["error"]
+    assert answer["message"] == f"{'x' * 200}: unknown field; the fields are ids"
+    assert answer["param"] == "x" * 200
