@@ -69,7 +69,7 @@ def write_comparison(
     shown = [*entries, *_timed_only(reports, entries)]
     parts = ["# Comparison", *_parts(shown, _judge(shown, evaluations), reports)]
     with atomic_file(path) as temporary:
-        temporary.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        temporary.write_text("\n\n".join(parts) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def _timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> list[Entry]:

@@ -84,6 +84,11 @@ def test_an_entry_with_few_facts(write):
     assert ["run", "run, not finished", "", "", "", "", ""] in rows(text)
 
 
+def test_a_name_of_a_file_need_not_be_utf_8(write):
+    text = write([Entry(label="\udce9", kind="bundle", source="\udce9.onnx")])
+    assert "\\udce9" in [row[0] for row in rows(text)]
+
+
 def entry(label, **changes):
     return Entry(**{"label": label, "kind": "run", "source": f"runs/{label}", **changes})
 
