@@ -277,7 +277,7 @@ def _reload(kind: type[Model[Any]], origin: Origin, fingerprint: str) -> Model[A
 BUNDLE_FOLDER_KEY = "embedkit_bundle"
 """Key of ``config.json`` in a folder whose ``onnx/model.onnx`` is a bundle, as ``embedkit push`` writes it."""
 
-_LOADERS = {"encoder": "Encoder.load", "cross-encoder": "CrossEncoder.load"}
+_LOADERS = {"encoder": "Encoder.load", "cross-encoder": "CrossEncoder.load, or --rerank of a command"}
 
 # The file that identifies a folder of another library, and the function that reads the folder.
 _FOLDERS = {

@@ -220,7 +220,8 @@ def test_a_folder_with_another_activation_is_refused(toy_cross_folder, activatio
 
 
 def test_models_of_the_other_kind_are_refused(toy_cross_bundle, toy_bundle):
-    with pytest.raises(ModelError, match=r"toy-cross is a model of kind 'cross-encoder'; use CrossEncoder\.load"):
+    refusal = r"toy-cross is a model of kind 'cross-encoder'; use CrossEncoder\.load, or --rerank of a command"
+    with pytest.raises(ModelError, match=refusal):
         Encoder.load(toy_cross_bundle)
     with pytest.raises(ModelError, match=r"toy is a model of kind 'encoder'; use Encoder\.load"):
         CrossEncoder.load(toy_bundle)
