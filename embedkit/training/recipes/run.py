@@ -62,7 +62,7 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     merged = merge(_presets(entry, _table(mapping, "student"), _table(mapping, "settings")), mapping)
     problems: list[str] = []
     config = _read(RunConfig, merged, source, problems)
-    settings = _read(entry.settings_class, merged.get("settings", {}), f"{source} settings".strip(), problems)
+    settings = _read(entry.settings_class, merged.get("settings", {}), source, problems, prefix="settings.")
     teachers = _teacher_count(mapping)
     problem = entry.batch_spec.teacher_problem(teachers)
     if settings is not None:
@@ -392,10 +392,12 @@ def _presets(entry: Recipe, student: Mapping[str, Any], settings: Mapping[str, A
     return presets
 
 
-def _read(cls: type[Config], mapping: object, source: str, problems: list[str]) -> Config | None:
+def _read(
+    cls: type[Config], mapping: object, source: str, problems: list[str], *, prefix: str = ""
+) -> Config | None:
     """Return a config, or None after adding its problems to the list."""
     try:
-        return from_mapping(cls, mapping, source=source) if isinstance(mapping, Mapping) else None
+        return from_mapping(cls, mapping, source=source, prefix=prefix) if isinstance(mapping, Mapping) else None
     except ConfigError as error:
         problems += error.problems
         return None

@@ -77,11 +77,11 @@ class TestResolve:
             "settings": {"queue_syze": 1, "weight": 0},
         }
         assert sorted(problems_of(mapping, source="r.toml")) == [
-            "r.toml settings: queue_syze is not a setting; did you mean 'queue_size'?",
-            "r.toml settings: weight is greater than 0, not 0.0",
             "r.toml: corpus is missing: name files or hub sets with --corpus or [[corpus]]",
             "r.toml: optim.lr is greater than 0, not -1.0",
             "r.toml: sead is not a setting; did you mean 'seed'?",
+            "r.toml: settings.queue_syze is not a setting; did you mean 'queue_size'?",
+            "r.toml: settings.weight is greater than 0, not 0.0",
             "r.toml: student.size is one of tiny, mini, small, not 'huge'",
             "this method needs a teacher: name one with --teacher or [teacher]",
         ]
