@@ -23,6 +23,7 @@ from embedkit.serving.http.batcher import Batcher, background_threads
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import span
+from embedkit.serving.retrieval.exact_index import inner_products
 
 Result = TypeVar("Result")
 MakeBatcher = Callable[[str, Callable[[Tokens], FloatArray], Rate], Batcher]
@@ -244,17 +245,6 @@ def _tokens_to_json(spans: Sequence[Sequence[TokenSpan]], check: Callable[[int],
     return bytes(content + b"]")
 
 
-def cosines(rows: FloatArray, row: FloatArray) -> FloatArray:
-    """Return the cosines of ``(N, D) float32, unit rows`` with one row: ``(N,) float32``.
-
-    In the last bits, a matrix product would depend on the number and the order of the rows, so that equal texts
-    would have different scores. The index of a collection computes the same sums.
-    """
-    products = rows.astype(np.float64) * row.astype(np.float64)
-    scores: FloatArray = products.sum(axis=-1).astype(np.float32)
-    return scores
-
-
 _PAIR_TOKENS_PER_S = 20_000.0  # initial estimate
 
 
@@ -295,7 +285,7 @@ class CosineRanker:
                 self._embedder.run([query], role="query", truncate=truncate),
                 self._embedder.run(texts, role="document", truncate=truncate),
             )
-        scores = cosines(many.rows, one.rows[0])
+        scores = inner_products(many.rows, one.rows[0])
         return RankingResult(scores, one.tokens + many.tokens, one.truncated + many.truncated)
 
 

@@ -124,12 +124,21 @@ def rank_together(
     queries: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int
 ) -> tuple[FloatArray, RowNumbers]:
     """As :func:`rank`, for queries ``(Q, D)`` with equally many candidates ``(Q, C)``: ``(Q, min(k, C))`` each."""
-    # Not a matrix product: a sum along the last axis adds every row in the same order.
     with np.errstate(over="ignore", invalid="ignore"):
-        products = rows[candidates].astype(np.float64) * queries[:, np.newaxis].astype(np.float64)
-        scores = products.sum(axis=-1).astype(np.float32)
+        scores = inner_products(rows[candidates], queries[:, np.newaxis])
     order = np.lexsort((candidates, -scores))[:, :k]
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1)
+
+
+def inner_products(rows: FloatArray, others: FloatArray) -> FloatArray:
+    """Return the inner products of ``(..., D) float32`` along the last axis, in the same bits wherever a row is.
+
+    A matrix product would depend on the number and the order of the rows in the last bits. A sum along the last
+    axis adds every row in the same order.
+    """
+    products = rows * others.astype(np.float64)
+    sums: FloatArray = products.sum(axis=-1).astype(np.float32)
+    return sums
 
 
 def score_slack(queries: FloatArray) -> FloatArray:

@@ -14,7 +14,7 @@ from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.runtime.arguments import check_flag, check_number, check_whole, shown
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
-from embedkit.serving.retrieval.exact_index import Ranking
+from embedkit.serving.retrieval.exact_index import Ranking, inner_products
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.store import Selection, View
 
@@ -145,7 +145,7 @@ def rerank_scores(reranker: Reranker, queries: Sequence[str], texts: Sequence[Se
     else:
         flat = [text for candidates in texts for text in candidates]
         repeated = np.repeat(embed_queries(queries, reranker), lengths, axis=0)
-        scores = np.einsum("nd,nd->n", repeated, embed_texts(flat, reranker))
+        scores = inner_products(embed_texts(flat, reranker), repeated)
     return np.split(_checked_scores(scores, sum(lengths), reranker.name), np.cumsum(lengths))[: len(lengths)]
 
 

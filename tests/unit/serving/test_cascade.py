@@ -197,6 +197,12 @@ def test_another_encoder_may_rerank(library, other_encoder):
     assert list(hits[0][0].scores) == ["dense", "lexical", "fused", "rerank"]
 
 
+def test_an_encoder_gives_the_scores_of_a_search_as_a_reranker(library, encoder):
+    hits = library.search("the sea", k=len(library))
+    again = library.search("the sea", k=len(library), candidates=len(library), rerank=encoder)
+    assert {hit.id: hit.score for hit in again} == {hit.id: hit.score for hit in hits}
+
+
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.5])
 def test_a_weight_blends_the_re_ranker_with_the_stage_before(library, hybrid, weight):

@@ -117,7 +117,8 @@ class RerankRequest(Schema):
         None, description="fields of documents that are read; only text is supported"
     )
     return_documents: bool | None = Field(
-        None, description="whether the response contains the texts; default: as Jina's does, under /v1 only"
+        None,
+        description="whether the response contains the texts; default: true under /v1, as in Jina's API",
     )
 
 
@@ -166,7 +167,7 @@ async def embed(body: CohereEmbedRequest, request: Request) -> Response:
             "response_type": "embeddings_floats" if as_rows else "embeddings_by_type",
             "embeddings": by_type["float"] if as_rows else by_type,
             "texts": texts,
-            "meta": {"api_version": {"version": request.path[2]}, "billed_units": units, "tokens": units},
+            "meta": {"api_version": {"version": _version(request)}, "billed_units": units, "tokens": units},
         }
     )
 
@@ -179,8 +180,8 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     ranked = await ranker.rank(body.query, texts)
     request.note(texts=len(texts), tokens=ranked.tokens, truncated=ranked.truncated)
-    is_jinas = request.path == "/v1/rerank"
-    returns_texts = is_jinas if body.return_documents is None else body.return_documents
+    version = _version(request)
+    returns_texts = version == "1" if body.return_documents is None else body.return_documents
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": float(ranked.scores[index])}
         | ({"document": {"text": texts[index]}} if returns_texts else {})
@@ -192,6 +193,11 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
             "model": ranker.manifest.name,
             "results": results,
             "usage": {"prompt_tokens": ranked.tokens, "total_tokens": ranked.tokens},
-            "meta": {"api_version": {"version": request.path[2]}, "billed_units": {"search_units": 0}},
+            "meta": {"api_version": {"version": version}, "billed_units": {"search_units": 0}},
         }
     )
+
+
+def _version(request: Request) -> str:
+    """Return the version of the API that was asked for, ``"1"`` or ``"2"``."""
+    return request.path.split("/")[1].removeprefix("v")

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from embedkit import __version__
 from embedkit.errors import InputError
-from embedkit.serving.http.embedding import RankingResult, cosines
+from embedkit.serving.http.embedding import RankingResult
 from embedkit.serving.http.protocols.fields import (
     Dimensions,
     Listed,
@@ -26,6 +26,7 @@ from embedkit.serving.http.protocols.fields import (
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, to_json
 from embedkit.serving.http.routes import Routes
+from embedkit.serving.retrieval.exact_index import inner_products
 
 routes = Routes("text-embeddings-inference", errors=TeiProblem)
 
@@ -244,7 +245,7 @@ async def compare(body: SimilarityRequest, request: Request) -> Response:
         truncate=how.truncate,
     )
     request.note(texts=len(done.rows), tokens=done.tokens, truncated=done.truncated)
-    return to_json(cosines(done.rows[1:], done.rows[0]))
+    return to_json(inner_products(done.rows[1:], done.rows[0]))
 
 
 @routes.post("/", list[list[float]] | list[float])

@@ -79,7 +79,7 @@ def test_without_a_cross_encoder_the_cosine_ranks(client, toy_encoder):
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/similarity"])
 def test_a_text_has_one_cosine_wherever_it_is(serve, path):
-    """A matrix product would round the same cosine to other bits in another row, and tear equal texts apart."""
+    """A matrix product would round the same cosine to other bits in another row."""
     texts = ["Bees dance.", "the sea", "a dog"]
     scores = {text: set() for text in texts}
     with serve(encoder=Encoder.load("tiny", threads=1)) as url, httpx.Client(base_url=url) as client:
