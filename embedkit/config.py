@@ -115,8 +115,10 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
     return result
 
 
-def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(under: Mapping[str, Any], over: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Merge ``over`` into ``under``, table by table; lists are replaced as a whole.
+
+    ``prefix`` is the path of both, such as ``"optim."``, for the error.
 
     Raises:
         ConfigError: a table of ``over`` would replace a value of ``under`` that is none.
@@ -127,9 +129,9 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if below is None or not isinstance(value, Mapping):
             merged[key] = value
         elif isinstance(below, Mapping):
-            merged[key] = merge(below, value)
+            merged[key] = merge(below, value, f"{prefix}{key}.")
         else:
-            raise ConfigError(f"{key}.{next(iter(value), '')} cannot be set: {key} is not a table")
+            raise _no_table(f"{prefix}{key}", next(iter(value), ""))
     return merged
 
 
@@ -145,7 +147,11 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def lay_over(mapping: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+def _no_table(path: str, rest: str) -> ConfigError:
+    return ConfigError(f"{path}.{rest} cannot be set: {path} is not a table")
+
+
+def lay_over(mapping: Mapping[str, Any], path: str, value: Any, prefix: str = "") -> dict[str, Any]:
     """Return a copy of ``mapping`` with the value at ``path``, e.g. ``"optim.lr"``, set.
 
     Raises:
@@ -156,8 +162,8 @@ def lay_over(mapping: Mapping[str, Any], path: str, value: Any) -> dict[str, Any
         return {**mapping, key: value}
     table = mapping.get(key, {})
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{path} cannot be set: {key} is not a table")
-    return {**mapping, key: lay_over(table, rest, value)}
+        raise _no_table(f"{prefix}{key}", rest)
+    return {**mapping, key: lay_over(table, rest, value, f"{prefix}{key}.")}
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

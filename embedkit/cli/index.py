@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 from collections import Counter
@@ -39,7 +40,7 @@ embedkit index verify idx/ --json
 """
 
 _NAMED = 5  # unknown ids in a warning
-_MOST_WINDOWS = 16_384  # of a document; more results than this are no search for Milvus
+_LARGEST_GAP = 100  # windows in a row that were deleted, beyond which older ones are not found
 _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
 
 
@@ -256,16 +257,16 @@ def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _Counte
 
 def _outdated(collection: Collection, counts: Mapping[str, int]) -> list[str]:
     """Return the ids of windows beyond the last one of each document, which was longer before."""
-    import numpy as np
-
+    ids = list[str]()
     if len(collection) == sum(counts.values()):  # the windows that were just added, and no others
-        return []
-    nowhere, most = np.zeros((1, collection.manifest.dimension), np.float32), min(len(collection), _MOST_WINDOWS)
-    ids = []
+        return ids
     for document, count in counts.items():
-        (hits,) = collection.search_embeddings(nowhere, most, filter={"document": document})
-        numbers = ((hit.id, hit.id.removeprefix(f"{document}#")) for hit in hits)
-        ids += [id_ for id_, number in numbers if number != id_ and number.isdecimal() and int(number) >= count]
+        for start in itertools.count(count, _LARGEST_GAP):
+            found = collection.get([f"{document}#{number}" for number in range(start, start + _LARGEST_GAP)])
+            old = [window.id for window in found if window and (window.metadata or {}).get("document") == document]
+            if not old:
+                break
+            ids += old
     return ids
 
 

@@ -81,12 +81,13 @@ def lay_settings_over(
 ) -> dict[str, Any]:
     """Return the configuration of a run with flags, at their paths such as ``optim.lr``, and then ``--set``."""
     from embedkit.config import apply_overrides, lay_over
-    from embedkit.training.config import override
+    from embedkit.training.config import override, without_steps
 
     given: dict[str, Any] = {}
     for name, value in explicit(arguments, *flags).items():
         given = lay_over(given, flags[name], value)
-    return override(override(mapping, given), apply_overrides({}, arguments.set))
+    result = override(mapping, given)
+    return apply_overrides(without_steps(result, apply_overrides({}, arguments.set)), arguments.set)
 
 
 def show(arguments: argparse.Namespace, result: object, sentence: str) -> None:

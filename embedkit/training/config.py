@@ -224,11 +224,16 @@ class RunConfig:
 
 
 def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the settings of a run into earlier ones; its epochs replace earlier steps, which would win."""
+    """Merge the settings of a run into earlier ones; its epochs replace earlier steps."""
+    return merge(without_steps(under, over), over)
+
+
+def without_steps(under: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return earlier settings of a run without their steps, which would win, if later ones have epochs."""
     optim, later = under.get("optim"), over.get("optim")
     if isinstance(optim, Mapping) and isinstance(later, Mapping) and "epochs" in later:
-        under = {**under, "optim": {key: value for key, value in optim.items() if key != "steps"}}
-    return merge(under, over)
+        return {**under, "optim": {key: value for key, value in optim.items() if key != "steps"}}
+    return under
 
 
 def measure_of(method: str, *, on_pairs: bool) -> str:

@@ -204,6 +204,10 @@ class TestOverrides:
         with pytest.raises(ConfigError):
             apply_overrides({"d": 3, "list": [{"x": 0}]}, [override])
 
+    def test_errors_name_the_whole_path(self):
+        with pytest.raises(ConfigError, match=r"^a\.b\.c\.d cannot be set: a\.b is not a table$"):
+            lay_over({"a": {"b": 1}}, "a.b.c.d", 2)
+
     def test_lay_over_takes_any_value_as_it_is(self):
         assert lay_over({"a": {"b": 1}}, "a.c", '"1"') == {"a": {"b": 1, "c": '"1"'}}
 
@@ -211,7 +215,7 @@ class TestOverrides:
 def test_no_table_replaces_another_value():
     assert merge({"a": {"b": 1, "c": [2]}, "d": 3}, {"a": {"c": [4]}, "d": 5}) == {"a": {"b": 1, "c": [4]}, "d": 5}
     for under in ({"a": {"b": 1}}, {"a": {"b": [{"c": 1}]}}):
-        with pytest.raises(ConfigError, match=r"b\.c cannot be set: b is not a table"):
+        with pytest.raises(ConfigError, match=r"^a\.b\.c cannot be set: a\.b is not a table$"):
             merge(under, {"a": {"b": {"c": 2}}})
 
 

@@ -172,6 +172,12 @@ class TestConfiguration:
         assert (found["seed"], found["student"]["size"], found["corpus"][0]["path"]) == (4, "mini", "r.txt")
         assert check(capsys, str(recipe), "--corpus", "b.txt")["corpus"][0]["path"] == "b.txt"
 
+    def test_a_table_of_set_replaces_that_of_the_recipe(self, capsys, tmp_path):
+        recipe = tmp_path / "r.toml"
+        recipe.write_text("[optim]\nsteps = 8\nlr = 1e-3\n")
+        optim = check(capsys, str(recipe), *self.BARE, "--set", "optim={lr=2e-3}")["optim"]
+        assert optim == check(capsys, *self.BARE, "--set", "optim.lr=2e-3")["optim"]
+
     def test_check_prints_a_recipe_of_the_same_run(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
         flags = ["--name", 'a "b" \\ c', "--size", "small", "--set", "optim.lr=0.1"]
