@@ -158,11 +158,13 @@ def adapt(
     materials = prepare(config, control, teacher=True)  # from the cache filled by the run
     held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
     before = _cosines(held_out, old) if old.dimension == materials.teachers[0].dimension else {}
-    if before and _mean(before) < _LEAST_AGREEMENT and not has_space(old.manifest.teacher, materials.teachers[0]):
+    agreement = _mean(before) if before else 1.0
+    if agreement < _LEAST_AGREEMENT and not has_space(old.manifest.teacher, materials.teachers[0]):
         logger.warning(
             "%s and the teacher have different embedding spaces, so the old and the new encoder are not compared: "
             "the mean cosine of their embeddings is %.2f",
-            *(old.name, _mean(before)),
+            old.name,
+            agreement,
         )
         before = {}
     precision, _, words = old.manifest.precision.partition(_WORDS)

@@ -144,8 +144,8 @@ def cache_folder(name: str) -> Path:
         raise InputError(f"{error}{_ANOTHER_CACHE}") from error
 
 
-def is_cached(path: Path) -> bool:
-    """Return whether a file is in the cache; False, too, if the cache cannot be read."""
+def is_readable_file(path: Path) -> bool:
+    """Return whether there is a file; False, too, if its folder cannot be read."""
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises where a folder cannot be read
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from embedkit.atomic import atomic_file, cache_folder, is_cached
+from embedkit.atomic import atomic_file, cache_folder, is_readable_file
 from embedkit.errors import DataError, EmbedkitError, StorageError, first_line
 from embedkit.extras import require
 
@@ -109,7 +109,7 @@ class ObjectStore(NamedTuple):
     def copy(self, name: str, version: str, *, root: str | None = None) -> Path:
         """The copy of the object in the cache, made if necessary, below that of the folder at ``root``."""
         target = _cache_folder(root or self.url, version) / name
-        if not is_cached(target):
+        if not is_readable_file(target):
             with atomic_file(target) as temporary, _reading(self.url):
                 self.system.get_file(self.path, str(temporary))
         return target

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
-from embedkit.atomic import atomic_file, cache_folder, is_cached
+from embedkit.atomic import atomic_file, cache_folder, is_readable_file
 from embedkit.errors import DataError, first_line
 from embedkit.extras import require
 
@@ -428,7 +428,7 @@ class HubDataset:
             yield from load()
             return
         path = cache_folder("sets") / self.id / self.revision / f"{name}.jsonl.gz"
-        if not is_cached(path):
+        if not is_readable_file(path):
             with atomic_file(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8") as file:
                 file.writelines(json.dumps(fields, default=_no_json) + "\n" for fields in load())
         for _, record in read_records(path):

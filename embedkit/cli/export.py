@@ -207,12 +207,10 @@ def _variant_lines(variants: Sequence[Variant], chosen: Variant | None) -> Itera
 def _vocabulary_texts(path: Path | None) -> list[str] | None:
     if path is None or not path.is_dir():
         return _read_all(path)
-
     return cast(list[str], require("embedkit.training.recipes.run", extra="train").training_text(path))
 
 
 def _read_all(path: Path | None) -> list[str] | None:
-
     return None if path is None else list(read_texts(path, "text"))
 
 

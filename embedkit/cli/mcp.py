@@ -42,10 +42,11 @@ def run(arguments: argparse.Namespace) -> None:
     server = McpServer(service)
     if not arguments.http:
         # The SDK reads standard input in a thread, which no exception can end: let Ctrl-C act as SIGTERM does.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             asyncio.run(server.run_on_stdio())
         finally:
+            signal.signal(signal.SIGINT, before)
             service.close()
         return
     keys = KeyRing.load(settings)

@@ -132,7 +132,7 @@ def _bundle_entry(source: str) -> Entry:
 
 
 def _origin(card: Card | Manifest) -> dict[str, Any]:
-    """Return the fields of an entry that tell how the model was trained."""
+    """Return the fields of an entry that describe the training."""
     from embedkit.reporting.comparison import flat_recipe
 
     score, dev = card.metrics.get("dev_spearman"), card.config.get("dev", {})

@@ -39,7 +39,7 @@ def load_tokenizer(
 
     ``tokenizer_config.json`` overrides what ``tokenizer.json`` says about case, accents, added tokens and
     truncation, differently in each class of transformers, which therefore applies it. Older formats are converted.
-    ``with_types`` tells that the network reads the types of a pair's tokens, which transformers may not give it.
+    ``with_types`` is for a network that reads the types of a pair's tokens, which transformers may not give it.
 
     Raises:
         ModelError: there is no tokenizer, or it cannot be read.
@@ -91,7 +91,7 @@ def library_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer, *, with_types: bool = True) -> None:
     """Write ``tokenizer.json`` and the ``tokenizer_config.json`` that transformers needs.
 
-    ``with_types`` tells that the network reads the types of a pair's tokens; others do not accept them.
+    ``with_types`` is for a network that reads the types of a pair's tokens; others do not accept them.
     """
     pair_inputs = ["token_type_ids"] if isinstance(tokenizer, PairTokenizer) and with_types else []
     (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")

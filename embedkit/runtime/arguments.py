@@ -146,7 +146,7 @@ def shown(value: object) -> str:
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # of Python, which would take too long to write the number
-        number = f"an integer of more than {sys.get_int_max_str_digits()} digits"
-        return number if isinstance(value, int) else f"{type(value).__name__} with {number}"
+        digits = f"an integer of more than {sys.get_int_max_str_digits()} digits"
+        return digits if isinstance(value, int) else type(value).__name__
     text = text if len(text) <= 60 else text[:59] + "…"
     return text if value is None or isinstance(value, (str, int, float)) else f"{type(value).__name__} {text}"

@@ -353,7 +353,7 @@ def _check_tokens(path: Path, content: dict[str, Any], settings: Mapping[str, An
     frame = _frame(content.get("post_processor"))
     stored = {**dict(zip(("cls_token", "sep_token"), frame, strict=False)), "unk_token": model.get("unk_token")}
     named_so = {role: _spelling(special.get(role, token)) for role, token in stored.items() if token}
-    if len(frame) != len(("cls", "sep")) or any(stored[role] != token for role, token in named_so.items()):
+    if len(frame) != 2 or any(stored[role] != token for role, token in named_so.items()):
         raise ModelError(f"{path} has {stored}, other files of the folder {named_so}; {_DIFFER}")
 
 

@@ -22,7 +22,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from embedkit.atomic import atomic_file, cache_folder, expanded, is_cached
+from embedkit.atomic import atomic_file, cache_folder, expanded, is_readable_file
 from embedkit.errors import DataError, InputError, ModelNotFoundError, did_you_mean, first_line
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
@@ -234,7 +234,7 @@ class PublishedModel:
         places = [_CHECKOUT / self._file, self._local]
         with contextlib.suppress(InputError):  # without a home folder, there is no cache
             places.append(self._cached)
-        return next((path for path in places if path is not None and is_cached(path)), None)
+        return next((path for path in places if path is not None and is_readable_file(path)), None)
 
     def find(self) -> Path:
         """Return the path of the file, after fetching it if necessary.
@@ -341,7 +341,7 @@ def unpack(bundle: Traversable) -> Path:
         return bundle
     content = bundle.read_bytes()
     path = cache_folder("bundled") / hashlib.sha256(content).hexdigest()[:16] / bundle.name
-    if not is_cached(path):
+    if not is_readable_file(path):
         with atomic_file(path) as temporary:
             temporary.write_bytes(content)
     return path

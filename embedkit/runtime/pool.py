@@ -37,7 +37,8 @@ class EncoderPool:
         encoder: the encoder to replicate; validates the keyword arguments.
         origin: path from which the processes load the model.
         processes: number of processes, at most eight for each available processor; if None, one for each.
-        threads: threads per process; if None, the available processors are divided among the processes.
+        threads: threads per process, of which at most eight for each available processor are used; if None, the
+            available processors are divided among the processes.
 
     Attributes:
         processes: number of processes.
@@ -57,7 +58,7 @@ class EncoderPool:
     ) -> None:
         self.processes = check_count(processes, "processes", most=most_processes()) or available_threads()
         asked = check_count(threads, "threads") or max(1, available_threads() // self.processes)
-        self.threads = min(asked, most_processes())  # more are never used, and may be a number too long to write
+        self.threads = min(asked, most_processes())
         self.source = origin.source
         self.name, self.manifest = encoder.name, encoder.manifest
         self.fingerprint, self.numerics = encoder.fingerprint, encoder.numerics

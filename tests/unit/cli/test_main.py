@@ -310,7 +310,7 @@ def test_python_dash_m_is_the_same_command():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="closes streams with a shell")
 def test_standard_streams_may_be_closed():
-    """Files and sockets get none of their numbers; uvloop, for one, aborts when it closes such a one."""
+    """Files and sockets get none of their numbers, with which uvloop aborts."""
     code = "import os, sys; from embedkit.cli.main import main; main(['methods']); sys.exit(os.dup(2) - 3)"
     command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, code]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
