@@ -366,13 +366,30 @@ def plain_attention(network: PreTrainedModel) -> Iterator[None]:
 @contextlib.contextmanager
 def _broadcast_masks() -> Iterator[None]:
     """Compute masks by broadcasting, also those for which transformers uses ``torch.vmap``, as Gemma's."""
-    make: Any = masking_utils.sdpa_mask  # which makes the masks of plain attention, too
+    masks: Any = masking_utils
+    make: Any = masks.sdpa_mask  # which makes the masks of plain attention, too
 
     def broadcast(*arguments: Any, **options: Any) -> Any:
         return make(*arguments, **options | {"use_vmap": False})
 
-    masking_utils.sdpa_mask = broadcast
+    replacements: dict[str, Any] = {"sdpa_mask": broadcast}
+    if hasattr(masks, "TransformGetItemToIndex") and hasattr(
+        masks, "_vmap_for_bhqkv"
+    ):  # version 4 has no use_vmap
+        replacements = {"TransformGetItemToIndex": contextlib.nullcontext, "_vmap_for_bhqkv": _broadcasting}
+    originals = {name: getattr(masks, name) for name in replacements}
+    vars(masks).update(replacements)
     try:
         yield
     finally:
-        masking_utils.sdpa_mask = make
+        vars(masks).update(originals)
+
+
+def _broadcasting(mask: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function of vectors that applies ``mask`` to each combination of text, head, query and key."""
+
+    def apply(*axes: Tensor) -> Tensor:
+        views = torch.meshgrid(*axes, indexing="ij")
+        return mask(*views)
+
+    return apply
