@@ -28,6 +28,7 @@ import argparse
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -135,6 +136,7 @@ def compare(bench: Bench, arguments: argparse.Namespace) -> None:
     """Compare all servers in turns."""
     pythons = dict(choice.split("=", 1) for choice in arguments.python)
     about: dict[str, Any] = {**describe_machine(), **bench.plan.describe(), "processors of a server": bench.theirs}
+    about["words of a text"] = words(bench.texts())
     with ExitStack() as stack:
         servers, missing = [], {}
         for name in arguments.servers:
@@ -155,6 +157,12 @@ def compare(bench: Bench, arguments: argparse.Namespace) -> None:
         "rows": summarise(runs),
     }
     write(about, tables, HERE / arguments.output)
+
+
+def words(texts: list[str]) -> str:
+    """Describe the lengths of texts, in words."""
+    lengths = [len(text.split()) for text in texts]
+    return f"{statistics.fmean(lengths):.1f} in the mean, {statistics.median(lengths):g} in the median"
 
 
 def check_same(servers: list[Server], texts: list[str]) -> None:
