@@ -355,8 +355,8 @@ class Encoder(Model[Tokenizer]):
         """Compute the cosine of every embedding in ``a`` with every one in ``b``.
 
         Args:
-            a: ``(N, D)`` or ``(D,)`` floats.
-            b: ``(M, D)`` or ``(D,)`` floats.
+            a: ``(N, D)`` or ``(D,)`` floats, or an empty list.
+            b: ``(M, D)`` or ``(D,)`` floats, or an empty list.
 
         Returns:
             ``(N, M) float32``; the cosine with a row of zeros is 0.

@@ -360,7 +360,9 @@ ROWS = {
         lambda kit: kit.encoder.encode_tokens, tokens=made(lambda kit: kit.encoder.tokenize(TEXTS))
     ),
     "embedkit.Encoder.pack": row(lambda kit: kit.encoder.pack, "embeddings", "precision", "truncate_dim"),
-    "embedkit.Encoder.similarity": row(lambda kit: kit.encoder.similarity, "a", "b"),
+    "embedkit.Encoder.similarity": row(
+        lambda kit: kit.encoder.similarity, a=EMBEDDINGS.taking("empty list"), b=EMBEDDINGS.taking("empty list")
+    ),
     "embedkit.JoinedEncoder": row(
         lambda _: JoinedEncoder, encoders=made(lambda kit: [kit.encoder]), space=made(lambda kit: kit.space)
     ),
