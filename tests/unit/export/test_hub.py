@@ -78,7 +78,8 @@ def hub(tmp_path):
 
 
 @pytest.fixture
-def api(hub):
+def api(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)  # for versions before 1
     return HfApi(endpoint=hub.address, token="hf_a_token")
 
 
