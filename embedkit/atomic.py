@@ -7,10 +7,11 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from embedkit.errors import EmbedkitError, InputError, StorageError
+from embedkit.threads import submit_each
 
 _FLUSHES = 8
 _ANOTHER_CACHE = "; set XDG_CACHE_HOME to a folder that can be written"
@@ -105,14 +106,13 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def flush_folder(folder: Path) -> None:
     """Flush ``folder`` and all in it to disk, together, which costs little more than flushing one file."""
-    paths, flushes = [folder, *folder.rglob("*")], list[futures.Future[None]]()
-    with futures.ThreadPoolExecutor(_FLUSHES) as threads, contextlib.suppress(RuntimeError):
-        for path in paths:  # until no thread can be started, as while the interpreter exits
-            flushes.append(threads.submit(flush, path))
-    for done in flushes:
-        done.result()
-    for path in paths[len(flushes) :]:
-        flush(path)
+    paths = [folder, *folder.rglob("*")]
+    with ThreadPoolExecutor(_FLUSHES) as pool:
+        flushes = submit_each(pool, flush, paths)
+        for path in paths[len(flushes) :]:
+            flush(path)
+        for done in flushes:
+            done.result()
 
 
 def _name_beside(target: Path) -> Path:

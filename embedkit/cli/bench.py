@@ -194,7 +194,7 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
     """Return one plan for each number of threads."""
     from embedkit.evaluation.speed.plan import Plan, built_in_texts
-    from embedkit.runtime.threads import available_threads
+    from embedkit.threads import available_threads
 
     texts = built_in_texts()
     if arguments.texts is not None:

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _examine() -> Report:
     from embedkit.evaluation.machine import cpu_features
     from embedkit.runtime.kernels import built
-    from embedkit.runtime.threads import available_threads
+    from embedkit.threads import available_threads
 
     problems: list[str] = []
     _check_namesake(problems)

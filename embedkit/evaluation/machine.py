@@ -10,7 +10,7 @@ from typing import Any
 
 from embedkit import __version__
 from embedkit.runtime.distributions import installed_versions
-from embedkit.runtime.threads import available_threads
+from embedkit.threads import available_threads
 
 # Features that determine the speed of int8 and the best export target: see `embedkit export --help`.
 _CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")

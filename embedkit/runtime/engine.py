@@ -23,8 +23,8 @@ from embedkit.protocols import FloatArray, StreamingEncoder, TextEncoder
 from embedkit.runtime.arguments import check_choice, check_count, check_progress, shown
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Precision
-from embedkit.runtime.threads import submit_each
 from embedkit.runtime.tokenization import Tokens
+from embedkit.threads import submit_each
 
 logger = logging.getLogger("embedkit")
 

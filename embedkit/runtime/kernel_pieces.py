@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers
 
-from embedkit.runtime.threads import submit_each
 from embedkit.runtime.token_ids import TokenIds
+from embedkit.threads import submit_each
 
 _CUT, _LEFT = 1, 2
 # Creating a kernel takes as long as this many short texts, so it is skipped for a few.

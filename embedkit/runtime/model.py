@@ -27,8 +27,8 @@ from embedkit.runtime.sentence_transformers import (
     read_folder,
 )
 from embedkit.runtime.shared_arrays import SharedArrays
-from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer, Tokens
+from embedkit.threads import available_threads
 
 if TYPE_CHECKING:
     from embedkit.runtime.session import PaddedNetwork

@@ -29,9 +29,9 @@ from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.kernels import bert
 from embedkit.runtime.shared_arrays import SharedArrays
-from embedkit.runtime.threads import available_threads, submit_each
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
+from embedkit.threads import available_threads, submit_each
 
 NATIVE = "EmbedkitExecutionProvider"
 NATIVE_NUMERICS = "embedkit-1"  # increases with every change to any bit of an embedding or score

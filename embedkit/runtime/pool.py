@@ -17,7 +17,7 @@ from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.child import Child
 from embedkit.runtime.engine import EncodeOptions, read_parts, tell_truncated, with_prompt
 from embedkit.runtime.model import Origin
-from embedkit.runtime.threads import available_threads, most_processes
+from embedkit.threads import available_threads, most_processes
 
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder

@@ -17,9 +17,9 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_names
 from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_onnxruntime
 from embedkit.runtime.engine import token_batches
-from embedkit.runtime.threads import available_threads
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 from embedkit.runtime.wire import large_tables
+from embedkit.threads import available_threads
 
 # At its import it would store an id of this device, and events to be sent to its makers, in the user's folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from embedkit.errors import InputError
-from embedkit.runtime.threads import available_threads
+from embedkit.threads import available_threads
 
 WORDS = (8, 24, 72)
 """Default lengths in words: a question, a sentence, a paragraph."""

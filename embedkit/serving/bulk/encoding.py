@@ -29,10 +29,10 @@ from embedkit.runtime.arguments import (
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.engine import OnLong
 from embedkit.runtime.packing import Precision
-from embedkit.runtime.threads import most_processes
 from embedkit.serving.bulk.output_folder import begin_or_resume, check_output, unfinished
 from embedkit.serving.bulk.parquet_input import ParquetInput, Shard, cut_into_shards, find_inputs, read_shard
 from embedkit.serving.bulk.shard_encoder import EMBEDDING, Job
+from embedkit.threads import most_processes
 
 _ROWS_PER_SHARD = 32_768
 _SAMPLE_ROWS = 512

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.runtime.engine import OnOverflow
-from embedkit.runtime.threads import most_processes
+from embedkit.threads import most_processes
 
 KEY_VARIABLE = "EMBEDKIT_API_KEY"
 _HOST = re.compile(r"\[[^\]\s]+\]|[^:/\s*\[\]]+")

@@ -14,7 +14,6 @@ import numpy as np
 
 from embedkit.errors import CollectionBusyError, EmbedkitError, InputError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.admission import Admission, Rate
 from embedkit.serving.http.batcher import background_threads
 from embedkit.serving.http.embedding import CrossRanker, Embedder, Limits
@@ -25,6 +24,7 @@ from embedkit.serving.retrieval.folder_store import patiently
 from embedkit.serving.retrieval.models import CollectionInfo
 from embedkit.serving.retrieval.search import CANDIDATES, Encode, Hits, Score, Steps
 from embedkit.serving.retrieval.store import Upserted
+from embedkit.threads import available_threads
 
 logger = logging.getLogger(__name__)
 

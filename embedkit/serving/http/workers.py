@@ -29,13 +29,13 @@ import orjson
 
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError, EmbedkitError, WorkerError
-from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.access import KeyRing
 from embedkit.serving.http.log_lines import log_in_lines
 from embedkit.serving.http.server import BACKLOG, Parent, Server, bind, explain_refusal, url_of
 from embedkit.serving.http.service import Peers, Service
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import TRACING
+from embedkit.threads import available_threads
 from embedkit.write_lock import write_lock
 
 logger = logging.getLogger(__name__)

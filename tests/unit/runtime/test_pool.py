@@ -26,7 +26,7 @@ from embedkit.runtime import child
 from embedkit.runtime import engine as engine_module
 from embedkit.runtime import pool as pool_module
 from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.threads import most_processes
+from embedkit.threads import most_processes
 
 TEXTS = ["a dog in the garden", "", "Music!", "the sea and the garden", "one two", 'naïve "北京"'] * 5
 LONG = " ".join(["dog"] * 30)

@@ -23,12 +23,12 @@ from embedkit.extras import require
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-from embedkit.runtime.threads import most_processes  # noqa: E402
 from embedkit.serving.bulk import BulkEncoding, parquet_input  # noqa: E402
 from embedkit.serving.bulk.encoding import ENGINES  # noqa: E402
 from embedkit.serving.bulk.parquet_input import cut_into_shards, find_inputs, read_shard  # noqa: E402
 from embedkit.serving.bulk.shard_encoder import ShardEncoder  # noqa: E402
 from embedkit.serving.retrieval.sources import read_source  # noqa: E402
+from embedkit.threads import most_processes  # noqa: E402
 
 WORDS = ["dog", "sea", "music", "the end", "", "garden book", "rain", "naïve 北京"]
 

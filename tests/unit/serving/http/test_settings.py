@@ -10,8 +10,8 @@ import pytest
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError
-from embedkit.runtime.threads import most_processes
 from embedkit.serving.http.settings import ServerSettings
+from embedkit.threads import most_processes
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ import pytest
 from embedkit import Collection
 from embedkit.errors import WorkerError
 from embedkit.runtime.location import find_model
-from embedkit.runtime.threads import available_threads
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.workers import Workers, workers_folder
+from embedkit.threads import available_threads
 
 from .conftest import wait_for
 

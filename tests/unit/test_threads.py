@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from embedkit.runtime.threads import available_threads
+from embedkit.threads import available_threads
 
 
 @pytest.fixture(autouse=True)
