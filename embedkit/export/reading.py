@@ -99,7 +99,7 @@ def check_reading(
         figures["library"] = _version(peer)
         library_length = None if layout.static else max_length
         others: list[str] = []
-        if peer == "sentence_transformers" and _is_early(peer):
+        if peer == "sentence_transformers" and is_early():
             read = reader.tokenize([_read_early(item, lowercase=layout.lowercase) for item in chosen], length)
             alike = [row for row, place in enumerate(short) if list(read.ids[row]) == list(expected.ids[place])]
             chosen, values = [chosen[row] for row in alike], values[alike]
@@ -135,9 +135,10 @@ def _version(package: str) -> str:
     return f"{name} {importlib.metadata.version(name)}"
 
 
-def _is_early(package: str) -> bool:
+def is_early() -> bool:
     """Whether sentence-transformers is there in a version that changes texts: see :func:`_read_early`."""
-    return int(_version(package).rpartition(" ")[2].partition(".")[0]) < 6
+    there = importlib.util.find_spec("sentence_transformers") is not None
+    return there and int(_version("sentence_transformers").rpartition(" ")[2].partition(".")[0]) < 6
 
 
 def _read_early(item: Any, *, lowercase: bool) -> Any:
