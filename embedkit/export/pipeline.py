@@ -229,11 +229,8 @@ def export(
     _check_model(model, precision, vocabulary_size, calibration=calibration, spread=spread, space=space)
     words = word_table or _WORD_TABLE[precision]
     as_read = model
-    if spread is not None:
-        model, card = _spread(model, card, calibration, spread)
-    if space is not None:
-        assert isinstance(model, SentenceEncoder)
-        model, card = change_space(model, card, *(JoinedSpace.load(expanded(path)) for path in space))
+    if isinstance(model, SentenceEncoder):
+        model, card = _change_embeddings(model, card, calibration, spread=spread, space=space)
     original, gates = model, list[Gate]()
     if vocabulary is not None:
         logger.info("pruning the vocabulary of %s to %d texts", model.name, len(vocabulary))
@@ -243,14 +240,17 @@ def export(
 
     logger.info("measuring the gates")
     limits = thresholds or _allowed(model, precision, words)
-    forms = {"quantized": precision.startswith("int8"), "for_gpu": precision == "fp16"}
-    gates += verify(model, content, limits, **forms, dev=dev, original=original)
+    is_int8 = precision.startswith("int8")
+    gates += verify(
+        model, content, limits, quantized=is_int8, for_gpu=precision == "fp16", dev=dev, original=original
+    )
     if unrounded is not None:
         gates.append(check_weights(unrounded, content))
     if origin is not None:
         candidate = Candidate(content, model.tokenizer) if model is as_read else None
-        most = limits.difference
-        gates.append(check_reading(as_read, origin, candidate=candidate, least=limits.cosine, most=most))
+        gates.append(
+            check_reading(as_read, origin, candidate=candidate, least=limits.cosine, most=limits.difference)
+        )
     _require(gates)
 
     manifest = Manifest(
@@ -259,7 +259,7 @@ def export(
         created_by=f"embedkit {__version__}",
         gates={gate.name: gate.figures for gate in gates},
         precision=precision if words == _WORD_TABLE[precision] else f"{precision} with {words} words",
-        target=target if precision.startswith("int8") else _TARGET[precision],
+        target=target if is_int8 else _TARGET[precision],
         ranges=_measure_ranges(model, content, calibration),
     )
     return _save(path, model, content, manifest, tolerance=_GOLDEN_TOLERANCE[precision])
@@ -331,12 +331,19 @@ def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
     }
 
 
-def _spread(
-    model: SentenceEncoder | PairEncoder, card: Card, texts: Sequence[str] | None, spread: float
+def _change_embeddings(
+    model: SentenceEncoder,
+    card: Card,
+    texts: Sequence[str] | None,
+    *,
+    spread: float | None,
+    space: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None,
 ) -> tuple[SentenceEncoder, Card]:
-    """Return the encoder with embeddings spread out over calibration texts, and its card, which tells it."""
-    assert isinstance(model, SentenceEncoder)
-    assert texts is not None
+    """Return the encoder with embeddings spread out over calibration texts or in another space, and its card."""
+    if space is not None:
+        return change_space(model, card, *(JoinedSpace.load(expanded(path)) for path in space))
+    if spread is None or texts is None:
+        return model, card
     logger.info("spreading the embeddings of %s over %d texts", model.name, len(texts))
     teacher = {**card.teacher, "spread": spread} if card.teacher else {}
     return spread_embeddings(model, _prefixed(model, texts), spread), dataclasses.replace(card, teacher=teacher)

@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
 from embedkit.modeling.pretrained import loading
-from embedkit.runtime.folders import Layout, read_tokenizer, set_left_truncation, set_lowercase, set_one_type
+from embedkit.runtime.folders import Layout
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
+from embedkit.runtime.tokenizer_settings import read_tokenizer, set_left_truncation, set_lowercase, set_one_type
 
 # Roles of special tokens in transformers, and their spelling in each tokenizer family.
 _ROLES = {

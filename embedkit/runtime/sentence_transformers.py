@@ -19,12 +19,12 @@ from embedkit.runtime.folders import (
     read_bytes,
     read_json,
     read_layout,
-    read_tokenizer,
     torch_class,
     whole_number,
 )
 from embedkit.runtime.manifest import ACTIVATIONS, Manifest
 from embedkit.runtime.tokenization import TokenBatch
+from embedkit.runtime.tokenizer_settings import read_tokenizer
 from embedkit.runtime.wire import refuse_external_data
 
 DEFAULT_FILE = "onnx/model.onnx"

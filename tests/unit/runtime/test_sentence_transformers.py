@@ -15,8 +15,9 @@ from toys import edit_json, graph_bytes
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime import location
-from embedkit.runtime.folders import read_layout, read_tokenizer
+from embedkit.runtime.folders import read_layout
 from embedkit.runtime.tokenization import PairTokenizer
+from embedkit.runtime.tokenizer_settings import read_tokenizer
 
 TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
 
