@@ -13,10 +13,10 @@ from typing import Any
 
 from embedkit.atomic import atomic_file
 from embedkit.config import merge
-from embedkit.errors import ConfigError, GateError, InputError
+from embedkit.errors import ConfigError, GateError, InputError, shown
 from embedkit.export.pipeline import ExportReport, export_source
 from embedkit.protocols import TextEncoder
-from embedkit.runtime.arguments import check_path, shown
+from embedkit.runtime.arguments import check_path
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_bundle, find_model, published_models

@@ -33,6 +33,7 @@ would catch::
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 
@@ -185,3 +186,14 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, after its class where it is a mere key, or else its class."""
     line = str(error).strip().partition("\n")[0]
     return f"KeyError {line}" if isinstance(error, KeyError) else line or type(error).__name__
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: in one short line, with its type unless that is plain."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # of Python, which would take too long to write the number
+        digits = f"an integer of more than {sys.get_int_max_str_digits()} digits"
+        return digits if isinstance(value, int) else type(value).__name__
+    text = text if len(text) <= 60 else text[:59] + "…"
+    return text if value is None or isinstance(value, (str, int, float)) else f"{type(value).__name__} {text}"

@@ -7,18 +7,11 @@ import json
 import os
 import platform
 import re
-from importlib import metadata
 from typing import Any
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError
 from embedkit.extras import DISTRIBUTION
-from embedkit.runtime.distributions import (
-    explain_conflict,
-    explain_missing_onnxruntime,
-    installed_onnxruntime,
-    installed_versions,
-)
 
 HELP = "check the installation, the machine's features and the bundled models"
 EXAMPLES = """
@@ -45,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _examine() -> Report:
     from embedkit.evaluation.machine import cpu_features
+    from embedkit.runtime.distributions import explain_conflict, installed_versions
     from embedkit.runtime.kernels import built
     from embedkit.threads import available_threads
 
@@ -72,6 +66,8 @@ def _examine() -> Report:
 
 def _check_namesake(problems: list[str]) -> None:
     """Another project's package named ``embedkit`` installs into the same folder as this one."""
+    from importlib import metadata
+
     try:
         namesake = metadata.distribution("embedkit")
     except metadata.PackageNotFoundError:
@@ -85,6 +81,8 @@ def _check_namesake(problems: list[str]) -> None:
 
 
 def _examine_runtime(problems: list[str]) -> Report:
+    from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_onnxruntime
+
     distributions = installed_onnxruntime()
     if len(distributions) > 1:
         problems.append(explain_missing_onnxruntime())
@@ -114,6 +112,10 @@ def _instructions(problems: list[str]) -> dict[str, Any]:
 
 def _missing_by_extra() -> dict[str, list[str]] | None:
     """Extra -> packages of it that are not installed; None when embedkit runs from a plain folder."""
+    from importlib import metadata
+
+    from embedkit.runtime.distributions import installed_versions
+
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import signal
 
@@ -27,6 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Load the collection and its model, and serve agents until a signal stops it."""
+    import asyncio
+
     from embedkit.config import from_mapping
     from embedkit.serving.http.access import KeyRing
     from embedkit.serving.http.mcp import McpServer

@@ -11,13 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
-from embedkit.errors import DataError, InputError
+from embedkit.errors import DataError, InputError, shown
 from embedkit.evaluation.results import Evaluation, Result, average
 from embedkit.evaluation.sources import DataLocation, Source
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset
-from embedkit.runtime.arguments import check_flag, shown
+from embedkit.runtime.arguments import check_flag
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.engine import embed_parts
 

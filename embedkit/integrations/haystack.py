@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from embedkit.errors import InputError, MissingExtraError
+from embedkit.errors import InputError, MissingExtraError, shown
 from embedkit.integrations import Adapter
-from embedkit.runtime.arguments import check_iterable, shown
+from embedkit.runtime.arguments import check_iterable
 
 try:
     from haystack import Document, component

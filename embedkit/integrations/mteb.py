@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from embedkit.errors import InputError
+from embedkit.errors import InputError, shown
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, PairScorer, PromptingEncoder, TextEncoder
-from embedkit.runtime.arguments import check_choice, check_iterable, shown
+from embedkit.runtime.arguments import check_choice, check_iterable
 
 __all__ = ["Batch", "MtebCrossEncoder", "MtebEncoder"]
 

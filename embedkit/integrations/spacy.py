@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from embedkit.errors import InputError, MissingExtraError
+from embedkit.errors import InputError, MissingExtraError, shown
 from embedkit.integrations import Adapter
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_iterable, check_whole, shown
+from embedkit.runtime.arguments import check_iterable, check_whole
 
 try:
     from spacy.language import Language

@@ -10,8 +10,8 @@ from typing import Any
 
 from embedkit.atomic import atomic_file
 from embedkit.config import flat
-from embedkit.evaluation.report import Table
 from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport, about_the_machine
+from embedkit.evaluation.tables import Table
 from embedkit.reporting.quality import Quality, judge
 
 _DEVELOPMENT = "development Spearman"

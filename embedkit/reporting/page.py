@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from embedkit.atomic import atomic_file
-from embedkit.evaluation.report import Table
+from embedkit.evaluation.tables import Table
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1f2328; --card: #f6f8fa; VARIABLES }

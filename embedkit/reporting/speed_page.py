@@ -16,7 +16,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.report import Table
 from embedkit.evaluation.speed.figures import (
     CellFigures,
     ModelFigures,
@@ -25,6 +24,7 @@ from embedkit.evaluation.speed.figures import (
     footnotes,
     speed_tables,
 )
+from embedkit.evaluation.tables import Table
 from embedkit.records import read_json
 from embedkit.reporting.page import HUES, build_page, figures, notes, sheet, to_svg, wide
 from embedkit.reporting.quality import Quality, judge

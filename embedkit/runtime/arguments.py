@@ -10,13 +10,12 @@ import errno
 import math
 import operator
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from embedkit.errors import InputError
+from embedkit.errors import InputError, shown
 
 
 def check_whole(value: Any, name: str, *, least: int = 1, most: int | None = None) -> int:
@@ -139,14 +138,3 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def shown(value: object) -> str:
-    """Return a value as a message shows it: in one short line, with its type unless that is plain."""
-    try:
-        text = " ".join(repr(value).split())
-    except ValueError:  # of Python, which would take too long to write the number
-        digits = f"an integer of more than {sys.get_int_max_str_digits()} digits"
-        return digits if isinstance(value, int) else type(value).__name__
-    text = text if len(text) <= 60 else text[:59] + "…"
-    return text if value is None or isinstance(value, (str, int, float)) else f"{type(value).__name__} {text}"

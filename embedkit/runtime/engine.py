@@ -17,10 +17,10 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import InputError, TextOverflowError
+from embedkit.errors import InputError, TextOverflowError, shown
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, StreamingEncoder, TextEncoder
-from embedkit.runtime.arguments import check_choice, check_count, check_progress, shown
+from embedkit.runtime.arguments import check_choice, check_count, check_progress
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Precision
 from embedkit.runtime.tokenization import Tokens

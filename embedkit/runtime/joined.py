@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from embedkit.atomic import atomic_file, expanded
-from embedkit.errors import InputError, ModelError, ModelNotFoundError
+from embedkit.errors import InputError, ModelError, ModelNotFoundError, shown
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.runtime.arguments import check_path, check_texts, shown
+from embedkit.runtime.arguments import check_path, check_texts
 from embedkit.runtime.numerics import numerics_of
 from embedkit.runtime.packing import unit_rows
 

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from embedkit.atomic import atomic_file, cache_folder, expanded, is_readable_file
-from embedkit.errors import DataError, InputError, ModelNotFoundError, did_you_mean, first_line
+from embedkit.errors import DataError, InputError, ModelNotFoundError, did_you_mean, first_line, shown
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
 from embedkit.progress import Progress
-from embedkit.runtime.arguments import shown
 
 logger = logging.getLogger(__name__)
 

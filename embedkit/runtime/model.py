@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from embedkit.atomic import expanded
-from embedkit.errors import InputError, ModelError
+from embedkit.errors import InputError, ModelError, shown
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count, check_names, check_path, shown
+from embedkit.runtime.arguments import check_count, check_names, check_path
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.engine import Engine, Verification
 from embedkit.runtime.folders import read_json

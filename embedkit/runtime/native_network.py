@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit import __version__
-from embedkit.errors import ModelError, ProviderError
+from embedkit.errors import ModelError, ProviderError, shown
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count, shown
+from embedkit.runtime.arguments import check_count
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.kernels import bert

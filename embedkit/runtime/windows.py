@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from embedkit.errors import InputError
-from embedkit.runtime.arguments import shown
+from embedkit.errors import InputError, shown
 
 Span = tuple[int, int]
 """First character, and end of the characters, exclusive."""

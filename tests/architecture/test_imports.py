@@ -125,6 +125,19 @@ assert -1.0 <= evaluate_pairs(Encoder.load({str(toy_bundle)!r}), pairs) <= 1.0
     assert not loaded_by(script) & HEAVY
 
 
+@pytest.mark.parametrize(
+    "command", ["--help", "--version", "models", "methods", *(f"{name} --help" for name in COMMANDS)]
+)
+def test_commands_without_a_model_load_no_arrays_and_no_event_loop(command):
+    script = f"""
+import contextlib
+from embedkit.cli.main import main
+with contextlib.suppress(SystemExit):
+    main({command.split()})
+"""
+    assert not loaded_by(script) & {"asyncio", "email", "numpy"}  # importlib.metadata needs email
+
+
 # Where a collection loads a model that it was given by name, where a model is fetched from an address, and TOML's
 # parser and suggestions for misspelled names, which readers of manifests do not need.
 LOAD_MODELS = [

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from embedkit.errors import DataError
-from embedkit.evaluation.report import Table
 from embedkit.evaluation.speed.plan import Cell
 from embedkit.evaluation.speed.process import Start
+from embedkit.evaluation.tables import Table
 
 # Minimum number of calls for a percentile to differ from the maximum.
 _CALLS_OF_P95, _CALLS_OF_P99 = 20, 100

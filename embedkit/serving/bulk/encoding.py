@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from embedkit.atomic import expanded, lasting_source
-from embedkit.errors import DataError, InputError
+from embedkit.errors import DataError, InputError, shown
 from embedkit.extras import require
 from embedkit.object_store import is_url
 from embedkit.parquet_files import join_schemas
@@ -24,7 +24,6 @@ from embedkit.runtime.arguments import (
     check_progress,
     check_text,
     check_whole,
-    shown,
 )
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.engine import OnLong

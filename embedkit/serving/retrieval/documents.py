@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.errors import DataError, InputError
+from embedkit.errors import DataError, InputError, shown
 from embedkit.object_store import is_url, open_store
 from embedkit.records import HubDataset, read_records
-from embedkit.runtime.arguments import check_flag, check_iterable, check_names, check_text, shown
+from embedkit.runtime.arguments import check_flag, check_iterable, check_names, check_text
 
 logger = logging.getLogger(__name__)
 

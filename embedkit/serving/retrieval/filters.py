@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embedkit.errors import InputError, did_you_mean
-from embedkit.runtime.arguments import is_unicode, shown
+from embedkit.errors import InputError, did_you_mean, shown
+from embedkit.runtime.arguments import is_unicode
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.exact_index import BoolArray
 

@@ -23,9 +23,8 @@ import numpy.typing as npt
 
 from embedkit.atomic import lasting_source
 from embedkit.config import setting
-from embedkit.errors import EmbedkitError, FingerprintError, InputError, ModelNotFoundError
+from embedkit.errors import EmbedkitError, FingerprintError, InputError, ModelNotFoundError, shown
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.runtime.arguments import shown
 from embedkit.runtime.numerics import numerics_of, warn_of_mixture
 from embedkit.serving.retrieval.embedding import embed_texts
 

@@ -9,9 +9,9 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from embedkit.errors import InputError, ModelError
+from embedkit.errors import InputError, ModelError, shown
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
-from embedkit.runtime.arguments import check_flag, check_number, check_whole, shown
+from embedkit.runtime.arguments import check_flag, check_number, check_whole
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, inner_products

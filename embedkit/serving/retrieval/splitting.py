@@ -25,10 +25,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
-from embedkit.errors import DataError, InputError
+from embedkit.errors import DataError, InputError, shown
 from embedkit.extras import require
 from embedkit.records import not_utf8
-from embedkit.runtime.arguments import check_path, shown
+from embedkit.runtime.arguments import check_path
 from embedkit.runtime.windows import Span
 from embedkit.serving.retrieval.documents import Columns, DocumentSource, named_records, to_documents
 

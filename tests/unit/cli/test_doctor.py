@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -23,7 +24,7 @@ def distributions(monkeypatch):
         def version(name):
             if name in found:
                 return found[name]
-            raise doctor.metadata.PackageNotFoundError(name)
+            raise PackageNotFoundError(name)
 
         monkeypatch.setattr("importlib.metadata.version", version)
         monkeypatch.setattr("embedkit.runtime.distributions.version", version)
