@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
 from embedkit.atomic import atomic_file, cache_folder, is_readable_file
-from embedkit.errors import DataError, first_line
+from embedkit.errors import DataError, InputError, first_line
 from embedkit.extras import require
 
 logger = logging.getLogger("embedkit")
@@ -162,6 +162,27 @@ def read_table(path: Path) -> Iterator[tuple[str, list[str]]]:
         for number, cells in split if "\t" in first else _csv_cells(path, lines):
             if any(cells):
                 yield f"{path}:{number}", cells
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> Record:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise InputError(f"{name!r:.80} stands twice in a JSON object; keep one")
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_distinct)
+
+
+def parse_json(text: str) -> Any:
+    """Parse a JSON value that a user wrote.
+
+    Raises:
+        InputError: a name stands twice in an object, of which Python would keep the last.
+        ValueError, RecursionError: it is not JSON, or is nested too deeply.
+    """
+    return _DECODER.decode(text)
 
 
 def read_json(path: Path) -> Any:
@@ -333,7 +354,9 @@ def _read_jsonl(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
+        except InputError as error:
+            raise DataError(f"{path}:{number}: {error}") from error
         except (ValueError, RecursionError) as error:
             row = error
         if isinstance(row, dict):

@@ -37,6 +37,7 @@ _CHARACTERS_PER_S = 300_000.0  # of texts whose tokens are listed, initial estim
 _TOKENS_AT_ONCE = 4096  # of those written as JSON while no other thread can run
 
 _CHARACTERS_OF_A_TOKEN = 8  # an upper bound in most languages, so that estimates of tokens are lower bounds
+_FEW = 16  # items of a list that limits other than max_items are for, such as a pair of texts
 _CHARACTERS_AT_ONCE = 4096  # more would block the event loop for longer than starting a thread takes
 
 
@@ -63,10 +64,21 @@ class Limits:
                 f"{characters} characters in one request; at most {self._settings.max_characters} are allowed"
             )
 
-    def check_count(self, texts: int) -> None:
-        """Reject a request with too many texts."""
-        if texts > self._settings.max_items:
-            raise TooLargeError(f"{texts} texts in one request; at most {self._settings.max_items} are allowed")
+    def check_count(self, count: int, place: str = "", unit: str = "texts") -> None:
+        """Reject a request with too many texts, or other units at a place."""
+        most = self._settings.max_items
+        if count > most:
+            raise TooLargeError(f"{place}{count} {unit} in one request; at most {most} are allowed")
+
+    def check_lists(self, content: Any) -> None:
+        """Reject a long list in a request before its items are validated; numbers may be token ids of one text."""
+        objects = [content] if isinstance(content, dict) else []
+        while objects:
+            for name, value in objects.pop().items():
+                if isinstance(value, dict):
+                    objects.append(value)
+                elif isinstance(value, list) and len(value) > _FEW and not isinstance(value[0], int | float):
+                    self.check_count(len(value), f"{name!r:.80}: ", "items")
 
     def check_filter(self, conditions: Mapping[str, Any] | None) -> None:
         """Reject a filter with too many values."""
@@ -75,10 +87,7 @@ class Limits:
             operand for test in tests for operand in (test.values() if isinstance(test, Mapping) else [test])
         ]
         values = sum(len(operand) if isinstance(operand, list) else 1 for operand in operands)
-        if values > self._settings.max_items:
-            raise TooLargeError(
-                f"filter: {values} values in one request; at most {self._settings.max_items} are allowed"
-            )
+        self.check_count(values, "filter: ", "values")
 
     def check_response(self, size_bytes: int) -> None:
         """Reject an answer that is too large."""

@@ -19,8 +19,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from embedkit.errors import EmbedkitError, InputError, TooLargeError
+from embedkit.records import parse_json
 from embedkit.serving.http.access import AccessControl, KeyRing, allowed_origin, preflight
 from embedkit.serving.http.admission import ANYBODY, Caller
+from embedkit.serving.http.embedding import Limits
 from embedkit.serving.http.registry import Registry
 from embedkit.serving.http.responses import Headers, Response, explain, explain_validation, problem, to_json
 from embedkit.serving.http.routes import Route, RouteMatch, RouteTable
@@ -191,6 +193,8 @@ class Application:
                 request._registry = registry  # noqa: SLF001 - a request's own module
                 if request.method == "POST" and b"content-encoding" in request.headers:
                     request.body = await self._inflated(request)
+                if request.body:
+                    _check_json(request.body, registry.limits)
                 if route.schema is None:
                     return await route.run(request)
                 response = await route.run(route.schema.model_validate_json(request.body), request)
@@ -286,6 +290,17 @@ class Deadlines:
             deadline.task.cancel()
         if self._waiting:
             self._set(min(deadline.at for deadline in self._waiting))
+
+
+def _check_json(body: bytearray, limits: Limits) -> None:
+    """Reject names that stand twice in an object, and long lists; the schema rejects a body that is not JSON."""
+    try:
+        content = parse_json(body.decode())
+    except InputError:
+        raise
+    except (ValueError, RecursionError):
+        return
+    limits.check_lists(content)
 
 
 def _inflate(body: bytearray, most: int) -> bytearray:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from embedkit.errors import InputError, did_you_mean, shown
+from embedkit.records import parse_json
 from embedkit.runtime.arguments import is_unicode
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.exact_index import BoolArray
@@ -92,9 +93,9 @@ def read_filter(text: str) -> dict[str, Any]:
     """
     if text.lstrip().startswith("{"):
         try:
-            return dict(json.loads(text, object_pairs_hook=_distinct))
-        except InputError:
-            raise
+            return dict(parse_json(text))
+        except InputError as error:
+            raise InputError(f"filter: {error}") from error
         except (ValueError, RecursionError) as error:
             raise InputError(f"filter: not JSON: {error}") from error
     by_field: dict[str, Any] = {}
@@ -116,16 +117,6 @@ def read_filter(text: str) -> dict[str, Any]:
             raise InputError(f"filter: {field} {sign} stands twice, and all conditions must hold; keep one")
         conditions[_SIGNS[sign]] = _read_value(value)
     return by_field
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; InputError if a name stands twice, of which Python would keep the last."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise InputError(f"filter: {name!r:.40} stands twice in an object, and all conditions must hold")
-        found[name] = value
-    return found
 
 
 def _read_value(text: str) -> Any:

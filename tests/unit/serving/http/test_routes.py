@@ -173,8 +173,59 @@ def test_duplicates_are_answered_or_refused(full, path):
     done = post(full, path, twice)
     check_response(done, path)
     assert (done.status_code == 400) == (path == "/v1/documents")  # two documents of one id
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_a_name_that_stands_twice_in_an_object_is_refused(full, path):
     body = json.dumps(VALID[path])
-    check_response(post(full, path, f'{{"{name}": 3, {body[1:]}'.encode()), path)
+    name = next(iter(VALID[path]))
+    done = post(full, path, f'{{"{name}": 3, {body[1:]}'.encode())
+    check_error(done, path)
+    assert f"'{name}' stands twice in a JSON object" in done.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/search", '{"query": "a dog", "filter": {"lang": "en", "lang": "de"}}'),
+        ("/v1/search", '{"query": "a dog", "filter": {"lang": {"ne": "en", "ne": "de"}}}'),
+        ("/v1/documents", '{"documents": [{"id": "new", "text": "a cat", "lang": "en", "lang": "de"}]}'),
+        ("/v1/documents", '{"documents": [{"id": "new", "text": "a cat", "metadata": {"a": 1, "a": 1}}]}'),
+    ],
+)
+def test_a_name_that_stands_twice_in_a_filter_or_in_metadata_is_refused(full, path, body):
+    done = post(full, path, body.encode())
+    assert done.status_code == 400
+    assert "stands twice in a JSON object" in done.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "body"),
+    [
+        (path, name, {**VALID[path], name: [*VALID[path][name] * 600, {}]})
+        for path, name in [
+            ("/v1/embeddings", "input"),
+            ("/v1/embed", "texts"),
+            ("/v2/rerank", "documents"),
+            ("/", "inputs"),
+            ("/tokenize", "inputs"),
+            ("/predict", "inputs"),
+            ("/rerank", "texts"),
+            ("/api/embed", "input"),
+        ]
+    ]
+    + [
+        ("/v2/embed", "inputs", {"inputs": [{"content": []}] * 1001}),
+        ("/v1/documents", "documents", {"documents": [{"id": "", "text": ""}] * 1001}),
+        ("/v1/documents/delete", "ids", {"ids": ["a"] * 1001 + [None]}),
+        ("/similarity", "sentences", {"inputs": {"source_sentence": "a", "sentences": ["a"] * 1001 + [None]}}),
+    ],
+)
+def test_a_long_list_is_refused_before_its_items_are_validated(full, path, name, body):
+    done = post(full, path, body)
+    check_error(done, path)
+    assert done.status_code == 413
+    assert re.search(f"'{name}': [0-9]+ items in one request; at most 1000 are allowed", done.text)
 
 
 @pytest.mark.parametrize("path", GETS)
