@@ -171,7 +171,7 @@ class BulkEncoding:
         return self._encoder
 
     def left(self) -> list[Shard]:
-        """Return the shards that do not exist yet."""
+        """Return the shards that do not exist yet, or are damaged."""
         return unfinished(self.job.output, self.shards)
 
     def cost(self) -> Cost:
@@ -188,7 +188,7 @@ class BulkEncoding:
     def run(
         self, *, engine: str = "local", workers: int | None = None, show_progress_bar: bool | None = None
     ) -> int:
-        """Create the shards that do not exist yet.
+        """Create the shards that do not exist yet, or are damaged.
 
         Args:
             engine: ``"local"``, this machine, or ``"ray"``.
@@ -211,7 +211,7 @@ class BulkEncoding:
         encode_shards, shows = find_engine(engine), check_progress(show_progress_bar)
         workers = check_count(workers, "workers", most=most_processes() if engine == "local" else None)
         with begin_or_resume(self.job.output, self._manifest):
-            left = self.left()
+            left = unfinished(self.job.output, self.shards, warn=True)
             rows = sum(shard.rows for shard in left)
             with Progress("encode", rows, unit="texts", enabled=shows) as progress:
                 if left:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+from pyarrow import parquet
 
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import CollectionError, FingerprintError, InputError
@@ -17,6 +22,8 @@ from embedkit.runtime.numerics import joined, warn_of_mixture
 from embedkit.serving.bulk.parquet_input import Shard
 from embedkit.write_lock import LOCK, write_lock
 
+logger = logging.getLogger("embedkit")
+
 MANIFEST = "_manifest.json"
 """Readers of Parquet folders skip names that begin with an underscore."""
 
@@ -24,6 +31,7 @@ _FORMAT = 1
 _LEFTOVER = re.compile(r"\.(shard-\d{6,}\.parquet|_manifest\.json)\.[0-9a-f]+\.part")
 _SHARD = re.compile(r"shard-\d{6,}\.parquet")
 _SETTINGS_NAMED = 3
+_READERS = 16  # footers read at once; in an object store, each takes two requests
 
 
 def check_output(folder: Path | str, manifest: dict[str, Any]) -> None:
@@ -54,10 +62,29 @@ def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[No
         _sweep(place)  # of lost workers
 
 
-def unfinished(folder: Path | str, shards: Sequence[Shard]) -> list[Shard]:
-    """Return the shards whose files do not exist yet."""
-    present = set(open_place(folder).names())
-    return [shard for shard in shards if shard.file not in present]
+def unfinished(folder: Path | str, shards: Sequence[Shard], *, warn: bool = False) -> list[Shard]:
+    """Return the shards whose files do not exist or are damaged, such as by a copy that was interrupted."""
+    place = open_place(folder)
+    present = set(place.names())
+
+    def is_whole(shard: Shard) -> bool:
+        return shard.file in present and _count_rows(place / shard.file) == shard.rows
+
+    with ThreadPoolExecutor(_READERS) as threads:
+        left = [shard for shard, whole in zip(shards, threads.map(is_whole, shards), strict=True) if not whole]
+    for name in [shard.file for shard in left if warn and shard.file in present]:
+        logger.warning("%s/%s is damaged, so its rows are embedded again", folder, name)
+    return left
+
+
+def _count_rows(file: Place) -> int | None:
+    """Return the number of rows in the footer, which is the end of a shard; None if there is no footer."""
+    try:
+        with file.open() as raw, parquet.ParquetFile(raw) as opened:
+            rows: int = opened.metadata.num_rows
+            return rows
+    except (pa.ArrowException, OSError):
+        return None
 
 
 def _is_begun(folder: Path | str) -> bool:
@@ -136,6 +163,9 @@ class _LocalFolder:
             return self.path.read_bytes()
         except OSError as error:
             raise CollectionError(f"{self.path} cannot be read: {error}") from error
+
+    def open(self) -> BinaryIO:
+        return self.path.open("rb")
 
     def written(self) -> contextlib.AbstractContextManager[Path]:
         return atomic_file(self.path)

@@ -28,6 +28,7 @@ from embedkit.parquet_files import (
     reading,
     rows_per_batch,
 )
+from embedkit.records import read_object
 from embedkit.runtime.numerics import UNKNOWN, joined
 from embedkit.serving.retrieval.sources import ModelIdentity
 
@@ -121,11 +122,13 @@ class Shards:
 
     def _check_finished(self) -> None:
         """Reject an interrupted bulk encoding, whose folder records the expected number of rows."""
-        try:
-            job = json.loads((self._path / _JOB).read_text(encoding="utf-8"))
-            wanted = sum(file["rows"] for file in job["inputs"])
-        except (OSError, ValueError, TypeError, LookupError):
+        manifest = self._path / _JOB
+        if self.model is None or not manifest.is_file():
             return
+        try:
+            wanted = sum(file["rows"] for file in read_object(manifest)["inputs"])
+        except (TypeError, LookupError) as error:
+            raise DataError(f"{manifest} is damaged: it does not list the inputs of the shards") from error
         rows = self._dataset.count_rows()
         if rows != wanted:
             raise DataError(

@@ -210,6 +210,33 @@ def test_finished_shards_are_not_computed_again(prepare, tmp_path, monkeypatch):
     assert prepare(rows_per_shard=10).run() == 0
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:-1], lambda whole: whole[: len(whole) // 2], lambda _: b""]
+)
+def test_a_damaged_shard_is_computed_again(prepare, tmp_path, caplog, damage):
+    out = tmp_path / "out"
+    prepare(rows_per_shard=10).run()
+    whole = digests(out)
+    shard = out / "shard-000001.parquet"
+    shard.write_bytes(damage(shard.read_bytes()))
+    encoding = prepare(rows_per_shard=10)
+    assert encoding.cost().shards == 1
+    assert encoding.run() == 10
+    assert [line for line in caplog.messages if "damaged" in line] == [
+        f"{shard} is damaged, so its rows are embedded again"
+    ]
+    assert digests(out) == whole
+
+
+def test_a_shard_with_the_rows_of_another_is_computed_again(prepare, tmp_path):
+    out = tmp_path / "out"
+    prepare(rows_per_shard=10).run()
+    whole = digests(out)
+    (out / "shard-000001.parquet").write_bytes((out / "shard-000002.parquet").read_bytes())
+    assert prepare(rows_per_shard=10).run() == 10
+    assert digests(out) == whole
+
+
 def test_an_interrupted_run_resumes_to_the_same_bytes(prepare, toy_bundle, pages, tmp_path, monkeypatch):
     BulkEncoding.prepare(pages, tmp_path / "whole", model=toy_bundle, rows_per_shard=4).run()
     encode, calls = Encoder.encode_batches, []

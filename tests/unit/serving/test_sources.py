@@ -178,6 +178,19 @@ def test_unfinished_shards_are_refused(tmp_path, encoder):
     refused(tmp_path, DataError, "unfinished: 150 of 180 rows", shards, encoder)
 
 
+@pytest.mark.parametrize("damaged", ['{"inputs": [{"rows": 10', "[]", "{}", '{"inputs": [{}]}', '{"inputs": 3}'])
+def test_shards_with_a_damaged_manifest_are_refused(tmp_path, encoder, damaged):
+    shards = write_shards(tmp_path / "s", encoder)
+    (shards / "_manifest.json").write_text(damaged)
+    refused(tmp_path, DataError, "_manifest.json", shards, encoder)
+
+
+def test_a_manifest_beside_parquet_of_others_is_left_alone(tmp_path, encoder, embedded):
+    shards = write_shards(tmp_path / "s", encoder, maker=False)
+    (shards / "_manifest.json").write_text("made by another program")
+    assert_same(built(shards, encoder, tmp_path, embeddings="embedding"), embedded, encoder)
+
+
 def test_shards_of_several_models_are_refused(tmp_path, encoder, other_encoder):
     shards = write_shards(tmp_path / "s", encoder)
     write_shards(shards / "more", other_encoder, rows=ROWS[:3])
