@@ -19,11 +19,12 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from embedkit.errors import ConfigError, did_you_mean
+from embedkit.errors import ConfigError, did_you_mean, shown
 
 Config = TypeVar("Config")
 
 _MISSING: Any = dataclasses.MISSING
+_BITS = 63  # beside the sign: integers of TOML, and of arrays
 
 
 class _Problem(ValueError):
@@ -171,7 +172,9 @@ def _parse_toml(text: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        return tomllib.loads(text)
+        values = tomllib.loads(text)
+        repr(values)  # which no message could do with a hexadecimal integer of thousands of digits
+        return values
     except RecursionError as error:
         raise ValueError("values are nested too deeply") from error
     except ValueError as error:  # also of an integer with more digits than Python converts
@@ -295,9 +298,11 @@ class _Reader:
         if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
             return _finite(value, path)
         if hint is int and isinstance(value, float) and value.is_integer() and not self._written:
-            return int(value)
+            value = int(value)
         if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
             raise _Problem(f"{path} is {_WORDS.get(hint, hint.__name__)}, not {value!r:.80}")
+        if hint is int and value.bit_length() > _BITS:
+            raise _Problem(f"{path} is a whole number between -2^63 and 2^63, not {shown(value)}")
         return value
 
 
@@ -314,7 +319,7 @@ def _finite(value: float, path: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise _Problem(f"{path} is a finite number, not {value}")
+        raise _Problem(f"{path} is a finite number, not {shown(value)}")
     return number
 
 

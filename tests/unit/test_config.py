@@ -87,10 +87,13 @@ class TestFromMapping:
             ({"doors": 2.5}, "doors is a whole number, not 2.5"),
             ({"doors": True}, "doors is a whole number, not True"),
             ({"doors": 1}, "doors is at least 2, not 1"),
+            ({"doors": 2**63}, "doors is a whole number between -2^63 and 2^63, not 9223372036854775808"),
+            ({"doors": 1e300}, f"doors is a whole number between -2^63 and 2^63, not {str(int(1e300))[:59]}…"),
             ({"load": True}, "load is a number, not True"),
             ({"load": 1}, "load is less than 1, not 1.0"),
             ({"load": float("nan")}, "load is a finite number, not nan"),
             ({"load": float("inf")}, "load is a finite number, not inf"),
+            ({"load": 10**5000}, "load is a finite number, not an integer of more than 4300 digits"),
             ({"load": -0.1}, "load is at least 0, not -0.1"),
             ({"electric": 1}, "electric is true or false, not 1"),
             ({"name": 5}, "name is a text, not 5"),
@@ -108,7 +111,7 @@ class TestFromMapping:
             ({"extras": []}, "extras is a table, not []"),
             ({"doors": 13}, "doors brings bad luck"),
         ],
-        ids=str,
+        ids=lambda value: str(value) if isinstance(value, str) else "",
     )
     def test_a_problem_is_named_with_its_place(self, over, problem):
         assert problems_of({"name": "a", **over}) == [problem]
@@ -165,7 +168,16 @@ class TestLoadToml:
 
     @pytest.mark.parametrize(
         ("content", "message"),
-        [(b"a = 1\nb = x\n", "line 2"), (b"a = '\xff'", "not a readable TOML"), (None, "no file")],
+        [
+            (b"a = 1\nb = x\n", "line 2"),
+            (b"a = '\xff'", "not a readable TOML"),
+            (
+                b"a = [0x" + 5000 * b"f" + b"]",
+                "a.toml is not a readable TOML file: Exceeds the limit .4300 digits.",
+            ),
+            (None, "no file"),
+        ],
+        ids=["word", "bytes", "digits", "missing"],
     )
     def test_tells_what_is_wrong(self, tmp_path, content, message):
         if content is not None:
@@ -186,6 +198,10 @@ class TestOverrides:
     )  # fmt: skip
     def test_values_are_toml_and_bare_words_strings(self, text, value):
         assert apply_overrides({}, [f"a.b={text}"]) == {"a": {"b": value}}
+
+    def test_an_integer_that_python_does_not_write_is_a_bare_word(self):
+        digits = f"0x{5000 * 'f'}"
+        assert apply_overrides({}, [f"a={digits}"]) == {"a": digits}
 
     def test_lie_over_what_is_there_and_leave_it_alone(self):
         before = {"a": {"b": 1, "c": 2}, "d": 3}

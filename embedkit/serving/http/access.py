@@ -189,7 +189,7 @@ class KeyRing:
         self._seen = state
         try:
             self._keys = _read(self._path)
-        except (ConfigError, RecursionError) as error:  # tomllib's parser is recursive
+        except ConfigError as error:
             logger.error("api_key_file has changed, but its keys stay as they were: %s", error)  # noqa: TRY400
         else:
             logger.info("api_key_file was read again", extra={"fields": {"keys": len(self._keys)}})
