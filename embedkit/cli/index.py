@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ embedkit index verify idx/ --json
 """
 
 _NAMED = 5  # unknown ids in a warning
-_LARGEST_GAP = 100  # windows in a row that were deleted, beyond which older ones are not found
+_WINDOW = re.compile(r"(.*)#(0|[1-9][0-9]{0,17})", re.DOTALL)  # id of a window
+_DOCUMENTS_AT_ONCE = 100  # whose windows are looked for
 _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
 
 
@@ -257,16 +259,17 @@ def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _Counte
 
 def _outdated(collection: Collection, counts: Mapping[str, int]) -> list[str]:
     """Return the ids of windows beyond the last one of each document, which was longer before."""
+    from embedkit.serving.retrieval.filters import Condition
+
     ids = list[str]()
-    if len(collection) == sum(counts.values()):  # the windows that were just added, and no others
-        return ids
-    for document, count in counts.items():
-        for start in itertools.count(count, _LARGEST_GAP):
-            found = collection.get([f"{document}#{number}" for number in range(start, start + _LARGEST_GAP)])
-            old = [window.id for window in found if window and (window.metadata or {}).get("document") == document]
-            if not old:
-                break
-            ids += old
+    names = [] if len(collection) == sum(counts.values()) else list(counts)  # all are the windows just added
+    for start in range(0, len(names), _DOCUMENTS_AT_ONCE):
+        condition = Condition("document", "in", names[start : start + _DOCUMENTS_AT_ONCE])
+        with contextlib.suppress(InputError):  # documents of another program have numbers in this field
+            for window in collection.store.find([condition]):
+                match, document = _WINDOW.fullmatch(window.id), (window.metadata or {}).get("document")
+                if match and match[1] == document and int(match[2]) >= counts[document]:
+                    ids.append(window.id)
     return ids
 
 

@@ -253,8 +253,9 @@ class MilvusDocuments(RemoteStore):
             for some in _blocks(keys):
                 self._client.delete(self._name, filter=_among(some))
 
-    def _all_documents(self) -> Iterator[Document]:
-        return (_document(row) for rows in self._all(_FIELDS) for row in rows)
+    def _matching(self, where: _Filter) -> Iterator[Document]:
+        for rows in self._all(_FIELDS, where.expression):
+            yield from (document for _, document in where.kept([(0.0, _document(row)) for row in rows]))
 
     def _all_embeddings(self) -> Iterator[FloatArray]:
         for rows in self._all(("id", "embedding")):
@@ -292,10 +293,12 @@ class MilvusDocuments(RemoteStore):
                 for row in self._client.query(self._name, filter=_among(some), output_fields=list(fields))
             ]
 
-    def _all(self, fields: Sequence[str]) -> Iterator[list[_Row]]:
+    def _all(self, fields: Sequence[str], expression: str = "") -> Iterator[list[_Row]]:
         """Yield all rows in chunks, in an order that is stable while nothing is written."""
         with self._asking():
-            rows = self._client.query_iterator(self._name, batch_size=_ROWS_PER_READ, output_fields=list(fields))
+            rows = self._client.query_iterator(
+                self._name, batch_size=_ROWS_PER_READ, filter=expression, output_fields=list(fields)
+            )
             try:
                 while some := rows.next():
                     yield some

@@ -157,8 +157,8 @@ class QdrantDocuments(RemoteStore):
         with self._asking():
             self._client.delete(self._name, rest.PointIdsList(points=list(keys)))
 
-    def _all_documents(self) -> Iterator[Document]:
-        return map(_document, self._all())
+    def _matching(self, where: rest.Filter | None) -> Iterator[Document]:
+        return map(_document, self._all(where))
 
     def _all_embeddings(self) -> Iterator[FloatArray]:
         points = self._all()
@@ -188,13 +188,13 @@ class QdrantDocuments(RemoteStore):
                 points += self._client.retrieve(self._name, wanted, with_payload=with_payload)
         return points
 
-    def _all(self) -> Iterator[rest.Record]:
-        """Yield all points, with payload and embedding, ordered by id."""
+    def _all(self, where: rest.Filter | None = None) -> Iterator[rest.Record]:
+        """Yield all points of a filter, with payload and embedding, ordered by id."""
         offset: Any = None
         while True:
             with self._asking():
                 points, offset = self._client.scroll(
-                    self._name, limit=_ROWS_PER_REQUEST, offset=offset, with_vectors=["embedding"]
+                    self._name, where, limit=_ROWS_PER_REQUEST, offset=offset, with_vectors=["embedding"]
                 )
             yield from points
             if offset is None:

@@ -19,6 +19,7 @@ import pytest
 from embedkit import Collection, Encoder
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.filters import parse_filter
 from embedkit.serving.retrieval.search import Encode, Score
 
 pytest.importorskip("bm25s")
@@ -260,6 +261,18 @@ def test_filters(collection: Collection, features: frozenset[str], conditions: d
     assert sorted(ids(collection.search("the dog", 10, filter=conditions))) == list(expected)
     if "words" in features:
         assert sorted(ids(collection.search("the dog", 10, filter=conditions, hybrid=True))) == list(expected)
+
+
+def test_documents_are_found_by_their_metadata_alone(collection: Collection) -> None:
+    def found(**conditions: object) -> list[str]:
+        return sorted(document.id for document in collection.store.find(parse_filter(conditions)))
+
+    assert found(lang={"in": ["en", "sw"]}) == ["a", "c", "e"]
+    assert found(lang="en", tags="pet") == ["a"]
+    assert found(lang="fr") == []
+    collection.delete("a")
+    assert found(lang="en") == ["c"]
+    assert found() == ["b", "c", "d", "e"]
 
 
 def test_mistakes_are_errors(collection: Collection) -> None:

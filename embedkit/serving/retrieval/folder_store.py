@@ -17,6 +17,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.child import Child
 from embedkit.serving.retrieval import writer
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import checked_kind
 from embedkit.serving.retrieval.lexical import ANALYSIS
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
@@ -96,6 +97,10 @@ class FolderStore:
         snapshot = self._snapshot
         rows = [snapshot.find(id_) for id_ in ids]
         return [None if row is None else snapshot.read(row) for row in rows]
+
+    def find(self, conditions: Sequence[Condition], /) -> Iterator[Document]:
+        """Yield the documents of the latest snapshot for which all conditions hold."""
+        return self._snapshot.matching(conditions)
 
     def upsert(
         self, source: Source, encoder: TextEncoder, *, merge: bool, show_progress_bar: bool | None

@@ -197,6 +197,10 @@ class RemoteStore(ABC):
         by_id = {document.id: document for document in self._read(ids)}
         return [by_id.get(id_) for id_ in ids]
 
+    def find(self, conditions: Sequence[Condition], /) -> Iterator[Document]:
+        """Yield the documents for which all conditions hold."""
+        return self._matching(self._filter_of(conditions))
+
     def upsert(
         self,
         source: Source,
@@ -250,9 +254,8 @@ class RemoteStore(ABC):
     def source(self) -> Source:
         """Return all documents and embeddings."""
         info = self.info
-        return Source(
-            self._all_documents(), self._all_embeddings, ModelIdentity(info.model, info.fingerprint, info.numerics)
-        )
+        model = ModelIdentity(info.model, info.fingerprint, info.numerics)
+        return Source(self.find(()), self._all_embeddings, model)
 
     def close(self) -> None:
         """Close the connection; a Milvus Lite file stays locked until this process exits."""
@@ -375,12 +378,12 @@ class RemoteStore(ABC):
         """Send documents, replacing those with the same ids."""
 
     @abstractmethod
-    def _all_documents(self) -> Iterator[Document]:
-        """Yield all documents, in an order that is stable while nothing is written."""
+    def _matching(self, where: Any) -> Iterator[Document]:
+        """Yield all documents of a filter, in an order that is stable while nothing is written."""
 
     @abstractmethod
     def _all_embeddings(self) -> Iterator[FloatArray]:
-        """Yield their embeddings in chunks."""
+        """Yield the embeddings of all documents, in this order, in chunks."""
 
     @abstractmethod
     def _has_field(self, field: str) -> bool:

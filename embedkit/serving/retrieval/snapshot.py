@@ -316,6 +316,12 @@ class Snapshot:
         for part in self._parts[first:]:
             yield from (part.segment.documents.read(int(row)) for row in _rows(part))
 
+    def matching(self, conditions: Sequence[Condition]) -> Iterator[Document]:
+        """Yield the documents for which all conditions hold, except deleted ones."""
+        for part, allowed in zip(self._parts, self.select(conditions).allowed, strict=True):
+            rows = _rows(part) if allowed is None else np.flatnonzero(allowed)
+            yield from (part.segment.documents.read(int(row)) for row in rows)
+
     def embeddings(self, first: int = 0) -> Iterator[FloatArray]:
         """Yield the embeddings of these documents, in chunks."""
         for part in self._parts[first:]:

@@ -139,6 +139,9 @@ class Store(Protocol):
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
         """Return the documents with these ids, None for unknown ids."""
 
+    def find(self, conditions: Sequence[Condition], /) -> Iterable[Document]:
+        """Yield the documents for which all conditions hold, however many there are."""
+
     def upsert(
         self, source: Source, encoder: TextEncoder, *, merge: bool, show_progress_bar: bool | None
     ) -> Upserted:

@@ -271,6 +271,27 @@ class TestCommand:
             if document.metadata["document"] != "notes.txt" or document.id == "notes.txt#0"
         }
 
+    def test_windows_beyond_many_that_were_deleted_are_removed(self, folder, toy_bundle, tmp_path):
+        index = str(tmp_path / "idx")
+        (folder / "notes.txt").write_text("Only a bird. " * 900, encoding="utf-8")
+        assert main(["index", "build", str(folder), "--split", "-m", str(toy_bundle), "-o", index]) == 0
+        collection = Collection.open(index)
+        ids = {document.id for document in collection.store.source().documents}
+        assert collection.delete([f"notes.txt#{number}" for number in range(1, 120)]) == 119
+        assert "notes.txt#120" in ids
+        (folder / "notes.txt").write_text("Only a bird.", encoding="utf-8")
+        assert main(["index", "add", str(folder), index, "--split"]) == 0
+        left = {document.id for document in Collection.open(index).store.source().documents}
+        assert left == {id_ for id_ in ids if not id_.startswith("notes.txt#")} | {"notes.txt#0"}
+
+    def test_an_empty_document_leaves_a_collection_with_numbers_of_documents_unchanged(self, toy_bundle, tmp_path):
+        index, records, empty = str(tmp_path / "idx"), tmp_path / "records.jsonl", tmp_path / "a.txt"
+        records.write_text('{"id": "a.txt#0", "text": "a bird", "document": 3}\n', encoding="utf-8")
+        assert main(["index", "build", str(records), "-m", str(toy_bundle), "-o", index]) == 0
+        empty.write_text("", encoding="utf-8")
+        assert main(["index", "add", str(empty), index, "--split"]) == 0
+        assert len(Collection.open(index)) == 1
+
     def test_documents_with_the_id_of_a_window_are_kept(self, toy_bundle, tmp_path):
         index, records = str(tmp_path / "idx"), tmp_path / "records.jsonl"
         rows = [
