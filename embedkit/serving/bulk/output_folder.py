@@ -103,8 +103,8 @@ def _read(folder: Path | str) -> dict[str, Any]:
         manifest = json.loads((open_place(folder) / MANIFEST).read())
     except ValueError as error:
         raise CollectionError(f"{folder}/{MANIFEST} cannot be read: {error}") from error
-    if not isinstance(manifest, dict):
-        raise CollectionError(f"{folder}/{MANIFEST} is damaged: expected a JSON object")
+    if not (isinstance(manifest, dict) and isinstance(manifest.get("fingerprint"), str)):
+        raise CollectionError(f"{folder}/{MANIFEST} is damaged: expected a JSON object with a fingerprint")
     return manifest
 
 

@@ -314,6 +314,14 @@ def test_a_folder_without_shards_may_start_over(prepare, tmp_path):
     assert prepare(tmp_path / "in.parquet").run() == 2
 
 
+@pytest.mark.parametrize("damaged", ["", "[]", "{}", '{"fingerprint": null}'])
+def test_a_damaged_manifest_is_an_error(prepare, tmp_path, damaged):
+    prepare().run()
+    (tmp_path / "out" / "_manifest.json").write_text(damaged)
+    with pytest.raises(CollectionError, match=r"_manifest\.json (is damaged|cannot be read)"):
+        prepare()
+
+
 def test_files_of_others_are_left_alone(prepare, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")

@@ -64,7 +64,7 @@ class TeiEmbedRequest(SimilarityParameters):
     """Request of text-embeddings-inference, plus ``model``."""
 
     inputs: Texts
-    normalize: bool | None = Field(True, description="must be true unless the model does not normalise")
+    normalize: bool | None = Field(True, description="true, if given: embeddings are unit vectors")
     model: ModelName = None
 
     _texts = field_validator("inputs", mode="before")(check_texts)
@@ -174,13 +174,13 @@ class TeiRerankRequest(Schema):
     documents: Listed[str] | None = Field(None, description="texts to rank, as infinity's clients name them")
     model: ModelName = None
     raw_scores: bool = Field(False, description="whether scores are logits, before the sigmoid")
-    return_text: bool = False
+    return_text: bool = Field(False, description="whether the response has the texts")
     truncate: bool | None = Field(
         None, description="whether to truncate pairs that are too long or to reject them"
     )
     truncation_direction: Direction = None
-    return_documents: bool = Field(False, description="whether the response to infinity's request has the texts")
-    top_n: int | None = Field(None, ge=1, description="number of documents in it; default: all")
+    return_documents: bool = Field(False, description="the same, as infinity's clients name it")
+    top_n: int | None = Field(None, ge=1, description="number of texts in the response; default: all")
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -313,6 +313,7 @@ async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Response:
     texts = body.texts if body.texts is not None else body.documents or []
     ranked = await ranker.rank(body.query, texts, truncate=body.truncate, raw=body.raw_scores)
     request.note(texts=len(texts), tokens=ranked.tokens, truncated=ranked.truncated)
+    returned = texts if body.return_text or body.return_documents else None
     if body.documents is not None:
         return to_json(
             {
@@ -320,17 +321,15 @@ async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Response:
                 "id": str(uuid.uuid4()),
                 "model": ranker.manifest.name,
                 "created": int(time.time()),
-                "results": _ranks(
-                    ranked, "relevance_score", texts if body.return_documents else None, "document", body.top_n
-                ),
+                "results": _ranks(ranked, "relevance_score", returned, "document", body.top_n),
                 "usage": {"prompt_tokens": ranked.tokens, "total_tokens": ranked.tokens},
             }
         )
-    return to_json(_ranks(ranked, "score", texts if body.return_text else None, "text"))
+    return to_json(_ranks(ranked, "score", returned, "text", body.top_n))
 
 
 def _ranks(
-    ranked: RankingResult, score: str, texts: list[str] | None, text: str, count: int | None = None
+    ranked: RankingResult, score: str, texts: list[str] | None, text: str, count: int | None
 ) -> list[dict[str, Any]]:
     """Return the best texts, best first, with the names that a protocol gives to a score and to a text."""
     return [
