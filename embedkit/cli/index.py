@@ -42,7 +42,6 @@ embedkit index verify idx/ --json
 
 _NAMED = 5  # unknown ids in a warning
 _WINDOW = re.compile(r"(.*)#(0|[1-9][0-9]{0,17})", re.DOTALL)  # id of a window
-_DOCUMENTS_AT_ONCE = 100  # whose windows are looked for
 _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
 
 
@@ -262,14 +261,13 @@ def _outdated(collection: Collection, counts: Mapping[str, int]) -> list[str]:
     from embedkit.serving.retrieval.filters import Condition
 
     ids = list[str]()
-    names = [] if len(collection) == sum(counts.values()) else list(counts)  # all are the windows just added
-    for start in range(0, len(names), _DOCUMENTS_AT_ONCE):
-        condition = Condition("document", "in", names[start : start + _DOCUMENTS_AT_ONCE])
-        with contextlib.suppress(InputError):  # documents of another program have numbers in this field
-            for window in collection.store.find([condition]):
-                match, document = _WINDOW.fullmatch(window.id), (window.metadata or {}).get("document")
-                if match and match[1] == document and int(match[2]) >= counts[document]:
-                    ids.append(window.id)
+    if len(collection) == sum(counts.values()):  # the windows that were just added, and no others
+        return ids
+    with contextlib.suppress(InputError):  # documents of another program have numbers in this field
+        for window in collection.store.find([Condition("document", "in", list(counts))]):
+            match, document = _WINDOW.fullmatch(window.id), (window.metadata or {}).get("document")
+            if match and match[1] == document and int(match[2]) >= counts[document]:
+                ids.append(window.id)
     return ids
 
 

@@ -39,6 +39,7 @@ _IDS_PER_REQUEST = 500  # the answer, with the longest texts, stays below the 64
 _ROWS_PER_REQUEST = 10_000
 _BYTES_PER_REQUEST = 2**24
 _ROWS_PER_READ = 1000
+_LONG = 10  # values in a list
 _WITHOUT_WORDS: Final = re.compile(r"v?2\.[0-4]\b")  # versions without full text search
 _METRIC = "IP"
 _CONSISTENCY = "Session"  # a client sees its own writes at once
@@ -81,6 +82,15 @@ class MilvusDocuments(RemoteStore):
     def _load(self) -> None:
         self._client.load_collection(self._name)
         super()._load()
+
+    def find(self, conditions: Sequence[Condition], /) -> Iterator[Document]:
+        """Yield the documents for which all conditions hold.
+
+        Long lists of values are compared here: Milvus would compare every document with one value after another.
+        """
+        long = [one for one in conditions if isinstance(one.value, list) and len(one.value) > _LONG]
+        where = self._filter_of([one for one in conditions if one not in long])
+        return self._matching(dataclasses.replace(where, recheck=[*where.recheck, *long]))
 
     def compact(
         self,
@@ -294,16 +304,22 @@ class MilvusDocuments(RemoteStore):
             ]
 
     def _all(self, fields: Sequence[str], expression: str = "") -> Iterator[list[_Row]]:
-        """Yield all rows in chunks, in an order that is stable while nothing is written."""
-        with self._asking():
-            rows = self._client.query_iterator(
-                self._name, batch_size=_ROWS_PER_READ, filter=expression, output_fields=list(fields)
-            )
-            try:
+        """Yield the rows of an expression in chunks, ordered by id; ``fields`` include the id."""
+        where, is_complete = expression, False
+        while not is_complete:
+            with self._asking():
+                rows = self._client.query_iterator(
+                    self._name, batch_size=_ROWS_PER_READ, filter=where, output_fields=list(fields)
+                )
+            is_complete = True
+            with contextlib.closing(rows), self._asking():
                 while some := rows.next():
                     yield some
-            finally:
-                rows.close()
+                    last = _literal(some[-1]["id"])
+                    if last != f'"{some[-1]["id"]}"':  # the iterator would put it into its filter as it is
+                        where = " and ".join(filter(None, [f"id > {last}", expression and f"({expression})"]))
+                        is_complete = False
+                        break
 
 
 def _index(client: MilvusClient, kind: str) -> Any:

@@ -217,13 +217,16 @@ def _condition(condition: Condition) -> rest.Filter:
 
 
 def _equal_to(field: str, value: Any) -> list[Any]:
-    return [_equal(field, item) for item in (value if isinstance(value, list) else [value])]
+    values = value if isinstance(value, list) else [value]
+    texts = [item for item in values if isinstance(item, str)]
+    among = [rest.FieldCondition(key=_key(field), match=rest.MatchAny(any=texts))] if texts else []
+    return among + [_equal(field, item) for item in values if not isinstance(item, str)]
 
 
 def _equal(field: str, value: Any) -> Any:
     if value is None:
         return rest.IsNullCondition(is_null=rest.PayloadField(key=_key(field)))
-    if isinstance(value, (str, bool)) or (isinstance(value, int) and _INEXACT <= abs(value) < 2**63):
+    if isinstance(value, bool) or (isinstance(value, int) and _INEXACT <= abs(value) < 2**63):
         return rest.FieldCondition(key=_key(field), match=rest.MatchValue(value=value))
     return _within(field, "gte", "lte", value=value)  # a match would not find 2.0 by 2
 

@@ -268,6 +268,10 @@ def test_documents_are_found_by_their_metadata_alone(collection: Collection) -> 
         return sorted(document.id for document in collection.store.find(parse_filter(conditions)))
 
     assert found(lang={"in": ["en", "sw"]}) == ["a", "c", "e"]
+    many = [*map(str, range(20)), "pet", "en"]
+    assert (found(lang={"in": many}), found(tags={"in": many})) == (["a", "c"], ["a"])
+    assert found(year={"in": [*range(20), 2024]}) == ["c"]
+    assert found(lang={"not_in": many}, year=2021.5) == ["b"]
     assert found(lang="en", tags="pet") == ["a"]
     assert found(lang="fr") == []
     collection.delete("a")

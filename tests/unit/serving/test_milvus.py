@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -130,6 +131,26 @@ def test_more_documents_than_a_request_takes(uri: str, encoder: Encoder, monkeyp
     assert len(collection) == 60
     assert [found.text for found in collection.get([str(number) for number in range(60)])] == texts
     assert collection.delete(str(number) for number in range(50)) == 50
+    collection.close()
+
+
+def test_all_documents_are_read_whatever_their_ids(uri: str, encoder: Encoder, monkeypatch) -> None:
+    monkeypatch.setattr(milvus, "_ROWS_PER_READ", 1)
+    documents = [
+        {"id": id_, "text": f"text {number}", "half": number % 2}
+        for number, id_ in enumerate(['a"b', "a\\", "line\nbreak", 'x" or id != "', "x'", "z"])
+    ]
+    collection = Collection.build(documents, encoder=encoder, path=f"milvus:{uri}#docs")
+    source = collection.store.source()
+    found = list(itertools.islice(source.documents, 10))
+    assert {document.id: document.text for document in found} == {one["id"]: one["text"] for one in documents}
+    assert len(found) == 6
+    rows = np.concatenate(list(itertools.islice(source.embeddings(), 10)))
+    np.testing.assert_allclose(rows, encoder.encode([document.text for document in found]), atol=1e-6)
+    even = collection.store.find(parse_filter({"half": 0}))
+    assert [document.id for document in even] == [
+        document.id for document in found if not document.metadata["half"]
+    ]
     collection.close()
 
 
