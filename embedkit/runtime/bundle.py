@@ -38,7 +38,7 @@ _PREFIX = "embedkit."
 _COMPRESSED = "zlib+base64:"
 _NUMBER = operator.attrgetter("number")
 
-_LARGEST_FILE_BYTES = 2**31 - 1  # what protobuf, and so ONNX Runtime, can read
+LARGEST_FILE_BYTES = 2**31 - 1  # what protobuf, and so ONNX Runtime, can read
 _LARGEST_TOKENIZER_BYTES = 128 * 2**20
 _LARGEST_JSON_BYTES = 32 * 2**20
 
@@ -125,7 +125,7 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
         size = path.stat().st_size
         if not path.is_file():
             raise BundleError(f"{path} is not a file; a bundle is one .onnx file")
-        if size > _LARGEST_FILE_BYTES:
+        if size > LARGEST_FILE_BYTES:
             raise BundleError(f"{path} is {size:,} bytes; an ONNX file holds at most 2 GiB")
         content = path.read_bytes()
     except FileNotFoundError:

@@ -37,7 +37,10 @@ class StudentConfig:
         None, "transformer layers; default: the size's; 0: a static encoder, which averages its words", minimum=0
     )
     layer_repeats: int | None = setting(
-        None, "applications of each layer in succession, with the same weights; default: 1", minimum=1
+        None,
+        "applications of each layer in succession, with the same weights; default: 1",
+        minimum=1,
+        maximum=1000,
     )
     hidden: int | None = setting(None, "width of a token's state; default: the size's", minimum=2)
     inner: int | None = setting(None, "width inside the feed-forward blocks; default: 4 x hidden", minimum=1)
@@ -83,9 +86,14 @@ class StudentConfig:
         maximum=1,
     )
     pooling: Literal["mean", "cls"] = setting("mean", "how token states are pooled into one embedding")
-    max_length: int = setting(128, "maximum length of a text in tokens, including special tokens", minimum=3)
+    max_length: int = setting(
+        128, "maximum length of a text in tokens, including special tokens", minimum=3, maximum=1_000_000
+    )
     positions: int | None = setting(
-        None, "without source: number of position embeddings, e.g. for pairs; default: max_length", minimum=3
+        None,
+        "without source: number of position embeddings, e.g. for pairs; default: max_length",
+        minimum=3,
+        maximum=1_000_000,
     )
 
     @property
@@ -165,7 +173,7 @@ class RunConfig:
     data: str = setting(".", "base folder of relative paths")
     cache: str = setting(".embedkit-cache", "folder of prepared corpora and teacher vectors")
     device: str | None = setting(None, "cpu, cuda or another torch device; default: cuda if available")
-    threads: int | None = setting(None, "number of torch threads; default: torch's own", minimum=1)
+    threads: int | None = setting(None, "number of torch threads; default: torch's own", minimum=1, maximum=1024)
     checkpoint_minutes: float = setting(5.0, "minutes between checkpoints", above=0)
     trackers: tuple[TrackerName, ...] = setting((), "additional destinations of metrics: tensorboard, wandb")
     student: StudentConfig = setting(factory=StudentConfig)

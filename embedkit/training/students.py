@@ -30,7 +30,7 @@ from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
 from embedkit.records import read_object
-from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.bundle import LARGEST_FILE_BYTES, read_bundle
 from embedkit.runtime.location import find_bundle
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import processes
@@ -48,10 +48,12 @@ def find_start(config: RunConfig) -> None:
     """Find the model that the student starts from, or whose words it takes; one on the hub is fetched.
 
     Raises:
-        ConfigError: the student's vocabulary is undefined.
+        ConfigError: the student's shape is not possible, or its vocabulary is undefined.
         ModelNotFoundError: there is no such model.
     """
     source = config.student.source
+    if source is None:
+        _shape(config.student)
     name = _vocabulary_source(config) if source is None else config.resolve_model(source)
     if find_bundle(name) is None:
         find_folder(name)
@@ -198,7 +200,14 @@ def _shape(student: StudentConfig) -> Size:
     if hidden % heads:
         raise ConfigError(f"hidden = {hidden} is not divisible by heads = {heads}")
     layers = size.layers if student.layers is None else student.layers
-    return Size(layers, hidden, heads, student.inner)
+    shape = Size(layers, hidden, heads, student.inner)
+    parameters = layers * hidden * (4 * hidden + 2 * shape.feed_forward)
+    if parameters > LARGEST_FILE_BYTES:  # in int8
+        raise ConfigError(
+            f"{layers:,} layers of hidden = {hidden:,} and inner = {shape.feed_forward:,} have {parameters:,} "
+            "parameters, more than any bundle holds; an ONNX file has at most 2 GiB"
+        )
+    return shape
 
 
 def _wanted_pieces(config: RunConfig, tokenizer: Tokenizer, size: int) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from embedkit.config import from_mapping, load_toml, merge, to_mapping
-from embedkit.errors import ConfigError, did_you_mean
+from embedkit.errors import ConfigError, EmbedkitError, TrainingError, did_you_mean, first_line
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.modeling.torch_encoder import to_device
@@ -206,7 +206,7 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
         EmbedkitError: some part of the run failed; the last checkpoint is kept.
     """
     control, place = control or Control(), RunFolder(folder)
-    with processes.group(config.device), _threads(config.threads):
+    with processes.group(config.device), _threads(config.threads), _out_of_memory_named():
         place.check(to_mapping(config), resume=control.resume)
         # Report missing packages and devices before any expensive work.
         find_trackers(config.trackers, place.path, name="", config={})
@@ -317,6 +317,19 @@ def _claimed(
                 encoder.save(place.initial)
         processes.wait()
         yield
+
+
+@contextlib.contextmanager
+def _out_of_memory_named() -> Iterator[None]:
+    """Turn the failure to allocate memory, for which torch has several exceptions, into a TrainingError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, EmbedkitError) or not (isinstance(error, MemoryError) or "allocate" in str(error)):
+            raise
+        raise TrainingError(
+            f"not enough memory; lower optim.batch_size or the sizes of student and method: {first_line(error)}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -271,6 +271,33 @@ class TestCheck:
         assert first == second
         assert message in first
 
+    @pytest.mark.parametrize(
+        ("setting", "message"),
+        [
+            (
+                "student.layers=99999",
+                "99,999 layers of hidden = 128 and inner = 512 have 19,660,603,392",
+            ),
+            ("student.hidden=128000", "have 393,216,000,000 parameters, more than any bundle holds"),
+            ("student.heads=5", "hidden = 128 is not divisible by heads = 5"),
+            ("student.layer_repeats=1001", "student.layer_repeats is at most 1000"),
+            ("student.max_length=1000001", "student.max_length is at most 1000000"),
+            ("threads=1025", "threads is at most 1024"),
+        ],
+    )
+    def test_refuses_sizes_that_cannot_be(self, capsys, corpus, tmp_path, setting, message):
+        flags = [
+            "--method",
+            "simcse",
+            "--tokenizer",
+            "tiny",
+            "--corpus",
+            corpus,
+            "--cache",
+            str(tmp_path / "cache"),
+        ]
+        assert message in fail(capsys, *flags, "--set", setting)
+
 
 class TestTraining:
     @pytest.fixture
@@ -302,6 +329,14 @@ class TestTraining:
         assert captured.out.splitlines()[-1] == f"next: embedkit export '{run}' -o 'a run.onnx' --precision int8"
         assert "corpus texts: 36 rows of 36 read" in captured.err
         assert (run / "model" / "model.safetensors").exists()
+
+    def test_too_little_memory_is_reported_in_one_line(self, command, capsys):
+        assert main([*command, "-q", "--set", f"settings.queue_size={10**15}"]) == 1
+        told = capsys.readouterr().err
+        assert told.startswith(
+            "error: not enough memory; lower optim.batch_size or the sizes of student and method: "
+        )
+        assert told.count("\n") == 1
 
     def test_a_run_in_the_current_folder_is_named_after_it(self, command, capsys, tmp_path, monkeypatch):
         (tmp_path / "here").mkdir()
