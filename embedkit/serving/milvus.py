@@ -312,7 +312,7 @@ class MilvusDocuments(RemoteStore):
                     self._name, batch_size=_ROWS_PER_READ, filter=where, output_fields=list(fields)
                 )
             is_complete = True
-            with contextlib.closing(rows), self._asking():
+            with self._asking(), contextlib.closing(rows):
                 while some := rows.next():
                     yield some
                     last = _literal(some[-1]["id"])

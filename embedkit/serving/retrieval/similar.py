@@ -34,7 +34,7 @@ from embedkit.runtime.arguments import check_iterable, check_number, check_progr
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_texts, largest_deviation
-from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
+from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, inner_products
 from embedkit.serving.retrieval.index_kinds import AUTO, StoredIndex, checked_kind, index_class, kind_for
 from embedkit.serving.retrieval.models import loaded
 from embedkit.serving.retrieval.sources import Source
@@ -341,21 +341,22 @@ def _chosen(chunks: Iterable[Any], rows: RowNumbers, count: int) -> Iterator[Flo
     start = 0
     for chunk in chunks:
         here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(chunk))]
+        rows_of_chunk = _checked_embeddings(chunk, start)
         if len(here):
-            yield _checked_embeddings(chunk[here - start])
+            yield rows_of_chunk[here - start]
         start += len(chunk)
     if start != count:
         raise DataError(f"expected {count:,} embeddings, one for each text, got {start:,}")
 
 
-def _checked_embeddings(embeddings: Any) -> FloatArray:
+def _checked_embeddings(embeddings: Any, start: int = 0) -> FloatArray:
     rows = np.ascontiguousarray(embeddings, dtype=np.float32)
     if rows.ndim != 2:
         raise InputError(f"expected embeddings (N, D), got an array of shape {rows.shape}")
     if len(rows):
         row, length = largest_deviation(rows)
         if row is not None:
-            raise DataError(f"embedding {row + 1} has length {length:.6g}; expected unit rows")
+            raise DataError(f"embedding {start + row + 1} has length {length:.6g}; expected unit rows")
     return rows
 
 
@@ -480,9 +481,7 @@ def _scored(
     scores = np.empty(len(rows), dtype=np.float32)
     for start in range(0, len(rows), _SCORED):
         part = slice(start, start + _SCORED)
-        # Not a matrix product: a sum along the last axis adds every row in the same order.
-        products = embeddings[rows[part]].astype(np.float64) * embeddings[others[part]]
-        scores[part] = products.sum(axis=1)
+        scores[part] = inner_products(embeddings[rows[part]], embeddings[others[part]])
     return _Matches(rows, others, scores).choose(scores >= np.float32(least))
 
 

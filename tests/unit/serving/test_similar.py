@@ -11,6 +11,7 @@ from embedkit import Collection, Encoder, cluster, deduplicate, similar_pairs
 from embedkit.errors import DataError, FingerprintError, InputError
 from embedkit.serving.retrieval import index_kinds
 from embedkit.serving.retrieval import similar as module
+from embedkit.serving.retrieval.sources import read_source
 
 TEXTS = [
     "a dog in the garden",
@@ -217,6 +218,13 @@ class TestErrors:
     def test_embeddings_have_unit_length(self):
         with pytest.raises(DataError, match="embedding 3 has length 2"):
             similar_pairs(noisy_groups(10, 8) * np.where(np.arange(10) == 2, 2, 1)[:, np.newaxis])
+
+    def test_the_wrong_embedding_of_a_document_is_named_by_its_row(self, monkeypatch):
+        monkeypatch.setattr("embedkit.serving.retrieval.sources._CHUNK", 4)
+        rows = noisy_groups(10, 8) * np.where(np.arange(10) == 6, 2, 1)[:, np.newaxis]
+        texts = ["a", "a", *map(str, range(2, 5)), "a", *map(str, range(6, 10))]
+        with pytest.raises(DataError, match="embedding 7 has length 2"):
+            deduplicate(read_source(texts, rows))
 
     @pytest.mark.parametrize("texts", ["one text", b"bytes", {"a": "b"}, 7])
     def test_not_texts(self, texts):
