@@ -12,6 +12,7 @@ lengths other than those of the trace.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 import warnings
@@ -98,7 +99,7 @@ def _trace(model: SentenceEncoder | PairEncoder) -> onnx.ModelProto:
         warnings.simplefilter("ignore")  # about values fixed by the trace: the gates test other shapes
         path = Path(folder) / "traced.onnx"
         try:
-            with evaluating(model), torch.inference_mode(), plain_attention(model.body):
+            with evaluating(model), torch.inference_mode(), plain_attention(model.body), _quiet_tracer():
                 torch.onnx.export(
                     model,
                     inputs,
@@ -110,9 +111,21 @@ def _trace(model: SentenceEncoder | PairEncoder) -> onnx.ModelProto:
                     dynamo=False,
                 )
         except Exception as error:  # an architecture's own code raises anything while it is prepared and traced
-            reason = first_line(error)
+            reason = first_line(error).partition("  [Caused by the value")[0]  # with its line of the graph
             raise ExportError(f"torch cannot trace {model.name}, a {model.config.model_type}: {reason}") from error
         return onnx.load(path)
+
+
+@contextlib.contextmanager
+def _quiet_tracer() -> Iterator[None]:
+    """Keep torch from printing its whole graph when a trace fails, which none of its options prevents."""
+    name = "_jit_onnx_log"
+    log = getattr(torch._C, name, None)  # noqa: SLF001 - the only place where the messages can be dropped
+    setattr(torch._C, name, lambda *_: None)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        setattr(torch._C, name, log)  # noqa: SLF001
 
 
 class _SharingWriter(GraphWriter):

@@ -439,6 +439,20 @@ def test_an_untraceable_model_is_reported_in_one_sentence(make_any, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_failed_trace_prints_no_graph(make_any, tmp_path, monkeypatch, capfd):
+    model = make_any("electra")
+
+    def forward(input_ids, attention_mask):
+        embeddings = type(model).forward(model, input_ids, attention_mask)
+        return torch.nn.functional.adaptive_avg_pool1d(embeddings[None], 7)[0]
+
+    monkeypatch.setattr(model, "forward", forward)
+
+    with pytest.raises(ExportError, match=r"^torch cannot trace electra, a electra: .* output size [^\[]*$"):
+        build_graph(model, FloatArithmetic())
+    assert capfd.readouterr() == ("", "")
+
+
 def test_tracing_leaves_the_model_as_it_was(make_any):
     model = make_any("electra").train()
     before = model.backbone.config._attn_implementation
