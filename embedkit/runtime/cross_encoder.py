@@ -98,8 +98,8 @@ class CrossEncoder(Model[PairTokenizer]):
         """Score pairs of texts.
 
         Args:
-            pairs: one pair, or any iterable of pairs, each a tuple or list of two texts; their order matters. An
-                empty text is allowed.
+            pairs: one pair, or any iterable of pairs, each a tuple, list or array of two texts; their order
+                matters. An empty text is allowed.
             batch_size: maximum number of pairs in a batch; if None, only the number of tokens is limited.
             show_progress_bar: None shows a progress bar on a terminal for calls of more than two seconds.
             activation_fn: ``"sigmoid"`` for scores in (0, 1), or ``"identity"`` for the logits; None uses the
@@ -235,6 +235,8 @@ class CrossEncoder(Model[PairTokenizer]):
 
 
 def _is_pair(pairs: object) -> bool:
+    if isinstance(pairs, np.ndarray):
+        return bool(pairs.shape == (2,))
     return isinstance(pairs, (tuple, list)) and len(pairs) == 2 and all(isinstance(text, str) for text in pairs)
 
 

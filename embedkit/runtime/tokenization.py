@@ -297,7 +297,7 @@ class PairTokenizer(_FastTokenizer):
         self._pieces = PairPieces.find(self._tokenizer, self.max_length) if is_right else None
 
     def tokenize(self, pairs: Sequence[tuple[str, str]], *, first: int = 0) -> Tokens:
-        """Turn pairs, each a tuple or list of two texts, into token ids and token types.
+        """Turn pairs, each a tuple, list or array of two texts, into token ids and token types.
 
         ``first`` is the position of ``pairs[0]`` in the caller's input, for messages.
 
@@ -446,6 +446,8 @@ def _find_unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
 
 
 def _check_pair(pair: object, position: int) -> tuple[str, str]:
+    if isinstance(pair, np.ndarray):
+        pair = pair.tolist()
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         kind = f"{type(pair).__name__}" + (f" of {len(pair)}" if isinstance(pair, (tuple, list)) else "")
         raise InputError(f"pairs[{position}] is {kind}, expected two texts, as in [(first, second), ...]")

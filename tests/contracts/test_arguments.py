@@ -375,7 +375,11 @@ ROWS = {
     "embedkit.CrossEncoder.predict": row(
         lambda kit: kit.scorer.predict,
         *PREDICT,
-        pairs=kind(PAIRS, "empty list", "list of pairs", "duplicates", "hostile texts", "lone tuple"),
+        pairs=kind(
+            PAIRS,
+            *("empty list", "list of pairs", "duplicates", "hostile texts", "lone tuple"),
+            *("array of texts", "array of objects"),  # of two, as a pair
+        ),
     ),
     "embedkit.CrossEncoder.tokenize": row(lambda kit: kit.scorer.tokenize, "pairs"),
     "embedkit.CrossEncoder.predict_tokens": row(

@@ -49,8 +49,9 @@ def test_the_order_of_a_pair_matters(model):
 
 
 def test_any_iterable_of_pairs_is_accepted(model):
-    expected = model.predict(PAIRS)
-    for given in (tuple(PAIRS), iter(PAIRS), [list(pair) for pair in PAIRS], dict(PAIRS).items()):
+    expected, array = model.predict(PAIRS), np.array(PAIRS)
+    arrays = (array, array.astype(object), list(array), [*PAIRS[:-1], array[-1]], [tuple(pair) for pair in array])
+    for given in (tuple(PAIRS), iter(PAIRS), [list(pair) for pair in PAIRS], dict(PAIRS).items(), *arrays):
         np.testing.assert_array_equal(model.predict(given), expected)
 
 
@@ -58,7 +59,7 @@ def test_any_iterable_of_pairs_is_accepted(model):
 def test_one_pair_has_one_score(model, on_overflow):
     for pair in PAIRS:
         (expected,) = model.predict([pair], on_overflow=on_overflow)
-        for given in (pair, list(pair)):
+        for given in (pair, list(pair), np.array(pair)):
             score = model.predict(given, on_overflow=on_overflow)
             assert type(score) is np.float32
             assert score == expected
