@@ -56,7 +56,7 @@ class Child:
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the latter while the interpreter exits
             raise WorkerError(f"no process can be started: {error}") from error
 
     def send(self, header: Mapping[str, Any]) -> None:

@@ -202,7 +202,7 @@ class Encoder(Model[Tokenizer]):
         Raises:
             InputError: a number is invalid, or the encoder was not created by :meth:`load`.
             ModelError: the model's file has changed since it was loaded, or a process failed to start.
-            WorkerError: no process can be started on this system, or by a frozen program.
+            WorkerError: no process or thread can be started on this system, by a frozen program, or at exit.
         """
         if self._origin is None:
             raise InputError("a pool loads the model again, so it takes an encoder made by Encoder.load")

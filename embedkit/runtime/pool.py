@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import InputError, ModelError
+from embedkit.errors import InputError, ModelError, WorkerError
 from embedkit.progress import Progress
 from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.child import Child
@@ -50,7 +50,7 @@ class EncoderPool:
     Raises:
         InputError: a number is invalid.
         ModelError: the model at ``origin`` has changed, or a process failed to start.
-        WorkerError: no process can be started on this system, or by a frozen program.
+        WorkerError: no process or thread can be started on this system, by a frozen program, or at exit.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class EncoderPool:
                 self._workers.append(_Worker(origin, self.threads))
             for worker in self._workers:
                 worker.wait_for(encoder.fingerprint)
-                self._askers.append(threading.Thread(target=self._ask, args=(worker,), daemon=True))
-                self._askers[-1].start()
+                self._askers.append(self._start_asker(worker))
         except BaseException:
             self._end(at_once=True)
             raise
@@ -168,6 +167,14 @@ class EncoderPool:
             if self._closed:
                 raise _closed_error()
             self._requests.put(request)
+
+    def _start_asker(self, worker: _Worker) -> threading.Thread:
+        asker = threading.Thread(target=self._ask, args=(worker,), daemon=True)
+        try:
+            asker.start()
+        except RuntimeError as error:  # at the limit of threads, and since Python 3.12 in callbacks of atexit
+            raise WorkerError(f"a pool needs threads: {error}; encode without a pool") from error
+        return asker
 
     def _ask(self, worker: _Worker) -> None:
         """Pass requests on to a worker until the pool is closed; runs in a thread."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toys import refuse_conditions
+from toys import limit_threads, refuse_conditions
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, StorageError, TextOverflowError, WorkerError
@@ -167,6 +167,22 @@ def test_a_pool_that_cannot_start_all_processes_ends_the_others(encoder, monkeyp
     with pytest.raises(WorkerError, match="no process can be started: Resource temporarily unavailable"):
         encoder.pool(2)
     assert started[0].returncode is not None
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_pool_without_enough_threads_ends_its_processes(encoder, monkeypatch, most):
+    start: Any = subprocess.Popen
+    started: list[Any] = []
+
+    def note(*given, **options):
+        started.append(start(*given, **options))
+        return started[-1]
+
+    monkeypatch.setattr(child.subprocess, "Popen", note)
+    limit_threads(monkeypatch, most)
+    with pytest.raises(WorkerError, match="a pool needs threads: can't start new thread; encode without a pool"):
+        encoder.pool(2)
+    assert [process.poll() is not None for process in started] == [True, True]
 
 
 @pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", "")])
