@@ -192,3 +192,16 @@ def test_without_the_sdk_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[mcp\]"):
         McpServer(None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ('{"query": "a", "filter": {"lang": "en", "lang": "fr"}}', 400, "'lang' stands twice in a JSON object"),
+        ('{"documents": [%s{}]}' % ("{}, " * 3000), 413, "'documents': 3001 items in one request; at most 2048"),
+    ],
+)
+def test_a_message_is_checked_as_other_requests_are(agents_url, arguments, status, words):
+    call = '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": %s}}'
+    done = httpx.post(f"{agents_url}/mcp", content=call % arguments, headers=bearer("reader"))
+    assert (done.status_code, words in done.text) == (status, True)
