@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -82,7 +82,7 @@ class Registry:
         self.cross: CrossRanker | None = None
         if loaded.reranker is not None:
             self.cross = CrossRanker(loaded.reranker, limits, admission, self._make_batcher)
-        self._aliases = _aliases(settings.aliases, self._cards)
+        self._aliases = _aliases(settings.aliases, list(self._cards))
         self.collection: SharedCollection | None = None
         if (collection := loaded.collection) is not None:
             embedder = next(one for one in self._embedders.values() if one.encoder is collection.query_encoder)
@@ -183,15 +183,19 @@ def _open(path: str, encoders: Sequence[Encoder]) -> Collection:
     return Collection.open(path, encoder=builder, queries=queries)
 
 
-def _aliases(aliases: Sequence[str], names: Iterable[str]) -> dict[str, str | None]:
-    """Return the model name of each alias, or None for the default model."""
+def _aliases(aliases: Sequence[str], names: Sequence[str]) -> dict[str, str | None]:
+    """Return the model name of each alias, or None for the default model, the first one."""
     targets: dict[str, str | None] = {}
+    meant = dict(zip(names, names, strict=True))
     for alias in aliases:
         name, equals, model = alias.partition("=")
         if equals and model not in names:
             raise ConfigError(
                 f"aliases: {alias!r} names an unknown model; this server has {', '.join(sorted(names))}"
             )
+        meaning = model if equals else names[0]
+        if meant.setdefault(name, meaning) != meaning:
+            raise ConfigError(f"aliases: {name!r} would be the name of two models; choose another one")
         targets[name] = model if equals else None
     return targets
 
