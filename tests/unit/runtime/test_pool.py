@@ -153,18 +153,22 @@ def test_a_process_that_ends_is_reported(encoder):
             pool.encode(TEXTS)
 
 
-def test_a_pool_that_cannot_start_all_processes_ends_the_others(encoder, monkeypatch):
+@pytest.mark.parametrize(
+    "refusal",
+    [BlockingIOError("Resource temporarily unavailable"), RuntimeError("can't fork at interpreter shutdown")],
+)
+def test_a_pool_that_cannot_start_all_processes_ends_the_others(encoder, monkeypatch, refusal):
     start: Any = subprocess.Popen
     started: list[Any] = []
 
     def start_one(*given, **options):
         if started:
-            raise BlockingIOError("Resource temporarily unavailable")
+            raise refusal
         started.append(start(*given, **options))
         return started[0]
 
     monkeypatch.setattr(child.subprocess, "Popen", start_one)
-    with pytest.raises(WorkerError, match="no process can be started: Resource temporarily unavailable"):
+    with pytest.raises(WorkerError, match=f"no process can be started: {refusal}"):
         encoder.pool(2)
     assert started[0].returncode is not None
 
