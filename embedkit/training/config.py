@@ -167,9 +167,7 @@ class RunConfig:
 
     method: str = setting(doc="a method or recipe listed by `embedkit methods`")
     name: str | None = setting(None, "name of the encoder; default: the run folder's name")
-    seed: int = setting(
-        1000, "seed of initialisation, order, augmentation, dropout and queues", minimum=0, maximum=2**63 - 1
-    )
+    seed: int = setting(1000, "seed of initialisation, order, augmentation, dropout and queues", minimum=0)
     data: str = setting(".", "base folder of relative paths")
     cache: str = setting(".embedkit-cache", "folder of prepared corpora and teacher vectors")
     device: str | None = setting(None, "cpu, cuda or another torch device; default: cuda if available")

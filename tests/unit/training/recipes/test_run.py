@@ -288,7 +288,7 @@ class TestHead:
 
 def test_a_seed_has_at_most_63_bits():
     assert resolve({**BARE, "seed": 2**63 - 1}).seed == 2**63 - 1
-    assert problems_of({**BARE, "seed": 2**63}) == [f"seed is at most {2**63 - 1}, not {2**63}"]
+    assert problems_of({**BARE, "seed": 2**63}) == [f"seed is a whole number between -2^63 and 2^63, not {2**63}"]
 
 
 class TestRun:
