@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from embedkit.runtime.location import find_bundle, find_model, published_models
 from embedkit.training.config import RunConfig, override
 from embedkit.training.loop import Control
 from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import HeldOut, has_space, prepare
-from embedkit.training.students import lineage
+from embedkit.training.recipes.stage import LEAST_AGREEMENT, HeldOut, prepare
+from embedkit.training.teachers import CachedVectors, TeacherVectors
 
 logger = logging.getLogger("embedkit")
 
@@ -54,7 +54,6 @@ RECIPE: Mapping[str, Any] = {
 _TEACHERS = "sentence-transformers"
 _ANY_TARGET = "cpu-avx2"  # a float32 bundle records none
 _WORDS = " with "
-_LEAST_AGREEMENT = 0.5  # mean cosine of two encoders of one space; it is about 0 in unrelated spaces
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def adapt(
     held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
     before = _cosines(held_out, old) if old.dimension == materials.teachers[0].dimension else {}
     agreement = _mean(before) if before else 1.0
-    if agreement < _LEAST_AGREEMENT and not has_space(old.manifest.teacher, materials.teachers[0]):
+    if agreement < LEAST_AGREEMENT and not _has_space(old.manifest.teacher, materials.teachers[0]):
         logger.warning(
             "%s and the teacher have different embedding spaces, so the old and the new encoder are not compared: "
             "the mean cosine of their embeddings is %.2f",
@@ -184,13 +183,23 @@ def adapt(
     return Adaptation(report, before, after, state.step, state.seconds)
 
 
+def _lineage(taught: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a recorded teacher, its own teacher, and so on, as far as the taught encoder has their space.
+
+    An encoder that was spread has left the space of its teacher.
+    """
+    while taught and "spread" not in taught:
+        yield taught
+        taught = taught.get("teacher") or {}
+
+
 def _marks(taught: Mapping[str, Any]) -> set[str]:
     """Return names and fingerprints of the models whose space an encoder has, by its record of its teacher.
 
     A joined space has only its fingerprint, because its name is also that of other spaces of the same models.
     """
     marks = set[str]()
-    for record in lineage(taught):
+    for record in _lineage(taught):
         marks |= {record.get("fingerprint", ""), "" if "joined" in record else record.get("name", "")}
     return marks - {""}
 
@@ -207,6 +216,14 @@ def _teacher_marks(config: RunConfig) -> set[str]:
         return names
     bundle = read_bundle(path)
     return {*names, bundle.manifest.name, bundle.fingerprint, *_marks(bundle.manifest.teacher)}
+
+
+def _has_space(taught: Mapping[str, Any], teacher: TeacherVectors) -> bool:
+    """Whether an encoder, by what it records of its teacher, has the space of a teacher's vectors."""
+    spaces = {teacher.fingerprint}
+    if isinstance(teacher, CachedVectors):
+        spaces |= {record["fingerprint"] for record in _lineage(teacher.teacher) if "fingerprint" in record}
+    return any(record.get("fingerprint") in spaces for record in _lineage(taught))
 
 
 def _cosines(held_out: HeldOut, encoder: TextEncoder) -> dict[str, float]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from embedkit.errors import ConfigError, DataError, InputError, ModelError
+from embedkit.errors import ConfigError, InputError, ModelError
 from embedkit.modeling.bundles import cross_from_bundle, from_bundle, load_sentence_encoder
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -29,7 +29,6 @@ from embedkit.modeling.pruning import (
 from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
-from embedkit.records import read_object
 from embedkit.runtime.bundle import LARGEST_FILE_BYTES, read_bundle
 from embedkit.runtime.location import find_bundle
 from embedkit.runtime.tokenization import Tokenizer
@@ -37,7 +36,6 @@ from embedkit.training import processes
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus, in_chunks
 from embedkit.training.networks import word_tables
-from embedkit.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -124,30 +122,6 @@ def adjust(model: SentenceEncoder | PairEncoder, student: StudentConfig) -> None
     if student.freeze_words:
         for table in word_tables(model):
             table.weight.requires_grad_(False)
-
-
-def recorded_teacher(source: str) -> Mapping[str, Any]:
-    """Return what a bundle, or the model of a run folder, records of its (first) teacher; empty if nothing."""
-    if source.endswith(".onnx"):
-        card = dict(read_bundle(source).manifest.teacher)
-    else:
-        run = RunFolder(Path(source).parent)
-        try:
-            card = (read_object(run.card) if run.model == Path(source) else {}).get("teacher") or {}
-        except DataError:  # no card, or a damaged one
-            card = {}
-    taught: Mapping[str, Any] = (card.get("teachers") or [card])[0]
-    return taught
-
-
-def lineage(taught: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a recorded teacher, its own teacher, and so on, as far as the taught encoder has their space.
-
-    An encoder that was spread has left the space of its teacher.
-    """
-    while taught and "spread" not in taught:
-        yield taught
-        taught = taught.get("teacher") or {}
 
 
 def _new(config: RunConfig, source: str) -> SentenceEncoder:

@@ -29,9 +29,8 @@ from embedkit.training.method import BatchSpec, Learner, Presets
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder, TrainState
-from embedkit.training.students import lineage, recorded_teacher
 from embedkit.training.teacher_spaces import JoinedVectors, RotatedVectors
-from embedkit.training.teachers import CachedVectors, TeacherVectors, load_vectors
+from embedkit.training.teachers import TeacherVectors, load_vectors
 from embedkit.training.trackers import find_trackers
 
 _LARGEST_SHARE = 0.1
@@ -178,14 +177,8 @@ def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
     return ScoredPairs(pairs.name, first, second, pairs.scores[drawn])
 
 
-def has_space(taught: Mapping[str, Any], teacher: TeacherVectors) -> bool:
-    """Whether an encoder, by what it records of its teacher, has the space of a teacher's vectors."""
-    spaces = {teacher.fingerprint}
-    if isinstance(teacher, CachedVectors):
-        spaces |= {record["fingerprint"] for record in lineage(teacher.teacher) if "fingerprint" in record}
-    return any(record.get("fingerprint") in spaces for record in lineage(taught))
-
-
+LEAST_AGREEMENT = 0.5
+"""Mean cosine of two encoders of one space; it is about 0 in unrelated spaces."""
 _HEAD_SAMPLE = 4096  # number of texts to fit a new linear head on
 _HEAD_BATCH = 256
 
@@ -222,10 +215,7 @@ class Stage:
         method = kind(encoder, settings, seed=self.config.seed, **arguments)
         batches = self.batches(method_name, settings, encoder, optim)
         if isinstance(method, Distillation):
-            if self.config.student.source is not None and not self._has_taught(self.config.student.source):
-                method.renew_head(seed=self.config.seed)
-            if method.awaits_start:
-                self._start_head(method)
+            self._start_head(method)
         return self.fit(method, batches, optim, self._evaluation(encoder))
 
     def batches(
@@ -265,17 +255,23 @@ class Stage:
             folder.trackers = find_trackers(config.trackers, folder.path, name=folder.name, config=plain)
         return train(method, batches, config, folder, self.control, evaluate)
 
-    def _has_taught(self, source: str) -> bool:
-        """Whether a model has the space of this run's first teacher, so that its head leads there."""
-        return has_space(recorded_teacher(self.config.resolve_model(source)), self.materials.teachers[0])
-
     def _start_head(self, method: Distillation) -> None:
-        """Fit a new linear head on a sample of the training text."""
+        """Fit the head to the teacher's space on a sample of the training text, unless it leads there already.
+
+        A fitted head is worse than one that a long run has trained, even if that run's teacher was, for instance,
+        rounded in another way. So what the embeddings show decides, not what the model records.
+        """
         corpus, tokenizer = self.materials.corpus, method.encoder.tokenizer
         rows = np.random.default_rng(0).permutation(self.materials.split.train)[:_HEAD_SAMPLE]
-        parts = np.array_split(rows, -(-len(rows) // _HEAD_BATCH))
-        views = (chunk_view(tokenizer.tokenize(corpus.texts(part)), tokenizer.pad_id) for part in parts)
-        method.start_head(views, torch.from_numpy(self.materials.teachers[0].read(rows, 0)))
+        vectors = self.materials.teachers[0].read(rows, 0)
+        if self.config.student.source is not None and not method.head_is_new:
+            found = TorchEncoder(method.encoder).encode(corpus.texts(rows[:_HEAD_BATCH]))
+            if (found * vectors[:_HEAD_BATCH]).sum(axis=1).mean() < LEAST_AGREEMENT:
+                method.renew_head(seed=self.config.seed)
+        if method.awaits_start:
+            parts = np.array_split(rows, -(-len(rows) // _HEAD_BATCH))
+            views = (chunk_view(tokenizer.tokenize(corpus.texts(part)), tokenizer.pad_id) for part in parts)
+            method.start_head(views, torch.from_numpy(vectors))
 
     def _evaluation(self, encoder: SentenceEncoder) -> Callable[[], Scores] | None:
         """Return the function that scores a step: on the development pairs, else by cosine with the teacher."""
