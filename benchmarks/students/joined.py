@@ -3,10 +3,11 @@
     python benchmarks/students/joined.py --data DIR --teachers BGE MINILM --reranker RERANKER --seeds 1000 1001
 
 A row is a run of one of the family's recipes with few steps and one change; its group's first row has none. Rows
-of the last stage go on from the bundled `tiny` at a quarter of the rate; lists are those of ranking.py, with a
-tenth of the queries held out, but all of `tiny` learns from them. Models are scored in int8 with float32 words, on
-held-out text and on development sets; no test set is read. Results are saved after every run, and a later call
-continues with the missing ones. Writes joined.json and joined.md next to this file.
+of the last stage go on from the bundled `tiny`, in its space, at a quarter of the rate, on a third of the text;
+lists are those of ranking.py, with a tenth of the queries held out, but all of `tiny` learns from them. Models are
+scored in int8 with float32 words, on held-out text and on development sets; no test set is read. Results are saved
+after every run, and a later call continues with the missing ones. Writes joined.json and joined.md next to this
+file.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from embedkit.training.students import build_student
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 QUERIES, TOKENS = 8, 112  # queries in a batch, tokens of a candidate
+LONGEST = 20_000  # lines of sources without a limit, of which a share is read
 CHECKPOINTS = (0.8, 0.85, 0.9, 0.95, 1.0)  # shares of a run, after which weights are averaged
 
 
@@ -75,11 +77,21 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Rows that are compared: changes to a recipe, by name, and the optimizer steps of each run."""
+    """Rows that are compared.
+
+    Attributes:
+        recipe: name of the recipe.
+        rows: changes to it, by name.
+        steps: optimizer steps of each run.
+        share: number by which the limit of each source is divided.
+        space: space of the teachers, instead of one that is computed.
+    """
 
     recipe: str
     rows: Mapping[str, Change]
     steps: int = 80
+    share: int = 1
+    space: str | None = None
 
 
 LAST = {"student.source": str(REPOSITORY / "embedkit" / "bundled" / "tiny.onnx"), "optim.lr": 5e-4}
@@ -91,6 +103,9 @@ GROUPS: dict[str, Group] = {
             "vectors alone": Change(LAST),
             "lists, a third of the weight": Change({**LAST, "settings.lists": 0.3}),
         },
+        steps=600,
+        share=3,
+        space=str(REPOSITORY / "models" / "space.npz"),
     ),
     "`tiny` from `tiny-minilm`": Group(
         "tiny",
@@ -283,14 +298,16 @@ class Bench:
         config = self.configure(GROUPS[group], change, seed, folder)
         settings = from_mapping(ExtendedConfig, config.settings)
         Extended.pairs = self.pairs if settings.lists else None
-        stage = Stage(config, self.materials(change.third), RunFolder(folder), Control(show_progress=False))
+        materials = self.materials(change.third, GROUPS[group].share, GROUPS[group].space)
+        stage = Stage(config, materials, RunFolder(folder), Control(show_progress=False))
         stage.train(config.method, settings, build_student(config))
         models = {name: SentenceEncoder.load(stage.folder.model)}
         if change.averaged:
             models[f"{name}, mean of five checkpoints"] = averaged = SentenceEncoder.load(folder / "mean")
             round_tables(averaged)
         ranked = change.settings.get("student.source") == LAST["student.source"]
-        return {shown: self.score(model, change.third, ranked=ranked) for shown, model in models.items()}
+        held_out = None if change.third else materials  # a third teacher has other vectors
+        return {shown: self.score(model, held_out, ranked=ranked) for shown, model in models.items()}
 
     def configure(self, group: Group, change: Change, seed: int, folder: Path) -> RunConfig:
         """Return the recipe of a group with a change."""
@@ -314,7 +331,7 @@ class Bench:
             "cache": self.arguments.cache,
             "student": student,
             "teachers": teachers,
-            "join.weights": [1.0] * len(teachers),
+            **({"join": {"space": group.space}} if group.space else {"join.weights": [1.0] * len(teachers)}),
             "optim.steps": group.steps,
             "dev.every": group.steps,
         }
@@ -322,14 +339,17 @@ class Bench:
             changes["settings.mean"] = str(folder / "mean")
             changes["settings.checkpoints"] = [round(share * group.steps) for share in CHECKPOINTS]
         data = Path(self.arguments.text or self.arguments.data)
-        return resolve(Trial(paths, {**changes, **change.settings}, data, folder).mapping)
+        mapping = Trial(paths, {**changes, **change.settings}, data, folder).mapping
+        if group.share > 1:
+            limited = [{**each, "limit": each.get("limit", LONGEST) // group.share} for each in mapping["corpus"]]
+            mapping = {**mapping, "corpus": limited}
+        return resolve(mapping)
 
-    def score(self, model: SentenceEncoder, third: str | None, *, ranked: bool) -> dict[str, float]:
-        """Score a model on held-out text, on the development sets and, if asked to, on held-out lists."""
+    def score(self, model: SentenceEncoder, materials: Materials | None, *, ranked: bool) -> dict[str, float]:
+        """Score a model on held-out text of materials, on development sets and, if asked to, on held-out lists."""
         encoder = InInt8(model)
         figures = dict[str, float]()
-        if third is None:  # else the vectors are others
-            materials = self.materials(None)
+        if materials is not None:
             held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
             distances = held_out.distances(encoder)
             figures["held-out cosine"] = 100 * (1 - float(np.mean(list(distances.values()))))
@@ -339,8 +359,9 @@ class Bench:
             figures |= agreement(lists, torch.eye(encoder.dimension))
         return figures
 
-    def _materials(self, third: str | None) -> Materials:
-        return prepare(self.configure(Group("tiny", {}), Change(third=third), 0, Path()), Control(), teacher=True)
+    def _materials(self, third: str | None, share: int, space: str | None) -> Materials:
+        group = Group("tiny", {}, share=share, space=space)
+        return prepare(self.configure(group, Change(third=third), 0, Path()), Control(), teacher=True)
 
 
 def tables(report: dict[str, Any]) -> str:
