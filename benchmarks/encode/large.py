@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.evaluation.machine import processor_name
-from embedkit.export.variants import bert_tokenizer, write_untrained
+from embedkit.export.untrained import bert_tokenizer, write_untrained
 from embedkit.modeling.sizes import ARCHITECTURES
 from embedkit.runtime.native_network import NATIVE, NativeNetwork
 from embedkit.runtime.session import PaddedNetwork, Session

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModel
 
 from embedkit.export.graph import build_graph
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
-from embedkit.export.variants import bert_tokenizer
+from embedkit.export.untrained import bert_tokenizer
 from embedkit.export.writer import Arithmetic, FloatArithmetic
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.bundle import write_bundle

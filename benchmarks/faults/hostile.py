@@ -397,7 +397,7 @@ def write_reranker(folder: Path) -> Path:
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast  # noqa: PLC0415
 
     from embedkit.export.pipeline import export_source  # noqa: PLC0415
-    from embedkit.export.variants import bert_tokenizer  # noqa: PLC0415
+    from embedkit.export.untrained import bert_tokenizer  # noqa: PLC0415
 
     shape = {
         "hidden_size": DIMENSION,

@@ -27,7 +27,7 @@ from embedkit.evaluation.speed.process import Candidate
 from embedkit.evaluation.speed.rounds import measure
 from embedkit.evaluation.tasks import evaluate
 from embedkit.export.pipeline import export, export_source
-from embedkit.export.variants import bert_tokenizer, write_untrained
+from embedkit.export.untrained import bert_tokenizer, write_untrained
 from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.sizes import ARCHITECTURES
 from embedkit.reporting.speed_page import write_speed_page

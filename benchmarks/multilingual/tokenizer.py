@@ -28,10 +28,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import tokenizers
 
-from embedkit.runtime.kernel_pieces import KernelPieces
 from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.tokenizer_kernels import TokenizerKernel
 from embedkit.runtime.unigram_pieces import UnigramPieces
-from embedkit.runtime.word_pieces import PlainTexts, WordPieces
+from embedkit.runtime.word_pieces import WordPieces
 
 SCRIPTS = [(0x20, 0x7F), (0xA0, 0x250), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE80), (0x1000, 0x1200)]
 SCRIPTS += [(0x1E00, 0x2100), (0x2100, 0x2800), (0x3000, 0x3400), (0x4E00, 0x9FFF), (0xAC00, 0xD7A4)]
@@ -56,7 +56,7 @@ def main() -> int:
     theirs.no_padding()
     theirs.enable_truncation(arguments.max_length)
     length = arguments.max_length
-    kernel = WordPieces.find(theirs, PlainTexts.find(theirs, length)) or UnigramPieces.find(theirs, length)
+    kernel = WordPieces.find(theirs, length) or UnigramPieces.find(theirs, length)
     for made in (ours.tokenize, kernel.encode if kernel else ours.tokenize):
         made(["a"] * 100_000)  # enough texts to create the kernel
     if kernel is None or kernel.encode(["a"]) is None:
@@ -108,7 +108,7 @@ def random_text(seed: int, special: list[str]) -> str:
 
 
 def compare(
-    tokenizers_of_each: tuple[Tokenizer, KernelPieces, tokenizers.Tokenizer], texts: list[str], name: str
+    tokenizers_of_each: tuple[Tokenizer, TokenizerKernel, tokenizers.Tokenizer], texts: list[str], name: str
 ) -> tuple[int, int]:
     """Return how many texts differ, and how many the kernel leaves."""
     ours, kernel, theirs = tokenizers_of_each

@@ -29,7 +29,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from embedkit import CrossEncoder
 from embedkit.export.graph import build_graph
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
-from embedkit.export.variants import bert_tokenizer
+from embedkit.export.untrained import bert_tokenizer
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.runtime.tokenization import PairTokenizer

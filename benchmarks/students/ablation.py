@@ -50,11 +50,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "no layer, word memory of 384": {"student.layers": 0, "student.teacher_layers": [], "student.memory": 384},
     "128 wide, inner 512, memory 256": {"student.hidden": 128, "student.inner": 512, "student.memory": 256},
     "one layer, the teacher's last": {"student.layers": 1, "student.teacher_layers": [6]},
-    "one layer, the teacher's last, applied twice": {
-        "student.layers": 1,
-        "student.layer_repeats": 2,
-        "student.teacher_layers": [6],
-    },
     "layers 3 and 6": {"student.teacher_layers": [3, 6]},
     "layers 5 and 6": {"student.teacher_layers": [5, 6]},
     "started from the teacher's words": {"student.start": "teacher", "student.teacher_layers": []},

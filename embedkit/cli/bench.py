@@ -177,7 +177,7 @@ def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
     if not names:  # what follows needs torch
         return
     from embedkit.evaluation.speed.process import Candidate
-    from embedkit.export.variants import bert_tokenizer, write_untrained
+    from embedkit.export.untrained import bert_tokenizer, write_untrained
     from embedkit.modeling.sizes import ARCHITECTURES
 
     if unknown := [name for name in names if name not in ARCHITECTURES]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from embedkit.cli.options import add_output, check_output, explicit
 from embedkit.cli.rows import read_texts
-from embedkit.errors import InputError
 from embedkit.extras import require
 
 if TYPE_CHECKING:
-    from embedkit.export.variants import Variant
     from embedkit.runtime.manifest import Manifest
 
 HELP = "export a run or a model as a verified .onnx bundle, or as a folder for other libraries"
@@ -29,13 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="RUN_OR_MODEL", help="a run folder, a model folder, a hub id, a bundle or a bundled name"
     )
-    add_output(parser, "the bundle to write; a folder with --all or --format sentence-transformers")
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="write every variant for the target into a folder, time them side by side and mark the best ones; "
-        "--calibration adds int8-static and provides the texts to time, --vocabulary adds a pruned variant",
-    )
+    add_output(parser, "the bundle to write; a folder with --format sentence-transformers")
     parser.add_argument(
         "--format",
         choices=("bundle", "sentence-transformers"),
@@ -123,14 +115,11 @@ def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Export, and print the results of the gates."""
     from embedkit.evaluation.sts import load_scored_pairs
-    from embedkit.export.pipeline import check_options
+    from embedkit.export.folder import export_folder
+    from embedkit.export.pipeline import ExportReport, check_options, export_source
 
-    check_output(arguments, whole_folder=arguments.format == "sentence-transformers" and not arguments.all)
-    kept = explicit(arguments, "precision", "word_table", "vocabulary_size", "spread", "space")
-    if arguments.all and (kept or arguments.format != "bundle"):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in kept) or f"--format {arguments.format}"
-        raise InputError(f"{flags}: --all writes every precision and word table; leave out one or the other")
-    forms = {**kept, **explicit(arguments, "target")}
+    check_output(arguments, whole_folder=arguments.format == "sentence-transformers")
+    forms = explicit(arguments, "precision", "target", "word_table", "vocabulary_size", "spread", "space")
     texts: dict[str, Any] = {
         name: str(path) for name, path in explicit(arguments, "calibration", "vocabulary").items()
     }
@@ -144,16 +133,6 @@ def run(arguments: argparse.Namespace) -> None:
         "vocabulary": _vocabulary_texts(arguments.vocabulary),
         "calibration": _read_all(arguments.calibration),
     }
-    if arguments.all:
-        _export_all(arguments, options)
-    else:
-        _export(arguments, options)
-
-
-def _export(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
-    from embedkit.export.folder import export_folder
-    from embedkit.export.pipeline import ExportReport, export_source
-
     report = (export_source if arguments.format == "bundle" else export_folder)(
         arguments.source, arguments.output, **options
     )
@@ -164,44 +143,6 @@ def _export(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     else:
         for name, manifest in report.graphs.items():
             print("\n".join(_lines(str(report.path / name), manifest, (report.path / name).stat().st_size)))
-
-
-def _export_all(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
-    from embedkit.export.variants import choose, export_all
-
-    variants = export_all(arguments.source, arguments.output, replace=arguments.replace, **options)
-    chosen = choose(variants)
-    if arguments.json:
-        listed = [dataclasses.asdict(variant) for variant in variants]
-        print(json.dumps({"variants": listed, "chosen": chosen and chosen.name}, default=str))
-    else:
-        print("\n".join(_variant_lines(variants, chosen)))
-
-
-def _variant_lines(variants: Sequence[Variant], chosen: Variant | None) -> Iterator[str]:
-    labels = ("MB", "speed", "texts/s", "1 text ms", "parity", "score", "invariance")
-    yield f"  {'variant':<26}" + "".join(f"{label:>11}" for label in labels)
-    for variant in variants:
-        mark = "*" if variant.on_frontier else " "
-        if variant.path is None:
-            yield f"{mark} {variant.name:<26}missed: {variant.missed}"
-            continue
-        figures = (
-            f"{(variant.size_bytes or 0) / 1e6:.2f}",
-            f"{variant.speed or 0:.2f}",
-            f"{variant.texts_per_second:.0f}",
-            f"{variant.one_text_ms:.3f}",
-            f"{variant.largest_difference:.1e}",
-            f"{variant.score:.5f}",
-            f"{variant.invariance:.1e}",
-        )
-        yield f"{mark} {variant.name:<26}" + "".join(f"{figure:>11}" for figure in figures)
-    yield "* not beaten in size, speed and fidelity; parity and invariance: largest change of a value"
-    yield (
-        f"chosen: {chosen.path}, the fastest that keeps its score"
-        if chosen
-        else "chosen: none, because no variant keeps its score"
-    )
 
 
 def _vocabulary_texts(path: Path | None) -> list[str] | None:

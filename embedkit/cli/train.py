@@ -38,7 +38,6 @@ _FLAGS = {
     "student": "student.source",
     "start": "student.start",
     "layers": "student.layers",
-    "layer_repeats": "student.layer_repeats",
     "hidden": "student.hidden",
     "inner": "student.inner",
     "memory": "student.memory",
@@ -55,7 +54,6 @@ _FLAGS = {
 # Flags for a student's shape, with their help.
 _SHAPE = {
     "layers": "number of transformer layers, overriding the size; 0: a static encoder",
-    "layer_repeats": "applications of each layer in succession, with the same weights; default: 1",
     "hidden": "hidden width, overriding the size",
     "inner": "width of the feed-forward blocks; default: 4 x hidden",
     "memory": "width of a word memory beside the transformer; default: none",

@@ -34,7 +34,7 @@ from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import ACTIVATIONS, SentenceEncoder
 from embedkit.modeling.layout import write_layout
-from embedkit.modeling.shared_layers import writing_tensors
+from embedkit.modeling.pretrained import writing_tensors
 from embedkit.modeling.static import STATIC
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray

@@ -34,7 +34,7 @@ from embedkit.export.quantize import (
 )
 from embedkit.export.reading import Origin, check_reading
 from embedkit.export.spread import change_space, spread_embeddings
-from embedkit.export.writer import FloatArithmetic, Products, find_twins, merge_twins
+from embedkit.export.writer import FloatArithmetic, Products
 from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -286,26 +286,18 @@ def _write(
 ) -> tuple[bytes, onnx.ModelProto | None]:
     """Return the serialized graph and, if its weights are rounded, the graph without rounding.
 
-    Both store shared weights once. An encoder's biases, in both, compensate for the rounding, as measured on the
-    texts.
+    An encoder's biases, in both, compensate for the rounding, as measured on the texts.
     """
     inputs = _measure_inputs(model, precision, texts)
     is_rounded = precision.startswith("int8") or (precision == "fp32" and words != "float32")
     unrounded = build_graph(model, FloatArithmetic()) if is_rounded else None
-    # Each application of a repeated layer has inputs of its own: weights equalised for them could not be shared.
-    twins = {} if unrounded is None else find_twins(unrounded)
-    smoothed = {} if precision == "int8" and twins else inputs
-    arithmetic = MixedArithmetic(_choose_products(precision, target, smoothed), choose_word_table(words))
+    arithmetic = MixedArithmetic(_choose_products(precision, target, inputs), choose_word_table(words))
     logger.info("writing the graph of %s, %s", model.name, precision)
     graph = build_graph(model, arithmetic)
-    if unrounded is None:
-        twins = find_twins(graph)
-    elif isinstance(model, SentenceEncoder):
+    if unrounded is not None and isinstance(model, SentenceEncoder):
         shifts = measure_shifts(unrounded, graph, inputs)
         for written in (graph, unrounded):
             add_to_biases(written, shifts)
-    for written in filter(None, (graph, unrounded)):
-        merge_twins(written, twins)
     if precision == "fp16":
         graph = halve(graph, model.pooling if isinstance(model, SentenceEncoder) else None)
     return graph.SerializeToString(), unrounded

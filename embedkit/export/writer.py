@@ -1,17 +1,13 @@
 """Construction of ONNX graphs: nodes and constants one by one, and the arithmetic of large weights.
 
 In opset 20, LayerNormalization and Gelu are single operators; ONNX Runtime supports it since version 1.17.
-
-A network whose layers are applied repeatedly is written layer by layer, so that every product has its own name,
-and a bias that compensates for its own inputs. Equal weights are merged afterwards (:func:`merge_twins`). Traced
-graphs share all equal constants as they are written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -166,46 +162,6 @@ class FloatArithmetic:
         return graph.add("Gather", name, graph.constant(f"{name}.weight", table), rows)
 
 
-_PARTS = ("", "_int8", "_scale", "_zero")  # what the names of a weight's stored parts append to its own
-
-
-def find_twins(graph: onnx.ModelProto) -> dict[str, str]:
-    """Return the equal matrices of a graph: name -> name of the first one that is equal."""
-    first: dict[bytes, str] = {}
-    twins = {}
-    for tensor in graph.graph.initializer:
-        if len(tensor.dims) == 2:
-            kept = first.setdefault(_digest(tensor), tensor.name)
-            if kept != tensor.name:
-                twins[tensor.name] = kept
-    return twins
-
-
-def merge_twins(graph: onnx.ModelProto, twins: Mapping[str, str]) -> None:
-    """Store the constants of twins once, in place.
-
-    The twins were found in this graph, or in that of the same network in float32; those that were rounded
-    differently are kept.
-    """
-    if not twins:
-        return
-    stored = {tensor.name: tensor for tensor in graph.graph.initializer}
-    pairs = [(twin + part, kept + part) for twin, kept in twins.items() for part in _PARTS]
-    merged = {
-        twin: kept
-        for twin, kept in pairs
-        if twin in stored and kept in stored and _digest(stored[twin]) == _digest(stored[kept])
-    }
-    for node in graph.graph.node:
-        node.input[:] = [merged.get(name, name) for name in node.input]
-    del graph.graph.initializer[:]
-    graph.graph.initializer.extend(tensor for name, tensor in stored.items() if name not in merged)
-
-
 def digest(value: npt.NDArray[np.generic]) -> bytes:
     """Return the SHA-256 of dtype, shape and values."""
     return hashlib.sha256(f"{value.dtype} {value.shape} ".encode() + value.tobytes()).digest()
-
-
-def _digest(tensor: onnx.TensorProto) -> bytes:
-    return digest(numpy_helper.to_array(tensor))

@@ -38,10 +38,10 @@ from embedkit.modeling.pretrained import (
     probe,
     quiet_transformers,
     require_weights,
+    separate,
     usual_length,
     words_of,
 )
-from embedkit.modeling.shared_layers import separate
 from embedkit.modeling.static import STATIC, load_static
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.folders import Layout, pooling_modes, read_layout

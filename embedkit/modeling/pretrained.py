@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +21,6 @@ from transformers.utils import logging as transformers_logging
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError, first_line
-from embedkit.modeling.shared_layers import writing_tensors
 from embedkit.runtime.folders import Layout, check_fetched
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
@@ -393,3 +394,24 @@ def _broadcasting(mask: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return mask(*views)
 
     return apply
+
+
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that share memory with another one, which safetensors does not support."""
+    seen: set[int] = set()
+    separated = {}
+    for name, tensor in tensors.items():
+        separated[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return separated
+
+
+@contextlib.contextmanager
+def writing_tensors() -> Iterator[None]:
+    """Turn safetensors' own error for a failed write, such as on a full disk, into an OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        number = int(code.group(1)) if code else errno.EIO
+        raise OSError(number, os.strerror(number) if code else str(error)) from error

@@ -17,9 +17,6 @@ The layers are processed from first to last:
 A cross-encoder is cut likewise, on pairs. Its pooler reads the teacher's last state like a layer and keeps the
 units that change the logit most, and its last product is refitted to the teacher's logits.
 
-A shallow student can take words that have passed through the teacher's first layers, each alone in a text
-(:func:`absorb_layers`): its word table holds what these layers know of a word without its context.
-
 The narrower state consists of the leading principal components of the teacher's state (after the embeddings and
 after each kept layer), rotated at random so that all columns carry equal variance, as LayerNorm expects.
 
@@ -43,7 +40,7 @@ from transformers import BertForSequenceClassification
 from embedkit.errors import ModelError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random, word_states
+from embedkit.modeling.initialisation import random
 from embedkit.modeling.pretrained import check_bert, evaluating
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import Size
@@ -75,7 +72,6 @@ def from_layers(
     texts: Sequence[str],
     *,
     layers: Sequence[int] | None = None,
-    word_layers: int = 0,
     max_length: int,
     seed: int,
     positions: int | None = None,
@@ -86,9 +82,7 @@ def from_layers(
         teacher: an encoder of the BERT family with absolute positions.
         size: shape of the student. Its heads are as wide as the teacher's; ``size.heads`` is ignored.
         texts: a few hundred to a few thousand representative texts, on which the maps are fitted.
-        layers: teacher layers to take, counted from 1, ascending; default: :func:`choose_layers` of those left.
-        word_layers: number of first layers that the words pass through, as of :func:`absorb_layers`; ``layers``
-            come after them.
+        layers: teacher layers to take, counted from 1, ascending; default: :func:`choose_layers`.
         max_length: maximum length of the student's texts in tokens.
         seed: seed of everything random.
         positions: rows of the position table, ``max_length`` if None.
@@ -96,11 +90,7 @@ def from_layers(
     Raises:
         ModelError: the teacher is of another family, or the student is wider, deeper or longer than its teacher.
     """
-    teacher = absorb_layers(teacher, word_layers)
-    if layers is None:
-        chosen = choose_layers(size.layers, _depth(teacher))
-    else:
-        chosen = tuple(number - word_layers for number in layers)
+    chosen = tuple(layers) if layers is not None else choose_layers(size.layers, _depth(teacher))
     shape = _fitting_shape(teacher, size, chosen, positions or max_length)
     student = random(
         teacher.tokenizer, shape, max_length=max_length, seed=seed, positions=positions, pooling=teacher.pooling
@@ -111,47 +101,6 @@ def from_layers(
         student.backbone = type(student.backbone)(student.backbone.config, add_pooling_layer=False).eval()
         _Cut(teacher.backbone, student.backbone, chosen, _tokenize(student.tokenizer, texts), seed).copy()
     return student
-
-
-def absorb_layers(teacher: SentenceEncoder, count: int) -> SentenceEncoder:
-    """Return a copy of a BERT encoder whose word table replaces its first ``count`` layers.
-
-    The row of a word is its state after these layers when it is the only word of a text. Position and type rows
-    are 0, so attention of the layers that are left starts blind to order.
-
-    Raises:
-        ModelError: the teacher is of another family, or has fewer layers.
-    """
-    if not 0 <= count <= _depth(teacher):
-        raise ModelError(f"words cannot take {count} layers of {teacher.name}, which has {_depth(teacher)}")
-    if count == 0:
-        return teacher
-    shallow = copy.deepcopy(teacher)
-    network: Any = shallow.backbone
-    embeddings, layers = network.embeddings, network.encoder.layer
-    norm = layers[count - 1].output.LayerNorm
-    with torch.no_grad(), evaluating(teacher):
-        states = _states_alone(teacher, count)
-        embeddings.word_embeddings.weight.copy_((states - norm.bias) / norm.weight)
-        embeddings.position_embeddings.weight.zero_()
-        embeddings.token_type_embeddings.weight.zero_()
-    embeddings.LayerNorm.load_state_dict(norm.state_dict())
-    network.encoder.layer = layers[count:]
-    network.config.num_hidden_layers -= count
-    return shallow
-
-
-def _states_alone(teacher: SentenceEncoder, layer: int) -> Tensor:
-    """Return the state of each token after a layer, in a text of that token: ``(V, H)``.
-
-    Tokens that frame a text have those of an empty one.
-    """
-    states = word_states(teacher, range(teacher.tokenizer.vocabulary_size), layer=layer)
-    frame = torch.tensor(teacher.tokenizer.tokenize([""]).ids, device=teacher.device)
-    network: Any = teacher.backbone
-    outputs = network(input_ids=frame, attention_mask=torch.ones_like(frame), output_hidden_states=True)
-    states[frame[0]] = outputs.hidden_states[layer][0]
-    return states
 
 
 def cross_from_layers(

@@ -15,11 +15,11 @@ import tokenizers
 
 from embedkit.errors import EmbedkitError, InputError, ModelError, ModelNotFoundError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.kernel_pieces import KernelPieces
 from embedkit.runtime.token_ids import TokenIds
+from embedkit.runtime.tokenizer_kernels import TokenizerKernel
 from embedkit.runtime.tokenizer_rules import check_rules
 from embedkit.runtime.unigram_pieces import UnigramPieces
-from embedkit.runtime.word_pieces import PairPieces, PlainTexts, WordPieces, kept_of_pairs
+from embedkit.runtime.word_pieces import PairPieces, WordPieces, truncate_longest_first
 
 _PROBE = "a \ua66e"  # a letter of a single manuscript: no vocabulary has it, so it takes the unknown token
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
@@ -187,13 +187,12 @@ class Tokenizer(_FastTokenizer):
         self._tokenizer.enable_truncation(self.max_length, direction=self._direction)
         self._tokenizer.encode(_PROBE)
         is_right = self._direction == "right"
-        self._plain = PlainTexts.find(self._tokenizer, self.max_length) if is_right else None
         self._pieces = self._find_pieces() if is_right else None
         self._most_characters = _CHARACTERS_OF_A_TOKEN * self.max_length
         self._can_begin = is_right and _splits_at_spaces(self._tokenizer)
 
-    def _find_pieces(self) -> KernelPieces | None:
-        words = WordPieces.find(self._tokenizer, self._plain)
+    def _find_pieces(self) -> TokenizerKernel | None:
+        words = WordPieces.find(self._tokenizer, self.max_length)
         return words or UnigramPieces.find(self._tokenizer, self.max_length)
 
     def tokenize(self, texts: Sequence[str], *, prompt: str = "", first: int = 0, threads: int = 1) -> Tokens:
@@ -254,17 +253,6 @@ class Tokenizer(_FastTokenizer):
         return text[: max(0, end)].rstrip() or text
 
     def _encode_whole(self, texts: list[str]) -> list[tuple[list[int], bool]]:
-        if self._plain is None:
-            return self._encode_any(texts)
-        spelled = [self._plain.spell(text) for text in texts]
-        plain = iter(self._plain.encode([spelling for spelling in spelled if spelling is not None]))
-        rest = [text for text, spelling in zip(texts, spelled, strict=True) if spelling is None]
-        if not rest:
-            return list(plain)
-        others = iter(self._encode_any(rest))
-        return [next(others if spelling is None else plain) for spelling in spelled]
-
-    def _encode_any(self, texts: list[str]) -> list[tuple[list[int], bool]]:
         with _contradictions():
             encodings = self._tokenizer.encode_batch_fast(texts)
         ids = [encoding.ids for encoding in encodings]
@@ -384,7 +372,9 @@ class PairTokenizer(_FastTokenizer):
         if len(ids) <= self.max_length:
             return ids, types
         sides = encoding.sequence_ids  # 0 or 1, None for special tokens
-        left = kept_of_pairs(self.max_length - self._frame, np.array([[sides.count(0), sides.count(1)]]))[0]
+        left = truncate_longest_first(self.max_length - self._frame, np.array([[sides.count(0), sides.count(1)]]))[
+            0
+        ]
         kept = []
         numbered = list(enumerate(sides))
         for position, side in numbered if self._direction == "right" else reversed(numbered):

@@ -15,8 +15,8 @@ import tokenizers
 from tokenizers.models import Unigram
 from tokenizers.normalizers import Precompiled
 
-from embedkit.runtime.kernel_pieces import KernelPieces, find_frame, finds_added
 from embedkit.runtime.kernels import unigram
+from embedkit.runtime.tokenizer_kernels import TokenizerKernel, find_special_tokens, finds_added
 from embedkit.runtime.tokenizer_rules import rules_of
 
 _PIECES_OF_A_TEXT = 25  # so many pieces of the vocabulary are read in the time of a short text
@@ -47,7 +47,7 @@ class _Parts(NamedTuple):
     strip_right: bool = False
 
 
-class UnigramPieces(KernelPieces):
+class UnigramPieces(TokenizerKernel):
     """Ids of texts by Unigram models. Create it with :meth:`find`.
 
     The kernel knows what SentencePiece's models have: the normalisers `Precompiled`, `Strip` and `Replace` of
@@ -68,7 +68,7 @@ class UnigramPieces(KernelPieces):
         """
         if unigram is None or type(tokenizer.model) is not Unigram or not finds_added(tokenizer):
             return None
-        frame = find_frame(tokenizer, tokenizer)
+        frame = find_special_tokens(tokenizer)
         if frame is None or _read_parts(tokenizer) is None:
             return None
         return cls(tokenizer, frame, max_length - sum(map(len, frame)))

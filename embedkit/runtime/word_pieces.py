@@ -1,14 +1,14 @@
-"""Fast paths through BERT's tokenizer: a C kernel for texts and pairs, if it was built, and Python for texts."""
+"""The fast path through BERT's tokenizers, for texts and pairs: a C kernel, if it was built."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,9 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from embedkit.runtime.kernel_pieces import KernelPieces, find_frame, finds_added
 from embedkit.runtime.kernels import wordpiece
 from embedkit.runtime.token_ids import TokenIds
+from embedkit.runtime.tokenizer_kernels import TokenizerKernel, find_special_tokens, finds_added
 
 # Latin blocks and IPA, Greek and Cyrillic, General Punctuation and Currency Symbols, without combining
 # marks, line terminators and direction marks.
@@ -28,87 +28,9 @@ _NOT_PLAIN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PlainTexts:
-    """Tokenizes plain texts at about half the cost. Create it with :meth:`find`.
-
-    BERT's normaliser drops control characters, spaces Chinese characters, strips accents and lowercases, with
-    offsets of every character, which costs as much as all the rest. Its result for a Latin, Greek or Cyrillic
-    letter, punctuation or a currency sign does not depend on adjacent characters (combining marks, which it would
-    sort, are not plain), so Python replaces characters one by one, and lowercases ASCII. Special tokens
-    are added around ids instead of merged. Pre-tokenization and word pieces are the tokenizer's own.
-
-    Attributes:
-        quick: the tokenizer without its normaliser, special and added tokens; truncates texts.
-        before: ids before each text.
-        after: ids after each text.
-        room: number of tokens to which ``quick`` truncates.
-        lowercase: whether the normaliser lowercases.
-        spelling: code point -> result of the normaliser.
-        added: finds added tokens.
-    """
-
-    quick: tokenizers.Tokenizer
-    before: list[int]
-    after: list[int]
-    room: int
-    lowercase: bool
-    spelling: Mapping[int, str]
-    added: re.Pattern[str]
-
-    @classmethod
-    def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> Self | None:
-        """Return the fast path of a tokenizer without padding, or None if it has none."""
-        normalizer, added = tokenizer.normalizer, tokenizer.get_added_tokens_decoder().values()
-        if type(normalizer) is not BertNormalizer or not finds_added(tokenizer):
-            return None
-        if type(tokenizer.model) is WordPiece and tokenizer.model.token_to_id(tokenizer.model.unk_token) is None:
-            return None  # it raises an error for each unknown word
-        quick = tokenizers.Tokenizer(tokenizer.model)  # shares memory, not a copy
-        quick.pre_tokenizer = tokenizer.pre_tokenizer
-        frame = find_frame(tokenizer, quick)
-        if frame is None:
-            return None
-        room = max_length - sum(map(len, frame))
-        quick.enable_truncation(room)
-        pattern = "|".join(re.escape(token.content) for token in added)
-        spelling = _Spelling(normalizer)
-        return cls(quick, *frame, room, bool(normalizer.lowercase), spelling, re.compile(pattern or "(?!)"))
-
-    def spell(self, text: str) -> str | None:
-        """Return the normalised text, or None if it is not plain or contains an added token such as ``[MASK]``."""
-        if self.added.search(text):
-            return None
-        if text.isascii() and text.isprintable():
-            return text.lower() if self.lowercase else text
-        return None if _NOT_PLAIN.search(text) else text.translate(self.spelling)
-
-    def encode(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
-        """Return ids of texts normalised by :meth:`spell`, with special tokens, and whether each was truncated."""
-        rows = []
-        for encoding in self.quick.encode_batch_fast(texts):
-            ids = encoding.ids
-            # Reading `overflowing` copies the whole rest of a text, so it is read only if there can be one.
-            cut = len(ids) == self.room and bool(encoding.overflowing)
-            rows.append(([*self.before, *ids, *self.after], cut))
-        return rows
-
-
-def plain_characters() -> str:
-    """Return every character that a plain text may contain."""
+def first_characters() -> str:
+    """Return the characters that every kernel knows from the beginning."""
     return _NOT_PLAIN.sub("", "".join(map(chr, range(0x2100))))
-
-
-class _Spelling(dict[int, str]):
-    """Queries the normaliser once for each new character."""
-
-    def __init__(self, normalizer: BertNormalizer) -> None:
-        super().__init__()
-        self._normalizer = normalizer
-
-    def __missing__(self, code: int) -> str:
-        self[code] = spelling = str(self._normalizer.normalize_str(chr(code)))
-        return spelling
 
 
 _LONGEST_WORD = 256  # the longest word that the kernel supports
@@ -118,35 +40,32 @@ _PLANE = 0x10000
 _BETWEEN = "0"
 
 
-class WordPieces(KernelPieces):
+class WordPieces(TokenizerKernel):
     """Ids of texts for tokenizers with BERT's normaliser, pre-tokenizer and model. Create it with :meth:`find`.
 
     The kernel has no Unicode tables: the result of the normaliser for each character, and whether the
-    pre-tokenizer treats it as a letter, a mark or a space, are queried from the tokenizer. It begins with the
-    characters of plain texts, and learns others in blocks of 256 once enough texts have them. Texts with
+    pre-tokenizer treats it as a letter, a mark or a space, are queried from the tokenizer. It begins with those of
+    European scripts, and learns others in blocks of 256 once enough texts have them. Texts with
     characters beyond the Basic Multilingual Plane, and with added tokens, are left to the tokenizer.
     It reads a text in one pass and stops at the truncation.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, plain: PlainTexts) -> None:
-        super().__init__(tokenizer, plain)
-        self._tokenizer, self._plain = tokenizer, plain
+    def __init__(self, tokenizer: tokenizers.Tokenizer, before: list[int], after: list[int], room: int) -> None:
+        super().__init__(tokenizer, before, after, room)
+        self._tokenizer = tokenizer
+        self._before, self._after, self._room = before, after, room
         self._strips = tokenizer.normalizer.normalize_str("\xe9") == "e"
-        self._characters = set(plain_characters())
+        self._characters = set(first_characters())
         self._unread, self._blocks = 0, set[int]()
 
     @classmethod
-    def find(cls, tokenizer: tokenizers.Tokenizer, plain: PlainTexts | None) -> WordPieces | None:
+    def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> WordPieces | None:
         """Return the fast path of a tokenizer, or None if there is no kernel or it is not BERT's."""
-        model = tokenizer.model
-        if wordpiece is None or plain is None or type(model) is not WordPiece:
-            return None
-        if type(tokenizer.pre_tokenizer) is not BertPreTokenizer or model.max_input_chars_per_word > _LONGEST_WORD:
-            return None
-        return cls(tokenizer, plain)
+        special = find_special_tokens(tokenizer) if _is_supported(tokenizer) else None
+        return None if special is None else cls(tokenizer, *special, max_length - sum(map(len, special)))
 
     def encode(self, texts: list[str], threads: int = 1) -> tuple[TokenIds, list[int], list[int]] | None:
-        """Return ids as :meth:`KernelPieces.encode`; the kernel may learn the characters of the texts before."""
+        """Return ids as :meth:`TokenizerKernel.encode`; the kernel may first learn characters of the texts."""
         encoded = super().encode(texts, threads)
         if encoded is None or not encoded[2] or not self._learn([texts[position] for position in encoded[2]]):
             return encoded
@@ -168,7 +87,7 @@ class WordPieces(KernelPieces):
         return True
 
     def _make(self) -> wordpiece.WordPieces:
-        model, plain = self._tokenizer.model, self._plain
+        model = self._tokenizer.model
         letters, marks, spaces = self._classify(sorted(self._characters))
         return wordpiece.WordPieces(
             self._tokenizer.get_vocab(with_added_tokens=False),
@@ -179,9 +98,9 @@ class WordPieces(KernelPieces):
             marks=marks,
             spaces=spaces,
             added=tuple(token.content for token in self._tokenizer.get_added_tokens_decoder().values()),
-            before=np.array(plain.before, dtype=np.int32).tobytes(),
-            after=np.array(plain.after, dtype=np.int32).tobytes(),
-            room=plain.room,
+            before=np.array(self._before, dtype=np.int32).tobytes(),
+            after=np.array(self._after, dtype=np.int32).tobytes(),
+            room=self._room,
         )
 
     def _classify(self, characters: list[str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
@@ -211,6 +130,20 @@ class WordPieces(KernelPieces):
         return letters, marks, spaces
 
 
+def _is_supported(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether there is a kernel for a tokenizer's normaliser, pre-tokenizer, model and added tokens."""
+    model = tokenizer.model
+    return (
+        wordpiece is not None
+        and type(model) is WordPiece
+        and type(tokenizer.normalizer) is BertNormalizer
+        and type(tokenizer.pre_tokenizer) is BertPreTokenizer
+        and model.token_to_id(model.unk_token) is not None  # without it, each unknown word is an error
+        and model.max_input_chars_per_word <= _LONGEST_WORD
+        and finds_added(tokenizer)
+    )
+
+
 def _block(number: int) -> Iterator[str]:
     """The assigned characters of a block. Unassigned ones may be combining marks in a later version of Unicode."""
     for code in range(number << 8, (number + 1) << 8):
@@ -221,7 +154,7 @@ def _block(number: int) -> Iterator[str]:
 _Counts = npt.NDArray[np.int64]
 
 
-class _Frame(NamedTuple):
+class _SpecialTokens(NamedTuple):
     """Ids before, between and after two texts, and the types of all five parts."""
 
     before: list[int]
@@ -235,18 +168,17 @@ class PairPieces:
     """Ids and types of plain pairs, if :class:`WordPieces` supports the tokenizer. Create it with :meth:`find`."""
 
     words: WordPieces
-    frame: _Frame
+    special: _SpecialTokens
     room: int
 
     @classmethod
     def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> PairPieces | None:
         """Return the fast path of a tokenizer without truncation and padding, or None if it has none."""
-        plain, frame = PlainTexts.find(tokenizer, max_length), _find_frame(tokenizer)
-        if plain is None or frame is None:
+        special = _find_pair_special_tokens(tokenizer) if _is_supported(tokenizer) else None
+        if special is None:
             return None
-        room = max_length - sum(map(len, frame[:3]))
-        words = WordPieces.find(tokenizer, replace(plain, before=[], after=[], room=room))
-        return None if words is None else cls(words, frame, room)
+        room = max_length - sum(map(len, special[:3]))
+        return cls(WordPieces(tokenizer, [], [], room), special, room)
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[TokenIds, TokenIds, list[int], list[int]] | None:
         """Return ids and types of pairs, and the positions of truncated pairs and of those left to the tokenizer.
@@ -260,23 +192,25 @@ class PairPieces:
         counts = pieces.lengths
         counts[cut] += 1  # at least
         counts = counts.reshape(-1, 2)
-        is_left = np.zeros(len(pairs), dtype=np.bool_)
-        is_left[np.array(left, dtype=np.intp) // 2] = True
-        is_left |= (counts > self.room).all(axis=1)  # the longer one gets an odd piece, but which one is unknown
-        ids, types = self._put_together(pieces, kept_of_pairs(self.room, counts), is_left)
-        is_cut = (counts.sum(axis=1) > self.room) & ~is_left
-        return ids, types, np.flatnonzero(is_cut).tolist(), np.flatnonzero(is_left).tolist()
+        is_fallback = np.zeros(len(pairs), dtype=np.bool_)
+        is_fallback[np.array(left, dtype=np.intp) // 2] = True
+        is_fallback |= (counts > self.room).all(
+            axis=1
+        )  # the longer one gets an odd piece, but which one is unknown
+        ids, types = self._put_together(pieces, truncate_longest_first(self.room, counts), is_fallback)
+        is_cut = (counts.sum(axis=1) > self.room) & ~is_fallback
+        return ids, types, np.flatnonzero(is_cut).tolist(), np.flatnonzero(is_fallback).tolist()
 
     def _put_together(
-        self, pieces: TokenIds, kept: _Counts, is_left: npt.NDArray[np.bool_]
+        self, pieces: TokenIds, kept: _Counts, is_fallback: npt.NDArray[np.bool_]
     ) -> tuple[TokenIds, TokenIds]:
         """Return special tokens around that many pieces of each text."""
-        before, between, after, types = self.frame
+        before, between, after, types = self.special
         fixed = np.cumsum([len(pieces.flat), len(before), len(between), len(after)])
         starts, lengths = np.empty((2, len(kept), 5), dtype=np.int64)
         starts[:, 0::2], starts[:, 1::2] = fixed[:-1], pieces.bounds[:-1].reshape(-1, 2)
         lengths[:, 0::2], lengths[:, 1::2] = np.diff(fixed), kept
-        lengths[is_left] = 0
+        lengths[is_fallback] = 0
         source = np.concatenate([pieces.flat, np.array([*before, *between, *after], dtype=np.int32)])
         parts = TokenIds.cut_out(source, starts.ravel(), lengths.ravel())
         bounds = parts.bounds[::5]
@@ -284,7 +218,7 @@ class PairPieces:
         return TokenIds(parts.flat, bounds), TokenIds(kinds, bounds)
 
 
-def kept_of_pairs(room: int, counts: _Counts) -> _Counts:
+def truncate_longest_first(room: int, counts: _Counts) -> _Counts:
     """Return how many of ``(N, 2)`` tokens are kept; the longer text, or else the second, gets an odd one."""
     half, least = room // 2, counts.min(axis=1, keepdims=True)
     halves = np.where(counts[:, :1] > counts[:, 1:], [room - half, half], [half, room - half])
@@ -292,13 +226,13 @@ def kept_of_pairs(room: int, counts: _Counts) -> _Counts:
     return np.where(counts.sum(axis=1, keepdims=True) > room, cut, counts)
 
 
-def _find_frame(tokenizer: tokenizers.Tokenizer) -> _Frame | None:
+def _find_pair_special_tokens(tokenizer: tokenizers.Tokenizer) -> _SpecialTokens | None:
     """Return the special tokens of a pair, found with two; None if the tokenizer does anything else."""
-    one, other = map(_read_frame, tokenizer.encode_batch_fast([("a", "b c"), ("b c", "a")]))
+    one, other = map(_read_special_tokens, tokenizer.encode_batch_fast([("a", "b c"), ("b c", "a")]))
     return one if one == other else None
 
 
-def _read_frame(encoding: tokenizers.Encoding) -> _Frame | None:
+def _read_special_tokens(encoding: tokenizers.Encoding) -> _SpecialTokens | None:
     """Return the parts of a pair, each of one type."""
     sides = enumerate(encoding.sequence_ids)
     runs = [(side, [place for place, _ in run]) for side, run in groupby(sides, itemgetter(1))]
@@ -308,4 +242,4 @@ def _read_frame(encoding: tokenizers.Encoding) -> _Frame | None:
     if any(len(kinds) > 1 for kinds in types):
         return None
     before, _, between, _, after = ([encoding.ids[place] for place in places] for _, places in runs)
-    return _Frame(before, between, after, [kind for kinds in types for kind in kinds])
+    return _SpecialTokens(before, between, after, [kind for kinds in types for kind in kinds])

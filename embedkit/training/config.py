@@ -24,7 +24,7 @@ MEASURES = {
 }
 """Scores that select a step, by their names in ``run.json``."""
 _STARTS = {"teacher": "{}'s words", "layers": "{}'s layers", "random": "random weights"}
-_SHAPE = ("layers", "layer_repeats", "hidden", "inner", "heads", "memory")
+_SHAPE = ("layers", "hidden", "inner", "heads", "memory")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,6 @@ class StudentConfig:
     source: str | None = setting(None, "a pre-trained model to start from (folder or hub id); overrides size")
     layers: int | None = setting(
         None, "transformer layers; default: the size's; 0: a static encoder, which averages its words", minimum=0
-    )
-    layer_repeats: int | None = setting(
-        None,
-        "applications of each layer in succession, with the same weights; default: 1",
-        minimum=1,
-        maximum=1000,
     )
     hidden: int | None = setting(None, "width of a token's state; default: the size's", minimum=2)
     inner: int | None = setting(None, "width inside the feed-forward blocks; default: 4 x hidden", minimum=1)
@@ -62,12 +56,6 @@ class StudentConfig:
         (),
         'layers of the teacher, or of tokenizer, for start = "layers", counted from 1; default: evenly spaced, '
         "including the last",
-    )
-    word_layers: int = setting(
-        0,
-        'for start = "layers": number of the teacher\'s first layers that each word passes through, alone in a '
-        "text, before it becomes a row of the student's word table; teacher_layers come after them",
-        minimum=0,
     )
     tokenizer: str | None = setting(
         None, "model whose tokenizer, words and layers a student without source uses; default: the teacher"
@@ -119,14 +107,8 @@ class StudentConfig:
             raise ConfigError(f"{', '.join(shape)}: not allowed with student.source, which determines the shape")
         if self.source is not None and (self.start != "teacher" or self.tokenizer is not None):
             raise ConfigError("start and tokenizer are not allowed with student.source, which determines both")
-        if self.layers == 0 and self.layer_repeats is not None:
-            raise ConfigError("layer_repeats requires layers")
         if self.teacher_layers and self.start != "layers":
             raise ConfigError('teacher_layers requires start = "layers"')
-        if self.word_layers and self.start != "layers":
-            raise ConfigError('word_layers requires start = "layers"')
-        if self.teacher_layers and min(self.teacher_layers) <= self.word_layers:
-            raise ConfigError(f"teacher_layers: only layers after word_layers = {self.word_layers} are left")
         if self.vocabulary_smoothing and self.vocabulary_size is None:
             raise ConfigError("vocabulary_smoothing requires vocabulary_size")
         if self.positions is not None and self.positions < self.max_length:

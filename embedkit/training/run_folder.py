@@ -29,7 +29,7 @@ from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import load_toml
 from embedkit.errors import CheckpointError, ConfigError, DataError
 from embedkit.evaluation.machine import processor_name
-from embedkit.modeling.shared_layers import separate, writing_tensors
+from embedkit.modeling.pretrained import separate, writing_tensors
 from embedkit.records import read_object
 from embedkit.runtime.distributions import installed_versions
 from embedkit.training.optim import AdamW

@@ -26,7 +26,6 @@ from embedkit.modeling.pruning import (
     required_pieces,
     smooth_counts,
 )
-from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
 from embedkit.runtime.bundle import LARGEST_FILE_BYTES, read_bundle
@@ -143,12 +142,8 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
         encoder = from_teacher(teacher, size, **lengths)
     else:
         layers = student.teacher_layers or None
-        encoder = from_layers(
-            teacher, size, _sample(config), layers=layers, word_layers=student.word_layers, **lengths
-        )
+        encoder = from_layers(teacher, size, _sample(config), layers=layers, **lengths)
     encoder.pooling = student.pooling
-    if student.layer_repeats is not None:
-        repeat_layers(encoder.backbone, student.layer_repeats)
     if student.memory is not None:
         remember_words(encoder, teacher, student.memory, seed=config.seed)
     return encoder

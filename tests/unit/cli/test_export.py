@@ -90,15 +90,6 @@ def test_embeddings_are_spread_over_a_file_of_texts(model, tmp_path):
     [
         (["--spread", "1.5", "--calibration", "no texts"], "error: --spread must be from 0 to 1, not 1.5\n"),
         (["--vocabulary-size", "9"], "error: --vocabulary-size limits a vocabulary that is pruned to texts"),
-        *(
-            (["--all", *flags], f"error: {text}: --all writes every precision and word table")
-            for text, *flags in (
-                ("--word-table", "--word-table", "int4"),
-                ("--spread", "--spread", "0.4"),
-                ("--space", "--space", "old.npz", "new.npz"),
-                ("--format sentence-transformers", "--format", "sentence-transformers"),
-            )
-        ),
     ],
 )
 def test_unsuitable_flags_are_refused_before_anything_is_read(tmp_path, capsys, flags, message):

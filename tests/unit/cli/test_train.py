@@ -280,7 +280,6 @@ class TestCheck:
             ),
             ("student.hidden=128000", "have 393,216,000,000 parameters, more than any bundle holds"),
             ("student.heads=5", "hidden = 128 is not divisible by heads = 5"),
-            ("student.layer_repeats=1001", "student.layer_repeats is at most 1000"),
             ("student.max_length=1000001", "student.max_length is at most 1000000"),
             ("threads=1025", "threads is at most 1024"),
         ],

@@ -5,15 +5,12 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from embedkit.errors import ProviderError
-from embedkit.export import variants as variants_module
 from embedkit.export.folder import export_folder
 from embedkit.export.gates import PAIR_THRESHOLDS
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
-from embedkit.export.variants import export_all
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
@@ -138,24 +135,3 @@ def test_a_folder_may_hold_half(make_encoder, make_pair_encoder, tmp_path, kind)
     assert list(report.graphs) == ["onnx/model.onnx", "onnx/model_fp16.onnx"]
     graph = onnx.load(tmp_path / "st" / "onnx" / "model_fp16.onnx").graph
     assert [value.type.tensor_type.elem_type for value in graph.output] == [TensorProto.FLOAT] * 2
-
-
-def test_variants_for_a_gpu_are_not_timed_elsewhere(make_encoder, tmp_path, monkeypatch):
-    make_encoder().save(tmp_path / "model")
-    monkeypatch.setattr(variants_module, "available_providers", lambda: ["CPUExecutionProvider"])
-
-    with pytest.raises(ProviderError, match="CUDAExecutionProvider is not among"):
-        export_all(str(tmp_path / "model"), tmp_path / "all", target="gpu")
-    assert not (tmp_path / "all").exists()
-
-
-@pytest.mark.parametrize("kind", ["encoder", "cross-encoder"])
-def test_variants_for_a_gpu(make_encoder, make_pair_encoder, tmp_path, monkeypatch, kind):
-    make = make_encoder if kind == "encoder" else make_pair_encoder
-    make(initializer_range=0.1).save(tmp_path / "model")
-    monkeypatch.setattr(variants_module, "_choose_providers", lambda target: ["CPUExecutionProvider"])
-
-    variants = export_all(str(tmp_path / "model"), tmp_path / "all", target="gpu", rounds=1)
-
-    assert [variant.name for variant in variants] == ["fp32", "fp32, int4 words", "fp16", "fp16, int4 words"]
-    assert variants[2].path is not None

@@ -3,7 +3,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from toy_networks import exact_levels
@@ -19,7 +18,6 @@ from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import TARGETS
-from embedkit.modeling.shared_layers import repeat_layers
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
@@ -62,27 +60,6 @@ def test_the_manifest_describes_the_model(encoder, tmp_path, monkeypatch):
     assert manifest.created_by == f"embedkit {__version__}"
     assert set(manifest.gates) == {"parity", "operators", "agreement", "batch_invariance", "size", "weights"}
     assert manifest.gates["parity"]["smallest_cosine"] > 0.95
-
-
-@pytest.mark.parametrize(
-    ("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 1e-2), ("int8", 0.1), ("int8-static", 0.1)]
-)
-def test_repeated_layers_are_stored_once(make_encoder, tmp_path, precision, tolerance):
-    encoder = make_encoder(head=16, initializer_range=0.1)
-    repeat_layers(encoder.backbone, 3)
-
-    target = "gpu" if precision == "fp16" else "cpu-avx2"
-    export(encoder, tmp_path / "toy.onnx", precision=precision, target=target, calibration=PROBE_TEXTS)
-
-    graph = onnx.load(tmp_path / "toy.onnx").graph
-    matrices = [tensor for tensor in graph.initializer if len(tensor.dims) == 2 and "layer" in tensor.name]
-    assert sum(node.op_type == "Gelu" for node in graph.node) == 6
-    if precision != "int8-static":  # which rounds weights for the inputs of each application
-        assert len(matrices) == 8
-    wanted = TorchEncoder(encoder).encode(PROBE_TEXTS)
-    for providers in (None, ["CPUExecutionProvider"]):
-        found = Encoder.load(tmp_path / "toy.onnx", providers=providers).encode(PROBE_TEXTS)
-        np.testing.assert_allclose(found, wanted, atol=tolerance)
 
 
 def test_calibration_texts_are_read_with_each_prompt(encoder, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embedkit.evaluation.speed.worker import read_encoder
-from embedkit.export.variants import MAX_LENGTH, write_untrained
+from embedkit.export.untrained import MAX_LENGTH, write_untrained
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder

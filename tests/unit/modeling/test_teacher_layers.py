@@ -9,7 +9,6 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.teacher_layers import (
-    absorb_layers,
     choose_layers,
     cross_from_layers,
     fit_affine,
@@ -71,29 +70,6 @@ def test_without_layers_the_words_are_the_teacher_s(teacher, words_of_texts):
     own, theirs = student.eval().backbone.embeddings, teacher.backbone.embeddings
     ids = torch.arange(10)[None]
     torch.testing.assert_close(own(ids), theirs(ids), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("count", [1, 3, 4])
-def test_absorbed_layers_give_a_word_the_state_it_has_alone(teacher, count):
-    word, absorbed = real_words(teacher.tokenizer)[7], absorb_layers(teacher, count).eval()
-    first, last = teacher.tokenizer.tokenize([""]).ids[0]
-    ids = torch.tensor([[first, word, last]])
-    mask = torch.ones_like(ids)
-
-    states = teacher.backbone(ids, mask, output_hidden_states=True).hidden_states[count]
-    words = absorbed.backbone.embeddings(ids)
-    torch.testing.assert_close(words[:, 1], states[:, 1], atol=1e-4, rtol=0)
-    torch.testing.assert_close(absorbed.backbone.embeddings(ids[:, [1]]), words[:, [1]])  # blind to order
-    rest = words
-    for layer in teacher.backbone.encoder.layer[count:]:
-        rest = layer(rest)
-        rest = rest[0] if isinstance(rest, tuple) else rest  # transformers 4
-    torch.testing.assert_close(absorbed.backbone(ids, mask).last_hidden_state, rest, atol=1e-4, rtol=0)
-
-
-def test_words_cannot_absorb_more_layers_than_there_are(teacher):
-    with pytest.raises(ModelError, match=r"words cannot take 5 layers of .*, which has 4"):
-        absorb_layers(teacher, 5)
 
 
 def test_fewer_layers_start_closer_to_the_teacher_than_its_unchanged_layers(teacher, words_of_texts):

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
-from embedkit.runtime import kernel_pieces, kernels, word_pieces
+from embedkit.runtime import kernels, tokenizer_kernels, word_pieces
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
@@ -23,7 +23,7 @@ def kernel(request, monkeypatch):
         monkeypatch.setattr(word_pieces, "wordpiece", None)
     elif kernels.wordpiece is None:
         pytest.skip("the kernel was not built")
-    monkeypatch.setattr(kernel_pieces, "_TEXTS_THAT_PAY", 0)
+    monkeypatch.setattr(tokenizer_kernels, "_TEXTS_THAT_PAY", 0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as FullTokenizer
 from tokenizers import normalizers
 from tokenizers.models import Unigram
 
-from embedkit.runtime import kernel_pieces
+from embedkit.runtime import tokenizer_kernels
 from embedkit.runtime.kernels import unigram, wordpiece
 from embedkit.runtime.tokenization import Tokenizer
 
@@ -146,7 +146,7 @@ CONTENT = {
     "way", [copy.copy, copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))]
 )
 def test_tokenizers_can_be_copied(kind, way):
-    tokenizer, texts = Tokenizer(CONTENT[kind], 12), ["a a", "\u4e2d", "<s>"] * kernel_pieces._TEXTS_THAT_PAY
+    tokenizer, texts = Tokenizer(CONTENT[kind], 12), ["a a", "\u4e2d", "<s>"] * tokenizer_kernels._TEXTS_THAT_PAY
     expected = tokenizer.tokenize(texts)
     assert tokenizer._pieces._kernel is not None
     assert way(tokenizer).tokenize(texts) == expected

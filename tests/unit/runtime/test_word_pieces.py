@@ -17,12 +17,12 @@ from tokenizers.processors import TemplateProcessing
 from toys import Both, limit_threads
 
 from embedkit.errors import InputError
-from embedkit.runtime import kernel_pieces, word_pieces
+from embedkit.runtime import tokenizer_kernels, word_pieces
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.kernels import wordpiece
 from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.runtime.word_pieces import plain_characters
+from embedkit.runtime.word_pieces import first_characters
 
 pytestmark = pytest.mark.skipif(wordpiece is None, reason="the kernel was not built")
 
@@ -66,7 +66,7 @@ def real():
 def letters(request):
     """Make every plain character a piece, so that ids show what was seen."""
     vocabulary = dict(SPECIAL)
-    for character in plain_characters():
+    for character in first_characters():
         for piece in (character, f"##{character}"):
             vocabulary.setdefault(piece, len(vocabulary))
     return Both(build(vocabulary, **request.param).to_str())
@@ -79,7 +79,7 @@ def odd(request):
     return Both(build(SPECIAL | ODD, **request.param).to_str())
 
 
-PLAIN = st.text(st.sampled_from(plain_characters()), max_size=30)
+PLAIN = st.text(st.sampled_from(first_characters()), max_size=30)
 SAMPLES = (
     "the sea, running! UNBELIEVABLY caf\xe9 \u03a3\u03c3\u03c2 [MASK] [mask] [ ## \u4e2d\ud55c e\u0301 \x00 \xad"
 )
@@ -91,7 +91,7 @@ ANY = PLAIN | WORDS.map(" ".join) | WORDS.map("".join) | st.text(max_size=30)
 
 
 def test_every_plain_character_is_what_it_is_for_the_tokenizer(letters):
-    for character in plain_characters():
+    for character in first_characters():
         texts = [character, f"a{character}b", f"A {character} 1", f"-{character}{character}."]
         assert letters.left(texts) == []
         letters.compare(texts)
@@ -221,14 +221,14 @@ def test_threads_share_a_kernel(real):
 @pytest.mark.parametrize("threads", [2, 3, 8, 100])
 @pytest.mark.parametrize("count", [0, 1, 5, 17])
 def test_threads_that_share_texts_change_nothing(real, monkeypatch, threads, count):
-    monkeypatch.setattr(kernel_pieces, "_TEXTS_OF_A_THREAD", 2)
+    monkeypatch.setattr(tokenizer_kernels, "_TEXTS_OF_A_THREAD", 2)
     texts = ["the running sea", "", "\u4e2d", "dog " * 40, "[MASK] dog"] * 4
     assert real.quick.tokenize(texts[:count], threads=threads) == real.quick.tokenize(texts[:count])
 
 
 @pytest.mark.parametrize("started", [0, 1])
 def test_texts_are_read_where_fewer_threads_can_be_started(real, monkeypatch, started):
-    monkeypatch.setattr(kernel_pieces, "_TEXTS_OF_A_THREAD", 2)
+    monkeypatch.setattr(tokenizer_kernels, "_TEXTS_OF_A_THREAD", 2)
     texts = ["the running sea", "dog " * 40, "[MASK] dog"] * 5
     expected = real.quick.tokenize(texts)
     limit_threads(monkeypatch, started)
@@ -238,7 +238,7 @@ def test_texts_are_read_where_fewer_threads_can_be_started(real, monkeypatch, st
 def test_a_few_texts_do_not_wait_for_the_kernel(real):
     fresh = Tokenizer(real.quick.json, MAX_LENGTH)
     assert fresh._pieces is not None
-    expected = fresh.tokenize(["the dog"] * (kernel_pieces._TEXTS_THAT_PAY - 1))
+    expected = fresh.tokenize(["the dog"] * (tokenizer_kernels._TEXTS_THAT_PAY - 1))
     assert fresh._pieces._kernel is None
     assert fresh.tokenize(["the dog"]).ids == expected.ids[:1]
     assert fresh._pieces._kernel is not None

@@ -172,15 +172,6 @@ def test_from_layers_it_has_the_requested_shape(wide_teacher, text):
     assert student.fingerprint() == cut(wide_teacher, text, layers=2, hidden=16, inner=24).fingerprint()
 
 
-def test_words_pass_through_the_layers_before_those_it_takes(wide_teacher, text):
-    student = cut(wide_teacher, text, layers=1, hidden=16, inner=24, word_layers=2, teacher_layers=(3,))
-    plain = cut(wide_teacher, text, layers=1, hidden=16, inner=24, teacher_layers=(3,))
-    assert student.config.num_hidden_layers == 1
-    assert student.fingerprint() != plain.fingerprint()
-    with pytest.raises(ConfigError, match="only layers after word_layers = 2 are left"):
-        cut(wide_teacher, text, layers=1, hidden=16, inner=24, word_layers=2, teacher_layers=(2,))
-
-
 def test_words_and_layers_can_come_from_a_bundle(wide_teacher, text):
     bundle = text / "wide.onnx"
     export(SentenceEncoder.load(wide_teacher), bundle, precision="fp32")
@@ -215,19 +206,6 @@ def test_a_memory_starts_from_the_teacher_s_words_unless_the_student_is_random(t
     assert known.rows.weight.abs().max() > 0 == blind.rows.weight.abs().max()
 
 
-def test_repeated_layers_share_their_weights(teacher):
-    once, twice = (
-        build_student(config(teacher, layers=2, layer_repeats=repeats, dropout=0.0)) for repeats in (None, 2)
-    )
-    assert twice.config.num_hidden_layers == 4
-    assert len(list(twice.parameters())) == len(list(once.parameters()))
-    ids, mask = torch.tensor([[2, 7, 8, 3]]), torch.ones(1, 4, dtype=torch.int64)
-    layers = once.backbone.encoder.layer
-    once.backbone.encoder.layer = torch.nn.ModuleList([layers[0], layers[0], layers[1], layers[1]])
-    once.config.num_hidden_layers = 4  # which transformers 4 reads
-    torch.testing.assert_close(twice(ids, mask), once(ids, mask))
-
-
 def test_free_shapes_have_heads_as_wide_as_their_size(teacher):
     student = build_student(config(teacher, start="random", layers=1, hidden=192, inner=100))
     assert (student.hidden, student.config.num_attention_heads, student.config.intermediate_size) == (192, 3, 100)
@@ -257,12 +235,10 @@ def test_heads_that_do_not_divide_are_refused(teacher):
     [
         {"source": "x", "memory": 8},
         {"start": "teacher", "teacher_layers": (1,)},
-        {"start": "teacher", "word_layers": 1},
-        {"layers": 0, "layer_repeats": 2},
     ],
 )
 def test_settings_that_would_change_nothing_are_refused(settings):
-    with pytest.raises(ConfigError, match=r"not allowed with student.source|requires start|requires layers"):
+    with pytest.raises(ConfigError, match=r"not allowed with student.source|requires start"):
         StudentConfig(**settings)
 
 
@@ -274,7 +250,6 @@ def test_settings_that_would_change_nothing_are_refused(settings):
         ({"start": "layers", "tokenizer": "runs/mini/model"}, "tiny, started from mini's layers"),
         ({"start": "layers", "tokenizer": "models/mini-minilm.onnx"}, "tiny, started from mini-minilm's layers"),
         ({"tokenizer": "org/bert"}, "tiny, started from bert's words"),
-        ({"layers": 1, "layer_repeats": 2}, "layers 1, layer repeats 2, started from its teacher's words"),
         ({"source": "org/bert"}, "org/bert"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Pieces of texts by a kernel: what the kernels for all kinds of tokenizers have in common."""
+"""Kernels of tokenizers: what those of all kinds have in common."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tokenizers
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.threads import submit_each
 
-_CUT, _LEFT = 1, 2
+_TRUNCATED, _FALLBACK = 1, 2
 # Creating a kernel takes as long as this many short texts, so it is skipped for a few.
 _TEXTS_THAT_PAY = 1000
 _CHARACTERS = 64  # of a short text; the kernel reads no more of a long one than is needed
@@ -25,7 +25,7 @@ class _Kernel(Protocol):
     def tokenize(self, texts: list[str]) -> tuple[bytes, bytes, bytes]: ...
 
 
-class KernelPieces(ABC):
+class TokenizerKernel(ABC):
     """Ids of the texts that a kernel supports. Subclasses create the kernel.
 
     Args:
@@ -56,9 +56,9 @@ class KernelPieces(ABC):
             for flat, bounds, _ in shares
         ]
         outcomes = b"".join([outcomes for *_, outcomes in shares])
-        return TokenIds.join(parts), _positions(outcomes, _CUT), _positions(outcomes, _LEFT)
+        return TokenIds.join(parts), _positions(outcomes, _TRUNCATED), _positions(outcomes, _FALLBACK)
 
-    def __reduce__(self) -> tuple[type[KernelPieces], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[TokenizerKernel], tuple[Any, ...]]:
         return type(self), self._arguments
 
     def _count(self, texts: list[str]) -> _Kernel | None:
@@ -94,13 +94,13 @@ def finds_added(tokenizer: tokenizers.Tokenizer) -> bool:
     return len(added) <= _MOST_ADDED and not any(token.normalized for token in added)
 
 
-def find_frame(whole: tokenizers.Tokenizer, bare: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the ids that ``whole`` adds before and after a text, found with two texts; else None."""
-    frames = []
+def find_special_tokens(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the ids that a tokenizer adds before and after a text, found with two texts; else None."""
+    found = []
     for text in ("a", "b c"):
-        inner, outer = bare.encode(text, add_special_tokens=False).ids, whole.encode(text).ids
+        inner, outer = tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.encode(text).ids
         starts = [start for start in range(len(outer)) if outer[start : start + len(inner)] == inner]
         if len(starts) != 1:
             return None
-        frames.append((outer[: starts[0]], outer[starts[0] + len(inner) :]))
-    return frames[0] if frames[0] == frames[1] else None
+        found.append((outer[: starts[0]], outer[starts[0] + len(inner) :]))
+    return found[0] if found[0] == found[1] else None
