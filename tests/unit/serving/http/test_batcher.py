@@ -115,7 +115,7 @@ def test_requests_that_arrive_meanwhile_run_together(make, network):
 
 def test_after_a_shared_batch_the_oldest_request_waits(make, network):
     async def run():
-        batcher = make(max_wait_ms=150)
+        batcher = make(max_wait_ms=1000)
         first = await busy(network, batcher)
         pair = [asyncio.ensure_future(batcher.submit(tokens(n))) for n in (1, 2)]
         await asyncio.sleep(0)
@@ -129,7 +129,7 @@ def test_after_a_shared_batch_the_oldest_request_waits(make, network):
 
     seconds = asyncio.run(run())
     assert [len(batch) for batch in network.batches] == [1, 2, 2]
-    assert 0.1 < seconds < 2
+    assert seconds > 0.9
 
 
 def test_a_full_batch_does_not_wait(make, network):

@@ -119,7 +119,7 @@ def test_a_client_that_disconnects_before_its_request_is_complete_is_counted_and
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             lines = ("POST /embed HTTP/1.1", "host: 127.0.0.1", "content-type: application/json")
             connection.sendall("\r\n".join([*lines, "content-length: 100", "", "{"]).encode())
-        time.sleep(0.2)
+        wait_for(lambda: 'route="/embed",status="499"} 1.0' in httpx.get(f"{url}/metrics").text)
         metrics = httpx.get(f"{url}/metrics").text
     assert not [record for record in caplog.records if record.levelname != "INFO"]
     assert 'embedkit_requests_total{route="/embed",status="499"} 1.0' in metrics
