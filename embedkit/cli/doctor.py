@@ -156,48 +156,69 @@ def _check_bundled(problems: list[str]) -> dict[str, Report]:
 
 
 def _to_text(report: Report) -> str:
-    runtime, threads = report["onnxruntime"], report["threads"]
-    versions = ", ".join(f"{name} {version}" for name, version in runtime["distributions"].items())
-    features = report["cpu_features"]
     lines = [
-        ("embedkit", report["embedkit"]),
         ("python", f"{report['python']} on {report['platform']}"),
-        ("onnxruntime", f"{versions or 'not installed'}: {', '.join(runtime['providers']) or 'no providers'}"),
-        ("faiss", ", ".join(f"{name} {version}" for name, version in report["faiss"].items()) or "not installed"),
-        ("threads", f"{threads['usable']} of {threads['processors']} processors"),
+        ("packages", _packages_line(report)),
+        ("processor", _processor_line(report)),
         ("kernels", _kernels_line(report["kernels"], report["instructions"])),
-        ("cpu", "unknown" if features is None else " ".join(features) or "no int8 features"),
-        *[("extra", line) for line in _extra_lines(report["extras"])],
-        *[("bundled", f"{name} {_check_line(check)}") for name, check in report["bundled"].items()],
-        *[("problem", problem) for problem in report["problems"]],
+        *[("model", f"{name}: {_check_line(check)}") for name, check in report["bundled"].items()],
+        *[("extras", line) for line in _extra_lines(report["extras"])],
     ]
-    return "\n".join(f"{label:<12} {text}" for label, text in lines)
+    return "\n".join([*_verdict(report), *[f"  {label:<11} {text}" for label, text in lines]])
+
+
+def _verdict(report: Report) -> list[str]:
+    problems = report["problems"]
+    if not problems:
+        return [f"embedkit {report['embedkit']} works on this machine: no problems found"]
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return [
+        f"embedkit {report['embedkit']} has {count} on this machine:",
+        *[f"  problem     {text}" for text in problems],
+    ]
+
+
+def _packages_line(report: Report) -> str:
+    """Runtime packages with their versions, and the execution providers of ONNX Runtime."""
+    runtime = report["onnxruntime"]
+    versions = [f"{name} {version}" for name, version in {**runtime["distributions"], **report["faiss"]}.items()]
+    providers = ", ".join(runtime["providers"]) or "no execution providers"
+    return f"{', '.join(versions) or 'no onnxruntime'} ({providers})"
+
+
+def _processor_line(report: Report) -> str:
+    threads, features = report["threads"], report["cpu_features"]
+    names = "instruction sets unknown" if features is None else " ".join(features) or "no int8 instructions"
+    return f"{threads['usable']} of {threads['processors']} cores usable; {names}"
 
 
 def _kernels_line(kernels: dict[str, bool], instructions: dict[str, Any]) -> str:
-    chosen, others = (
-        instructions["chosen"],
-        [name for name in instructions["found"] if name != instructions["chosen"]],
-    )
-    beside = f" (also available: {', '.join(others)})" if others else ""
-    at_work = f" on {chosen}{beside}" if chosen else ""
-    compiled = [f"{name}{at_work if name == 'bert' else ''}" for name, there in kernels.items() if there]
+    compiled = [name for name, there in kernels.items() if there]
     missing = [name for name, there in kernels.items() if not there]
-    without = f"{', '.join(missing)} not compiled, encoding is slower"
-    return "; ".join([*([", ".join(compiled)] if compiled else []), *([without] if missing else [])])
+    on = f" on {instructions['chosen']}" if instructions["chosen"] else ""
+    return "; ".join(
+        [
+            *([f"{', '.join(compiled)}{on}"] if compiled else []),
+            *([f"{', '.join(missing)} not compiled: encoding is slower"] if missing else []),
+        ]
+    )
 
 
 def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:
+    """Installed extras in one line, extras that lack packages in another, with the command that installs one."""
     if extras is None:
         return ["unknown: embedkit runs from a folder and is not installed"]
-    command = f'pip install "{DISTRIBUTION}[{{}}]" (for {{}})'
-    return [
-        f"{extra}: {command.format(extra, ', '.join(missing)) if missing else 'complete'}"
-        for extra, missing in extras.items()
-    ]
+    complete = [name for name, missing in extras.items() if not missing]
+    lacking = [name for name, missing in extras.items() if missing]
+    lines = [f"installed: {', '.join(complete) or 'none'}"]
+    if lacking:
+        lines.append(f"not installed: {', '.join(lacking)}")
+        lines.append(f'to add one: pip install "{DISTRIBUTION}[NAME]"; --json lists the packages of each')
+    return lines
 
 
 def _check_line(check: Report) -> str:
-    bits = {None: "", True: "; the bits are those recorded", False: "; the bits are NOT those recorded"}
-    text = f"differs by {check['difference']:.1e} from the reference, {check['tolerance']:.1e} is allowed"
-    return text + bits[check["same_bits"]]
+    if not check["passed"]:
+        return "WRONG RESULTS, see the problem above"
+    same = "bit for bit" if check["same_bits"] else f"to within {check['difference']:.1e}"
+    return f"reproduces the results recorded at export {same}"

@@ -53,14 +53,21 @@ def test_a_healthy_machine(capsys):
     assert 1 <= found["threads"]["usable"] <= found["threads"]["processors"]
 
 
-def test_text_has_a_line_for_each_fact(bundled, toy_bundle, capsys):
+def test_the_verdict_comes_first_and_facts_follow(bundled, toy_bundle, capsys):
     shutil.copy(toy_bundle, bundled / "toy.onnx")
     assert main(["doctor"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    labels = [line.split()[0] for line in lines]
-    expected = "embedkit python onnxruntime faiss threads kernels cpu extra bundled"
-    assert set(labels) == set(expected.split())
-    assert any(line.startswith("bundled      toy differs by") for line in lines)
+    verdict, *lines = capsys.readouterr().out.splitlines()
+    assert verdict.endswith("works on this machine: no problems found")
+    assert {line.split()[0] for line in lines} == {"python", "packages", "processor", "kernels", "model", "extras"}
+    assert any(line.startswith("  model       toy: reproduces the results recorded at export") for line in lines)
+
+
+def test_problems_follow_the_verdict(bundled, toy_bundle, capsys):
+    (bundled / "toy.onnx").write_bytes(toy_bundle.read_bytes()[:-100])
+    assert main(["doctor"]) == 1
+    verdict, problem, *_ = capsys.readouterr().out.splitlines()
+    assert verdict.endswith("has 1 problem on this machine:")
+    assert problem.startswith("  problem     the bundled model toy cannot be used")
 
 
 @pytest.mark.usefixtures("bundled")
@@ -137,14 +144,15 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
     ("kernels", "line"),
     [
         ({"one": True, "two": True}, "one, two"),
-        ({"one": True, "two": False}, "one; two not compiled, encoding is slower"),
-        ({"one": False}, "one not compiled, encoding is slower"),
+        ({"one": True, "two": False}, "one; two not compiled: encoding is slower"),
+        ({"one": False}, "one not compiled: encoding is slower"),
     ],
 )
 def test_missing_kernels_are_reported(monkeypatch, capsys, kernels, line):
     monkeypatch.setattr("embedkit.runtime.kernels.built", lambda: kernels)
+    monkeypatch.setattr(doctor, "_instructions", lambda _problems: {"chosen": None, "found": []})
     assert main(["doctor"]) == 0
-    assert f"kernels      {line}" in capsys.readouterr().out.splitlines()
+    assert f"  kernels     {line}" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.usefixtures("bundled")
@@ -152,8 +160,8 @@ def test_missing_kernels_are_reported(monkeypatch, capsys, kernels, line):
 def test_the_instructions_in_use_are_named(monkeypatch, capsys):
     monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
     assert main(["doctor"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels")]
-    assert line.startswith("kernels      bert on portable")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  kernels")]
+    assert line.endswith(" on portable")
 
 
 @pytest.mark.usefixtures("bundled")
@@ -179,8 +187,9 @@ def test_extras_name_missing_packages(monkeypatch, distributions):
     missing = doctor._missing_by_extra()
     assert missing == {"train": ["transformers"], "serve": []}
     assert doctor._extra_lines(missing) == [
-        'train: pip install "embedkit-onnx[train]" (for transformers)',
-        "serve: complete",
+        "installed: serve",
+        "not installed: train",
+        'to add one: pip install "embedkit-onnx[NAME]"; --json lists the packages of each',
     ]
 
 
@@ -206,4 +215,4 @@ def test_a_missing_onnx_runtime_is_reported():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     assert "problem" in done.stdout
-    assert "no providers" in done.stdout
+    assert "no execution providers" in done.stdout
