@@ -48,7 +48,7 @@ _MULTIPLE = 64  # every width is a multiple of it, so that the kernel has only w
 _LANES = 16  # and so is the width of a head of this
 _MOST_ROTATIONS = 2
 _MOST_INPUTS = 65_793  # of a product of bytes, whose sums then fit 32 bits
-# Weights in the products of the largest networks for the kernel: BERT-Large (benchmarks/encode/large.md).
+# Weights in the products of the largest networks for the kernel: BERT-Large (benchmarks/encode/NOTES.md).
 # On ARM, where it has not been timed beside ONNX Runtime, BERT-Base in bytes and BERT-Mini in floats.
 _MOST_WEIGHTS = 310_000_000
 _MOST_WEIGHTS_ON_ARM = {True: 100_000_000, False: 4_000_000}

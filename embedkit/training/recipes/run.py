@@ -146,7 +146,7 @@ def _taught(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace ``sct`` by its distillation if there is a teacher.
 
     A pre-trained student goes through both stages, as in the paper; a student that starts from its teacher's word
-    table gets worse in the first stage (benchmarks/stages).
+    table gets worse in the first stage (docs/methods.md).
     """
     if mapping.get("method") != "sct" or not _teacher_count(mapping):
         return mapping
