@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import logging
 import math
 import os
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,9 +33,6 @@ SCOPES: Final = frozenset({"read", "write", "metrics", "admin"})
 _LEAST_LENGTH = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LOOK_S = 1.0
-_WRONG_AT_ONCE, _WRONG_PER_S = 20, 5.0  # wrong keys that an address may send
-_MOST_ADDRESSES = 4096
-_IPV6_NETWORK = 64  # bits of an address that a network assigns; its clients choose the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,56 +84,6 @@ class Key:
             return ready_at - now
         self._ready_at = ready_at
         return 0.0
-
-
-@dataclass(slots=True)
-class _Attempts:
-    """An address: its wrong keys that still count, since when, and the digests of keys that it has used."""
-
-    wrong: float = 0.0
-    since: float = 0.0
-    used: set[bytes] = field(default_factory=set)
-
-
-class AttemptLimiter:
-    """Limits how many keys each address can try, by not comparing further ones for a while.
-
-    Keys that were accepted from the address before are not affected. Only the addresses seen last are remembered.
-    """
-
-    def __init__(self, keys: KeyRing) -> None:
-        self._keys = keys
-        self._by_address: OrderedDict[str, _Attempts] = OrderedDict()
-
-    def find(self, secret: bytes, address: str) -> Key | None:
-        """Return the key of a request, if any; OverloadedError after too many wrong keys from its address."""
-        if not secret:
-            return None
-        sender = self._sender(address)
-        key = self._keys.find(secret)
-        if key is not None and key.digest in sender.used:
-            return key
-        now = time.monotonic()
-        sender.wrong = max(0.0, sender.wrong - (now - sender.since) * _WRONG_PER_S)
-        sender.since = now
-        if sender.wrong > _WRONG_AT_ONCE - 1:
-            raise OverloadedError("Authorization: too many wrong API keys came from this address; try again later")
-        if key is None:
-            sender.wrong += 1
-        else:
-            sender.used.add(key.digest)
-        return key
-
-    def _sender(self, address: str) -> _Attempts:
-        name = _network(address)
-        sender = self._by_address.get(name)
-        if sender is None:
-            sender = self._by_address[name] = _Attempts()
-            if len(self._by_address) > _MOST_ADDRESSES:
-                self._by_address.popitem(last=False)
-        else:
-            self._by_address.move_to_end(name)
-        return sender
 
 
 class KeyRing:
@@ -195,13 +140,6 @@ class KeyRing:
             logger.info("api_key_file was read again", extra={"fields": {"keys": len(self._keys)}})
 
 
-def _network(address: str) -> str:
-    """Return what tells clients apart: an IPv4 address, or the network of an IPv6 address."""
-    if ":" not in address:
-        return address
-    return str(ipaddress.IPv6Network((address.partition("%")[0], _IPV6_NETWORK), strict=False))
-
-
 def _read(path: Path) -> list[Key]:
     if path.suffix == ".toml":
         tables = load_toml(path).get("keys")
@@ -254,7 +192,7 @@ class AccessControl:
     """
 
     def __init__(self, settings: ServerSettings, keys: KeyRing) -> None:
-        self._settings, self._keys, self._attempts = settings, keys, AttemptLimiter(keys)
+        self._settings, self._keys = settings, keys
         self._hosts = settings.allowed_hosts
         self._at_work = 0
 
@@ -292,7 +230,7 @@ class AccessControl:
     def _identify(self, request: Request) -> Response | None:
         """Determine the client of a request by its key; return an answer if it may not send it.
 
-        Raises an OverloadedError if the key has sent too many requests, or the address too many wrong keys.
+        Raises an OverloadedError if the key has sent too many requests.
         """
         route, path = request.match.route, request.match.path
         needed = (route.scope if route else None) or "read"
@@ -301,7 +239,7 @@ class AccessControl:
                 return None
             message = "this route requires an API key with the scope 'admin', and this server has no keys"
             return problem(path, 403, f"Authorization: {message}")
-        key = self._attempts.find(_bearer(request.headers), request.address)
+        key = self._keys.find(_bearer(request.headers))
         if key is None:
             message = "Authorization: this server requires an API key: `Authorization: Bearer KEY`"
             return problem(path, 401, message, headers={"www-authenticate": "Bearer"})

@@ -62,7 +62,6 @@ class Connection(asyncio.Protocol):
         self._last_words: Response | None = None
         self._is_advancing = False
         self._writable: asyncio.Event | None = None
-        self._address = ""
         self.is_new = True
         self.idle_since: float | None = time.monotonic()
         self.headers_since: float | None = None
@@ -72,7 +71,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection, or reject it."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not registered as such
-        self._address = str((transport.get_extra_info("peername") or ("",))[0])
         self._registry.enter(self)
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -172,7 +170,7 @@ class Connection(asyncio.Protocol):
         if self._is_upgrade or self._parser is None:
             return
         self.headers_since, self.body_since = None, time.monotonic()
-        request = self._application.begin(method.decode("ascii"), self._target, self._headers, self._address)
+        request = self._application.begin(method.decode("ascii"), self._target, self._headers)
         version = parser.get_http_version()
         request.keep_alive = version != "1.0" and parser.should_keep_alive()
         request.awaits_continue = (

@@ -327,15 +327,6 @@ class CrossRanker:
         with self._admission.reserve(self.price(query, map(len, texts))) as reservation:
             return await self.run(pairs, truncate=truncate, raw=raw, reservation=reservation)
 
-    async def predict(
-        self, pairs: Sequence[tuple[str, str]], *, truncate: bool | None = None, raw: bool = False
-    ) -> RankingResult:
-        """Score pairs with arbitrary first texts, as :meth:`rank` does."""
-        self._limits.check([first + second for first, second in pairs])
-        price = self.price("", (len(first) + len(second) for first, second in pairs))
-        with self._admission.reserve(price) as reservation:
-            return await self.run(pairs, truncate=truncate, raw=raw, reservation=reservation)
-
     async def run(
         self,
         pairs: Sequence[tuple[str, str]],

@@ -108,12 +108,6 @@ class Registry:
             raise self._missing(name, list(self._cards))
         return CosineRanker(self.embedder(real), self.limits, self._admission)
 
-    def needed_cross(self) -> CrossRanker:
-        """Return the cross-encoder; InputError if the server has none."""
-        if self.cross is None:
-            raise InputError("this server has no cross-encoder; an operator can add one with --reranker")
-        return self.cross
-
     def needed_collection(self) -> SharedCollection:
         """Return the collection; InputError if the server has none."""
         if self.collection is None:

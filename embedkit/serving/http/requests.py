@@ -61,7 +61,6 @@ class Request:
     match: RouteMatch
     headers: dict[bytes, bytes]
     id: bytes
-    address: str
     service: Service
     body: bytearray = field(default_factory=bytearray)
     notes: dict[str, Any] = field(default_factory=dict)
@@ -124,15 +123,13 @@ class Application:
     async def _describe(self, _: Request) -> Response:
         return to_json(self._table.document())
 
-    def begin(self, method: str, target: bytes, headers: Headers, address: str = "") -> Request:
+    def begin(self, method: str, target: bytes, headers: Headers) -> Request:
         """Return a request whose headers have arrived; :meth:`end` ends it."""
         values = dict(headers)
         header = values.get(b"x-request-id")
         request_id = header if header and _REQUEST_ID.fullmatch(header) else b"%016x" % random.getrandbits(64)
         self._service.metrics.at_work += 1
-        return Request(
-            method, target, self._table.find(method, target), values, request_id, address, self._service
-        )
+        return Request(method, target, self._table.find(method, target), values, request_id, self._service)
 
     def admit(self, request: Request) -> Response | None:
         """Check a request by its headers only; return an answer if it is refused, or a preflight."""

@@ -1,5 +1,4 @@
-// What the page is for: searching where there is a collection, comparing texts where there is none.
-import { startCompare } from "./compare.js";
+// Search while one types, where the server has a collection.
 import { startSearch } from "./search.js";
 
 export const find = (id) => document.getElementById(id);
@@ -97,7 +96,7 @@ async function start() {
     const documents = collection ? `, ${counted(collection.documents)}` : "";
     find("about").textContent = `${names}${documents}`;
     if (collection) startSearch(collection);
-    else startCompare();
+    find("no-collection").hidden = Boolean(collection);
   } catch (problem) {
     tell(problem, start);
   }

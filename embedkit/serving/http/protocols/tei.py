@@ -1,16 +1,13 @@
-"""Routes of text-embeddings-inference (TEI), and of ``huggingface_hub.InferenceClient``."""
+"""Routes of text-embeddings-inference (TEI)."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from embedkit import __version__
 from embedkit.errors import InputError
-from embedkit.serving.http.embedding import RankingResult
 from embedkit.serving.http.protocols.fields import (
     Dimensions,
     Listed,
@@ -19,7 +16,6 @@ from embedkit.serving.http.protocols.fields import (
     Schema,
     TeiProblem,
     Texts,
-    Usage,
     as_texts,
     check_texts,
 )
@@ -85,19 +81,6 @@ class SimilarityRequest(Schema):
     model: ModelName = None
 
 
-class InferParameters(SimilarityParameters):
-    """Options for embedding texts, which may also stand beside them."""
-
-    normalize: bool | None = None
-
-
-class InferRequest(TeiEmbedRequest):
-    """Request of ``huggingface_hub.InferenceClient``: texts to embed, or texts to compare."""
-
-    inputs: Texts | SimilarityInputs  # type: ignore[assignment]
-    parameters: InferParameters | None = None
-
-
 class TeiTokenizeRequest(Schema):
     """Request of text-embeddings-inference, plus ``model``."""
 
@@ -117,31 +100,6 @@ class TeiToken(Schema):
     special: bool
     start: int | None
     stop: int | None
-
-
-class TeiPredictRequest(Schema):
-    """A pair of texts, or a list of pairs, as in text-embeddings-inference."""
-
-    inputs: Listed[str] | Listed[Listed[str]] = Field(description="a pair of texts, or a list of pairs")
-    raw_scores: bool = Field(False, description="whether scores are logits, before the sigmoid")
-    truncate: Truncate = None
-    truncation_direction: Direction = None
-
-    @field_validator("inputs")
-    @classmethod
-    def _pairs(cls, value: list[Any]) -> list[Any]:
-        pairs = value if value and isinstance(value[0], list) else [value]
-        wrong = next((pair for pair in pairs if len(pair) != 2), None)
-        if wrong is not None:
-            raise ValueError(f"expected a pair of texts for the cross-encoder to score, got {len(wrong)} texts")
-        return value
-
-
-class TeiPrediction(Schema):
-    """The score of a pair, under a re-ranker's single label."""
-
-    score: float
-    label: str
 
 
 class TeiModelType(Schema):
@@ -167,11 +125,10 @@ class TeiInfo(Schema):
 
 
 class TeiRerankRequest(Schema):
-    """Request of text-embeddings-inference, plus ``model``; or infinity's, with ``documents`` for ``texts``."""
+    """Request of text-embeddings-inference, plus ``model``."""
 
     query: str
-    texts: Listed[str] | None = None
-    documents: Listed[str] | None = Field(None, description="texts to rank, as infinity's clients name them")
+    texts: Listed[str]
     model: ModelName = None
     raw_scores: bool = Field(False, description="whether scores are logits, before the sigmoid")
     return_text: bool = Field(False, description="whether the response has the texts")
@@ -179,35 +136,6 @@ class TeiRerankRequest(Schema):
         None, description="whether to truncate pairs that are too long or to reject them"
     )
     truncation_direction: Direction = None
-    return_documents: bool = Field(False, description="the same, as infinity's clients name it")
-    top_n: int | None = Field(None, ge=1, description="number of texts in the response; default: all")
-
-    @model_validator(mode="after")
-    def _one_form(self) -> Self:
-        if (self.texts is None) == (self.documents is None):
-            raise ValueError(
-                "expected either texts, as in text-embeddings-inference, or documents, as in infinity"
-            )
-        return self
-
-
-class InfinityRank(Schema):
-    """A document's position in the request, and its score."""
-
-    index: int
-    relevance_score: float
-    document: str | None = None
-
-
-class InfinityRanks(Schema):
-    """Infinity's response to ``documents``."""
-
-    object: Literal["rerank"]
-    id: str
-    model: str
-    created: int
-    results: list[InfinityRank]
-    usage: Usage
 
 
 class TeiRank(Schema):
@@ -216,10 +144,6 @@ class TeiRank(Schema):
     index: int
     score: float
     text: str | None = None
-
-
-_NO_MODEL = "default/not-specified"  # what infinity's clients send if their caller names none
-_LABEL = "LABEL_0"  # transformers' default name of a single label
 
 
 @routes.post("/embed", list[list[float]])
@@ -248,19 +172,6 @@ async def compare(body: SimilarityRequest, request: Request) -> Response:
     return to_json(inner_products(done.rows[1:], done.rows[0]))
 
 
-@routes.post("/", list[list[float]] | list[float])
-async def infer(body: InferRequest, request: Request) -> Response:
-    """As ``/embed`` for texts, and as ``/similarity`` for ``{"source_sentence", "sentences"}``."""
-    if body.parameters is not None:
-        body = body.model_copy(update=body.parameters.model_dump(exclude_none=True))
-    if isinstance(body.inputs, SimilarityInputs):
-        how = SimilarityParameters(
-            truncate=body.truncate, prompt_name=body.prompt_name, dimensions=body.dimensions
-        )
-        return await compare(SimilarityRequest(inputs=body.inputs, parameters=how, model=body.model), request)
-    return await embed(body, request)
-
-
 @routes.post("/tokenize", list[list[TeiToken]])
 async def tokenize(body: TeiTokenizeRequest, request: Request) -> Response:
     """Return the tokens of one text or several, not truncated, with their character offsets."""
@@ -270,18 +181,6 @@ async def tokenize(body: TeiTokenizeRequest, request: Request) -> Response:
     )
     request.note(texts=len(texts), tokens=tokens)
     return Response(content)
-
-
-@routes.post("/predict", list[TeiPrediction] | list[list[TeiPrediction]])
-async def predict(body: TeiPredictRequest, request: Request) -> Response:
-    """Return the cross-encoder's scores of a pair of texts, or of several pairs."""
-    several = isinstance(body.inputs[0], list)
-    pairs = cast(list[tuple[str, str]], body.inputs if several else [body.inputs])
-    pairs = [(first, second) for first, second in pairs]
-    ranked = await request.registry.needed_cross().predict(pairs, truncate=body.truncate, raw=body.raw_scores)
-    request.note(texts=len(pairs), tokens=ranked.tokens, truncated=ranked.truncated)
-    predictions = [[{"score": score, "label": _LABEL}] for score in ranked.scores.tolist()]
-    return to_json(predictions if several else predictions[0])
 
 
 @routes.get("/info", TeiInfo, query={"model": "name of the model; default: the first one"})
@@ -306,33 +205,17 @@ async def info(request: Request) -> Response:
     )
 
 
-@routes.post("/rerank", list[TeiRank] | InfinityRanks)
-async def rerank_as_tei(body: TeiRerankRequest, request: Request) -> Response:
-    """Order ``texts``, or infinity's ``documents``, by relevance to a query, best first."""
-    ranker = request.registry.ranker(None if body.model == _NO_MODEL else body.model)
-    texts = body.texts if body.texts is not None else body.documents or []
-    ranked = await ranker.rank(body.query, texts, truncate=body.truncate, raw=body.raw_scores)
-    request.note(texts=len(texts), tokens=ranked.tokens, truncated=ranked.truncated)
-    returned = texts if body.return_text or body.return_documents else None
-    if body.documents is not None:
-        return to_json(
-            {
-                "object": "rerank",
-                "id": str(uuid.uuid4()),
-                "model": ranker.manifest.name,
-                "created": int(time.time()),
-                "results": _ranks(ranked, "relevance_score", returned, "document", body.top_n),
-                "usage": {"prompt_tokens": ranked.tokens, "total_tokens": ranked.tokens},
-            }
-        )
-    return to_json(_ranks(ranked, "score", returned, "text", body.top_n))
-
-
-def _ranks(
-    ranked: RankingResult, score: str, texts: list[str] | None, text: str, count: int | None
-) -> list[dict[str, Any]]:
-    """Return the best texts, best first, with the names that a protocol gives to a score and to a text."""
-    return [
-        {"index": index, score: float(ranked.scores[index])} | ({} if texts is None else {text: texts[index]})
-        for index in ranked.best(count)
-    ]
+@routes.post("/rerank", list[TeiRank])
+async def rerank(body: TeiRerankRequest, request: Request) -> Response:
+    """Order texts by relevance to a query, best first."""
+    ranked = await request.registry.ranker(body.model).rank(
+        body.query, body.texts, truncate=body.truncate, raw=body.raw_scores
+    )
+    request.note(texts=len(body.texts), tokens=ranked.tokens, truncated=ranked.truncated)
+    return to_json(
+        [
+            {"index": index, "score": float(ranked.scores[index])}
+            | ({"text": body.texts[index]} if body.return_text else {})
+            for index in ranked.best()
+        ]
+    )

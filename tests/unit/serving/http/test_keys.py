@@ -8,8 +8,8 @@ import time
 import httpx
 import pytest
 
-from embedkit.errors import ConfigError, OverloadedError
-from embedkit.serving.http.access import AttemptLimiter, Key, KeyRing
+from embedkit.errors import ConfigError
+from embedkit.serving.http.access import Key, KeyRing
 from embedkit.serving.http.connections import Connections
 from embedkit.serving.http.protocols import operations
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
@@ -157,55 +157,6 @@ def test_every_key_is_compared(monkeypatch):
     ring = KeyRing.of("key-number-1", "key-number-2", "key-number-3")
     assert ring.find(b"key-number-1") is not None
     assert len(compared) == 3
-
-
-def try_key(limiter, key, address="192.0.2.1"):
-    try:
-        return limiter.find(key, address) is not None
-    except OverloadedError:
-        return "later"
-
-
-def test_guesses_are_limited_by_address(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr("embedkit.serving.http.access.time.monotonic", lambda: now[0])
-    limiter = AttemptLimiter(KeyRing.of("the-right-key", "the-other-key"))
-    assert try_key(limiter, b"the-right-key")
-    found = [try_key(limiter, b"guess %d" % number) for number in range(100)]
-    assert found == [False] * 20 + ["later"] * 80
-    assert try_key(limiter, b"the-right-key") is True  # used from this address before
-    assert try_key(limiter, b"the-other-key") == "later"  # else a guess would only have to wait for a 200
-    assert try_key(limiter, b"the-other-key", "192.0.2.2") is True
-    now[0] += 1
-    assert [try_key(limiter, b"guess") for _ in range(6)] == [False] * 5 + ["later"]
-    now[0] += 1
-    assert try_key(limiter, b"the-other-key") is True
-
-
-def test_the_addresses_of_one_network_are_one_client():
-    limiter = AttemptLimiter(KeyRing.of("the-right-key"))
-    found = [try_key(limiter, b"guess", f"2001:db8:1:2::{number:x}") for number in range(1, 40)]
-    assert found.count("later") >= 15
-    assert try_key(limiter, b"the-right-key", "2001:db8:1:3::1") is True
-
-
-def test_few_addresses_are_remembered():
-    limiter = AttemptLimiter(KeyRing.of("the-right-key"))
-    for number in range(10_000):
-        try_key(limiter, b"guess", f"10.0.{number // 256}.{number % 256}")
-    assert len(limiter._by_address) == 4096
-
-
-def test_wrong_keys_are_slowed_and_valid_ones_are_not(serve):
-    with serve(keys=("the-key-of-right",)) as url, httpx.Client() as client:
-        statuses = [client.get(f"{url}/info", headers=bearer("right")).status_code]
-        answers = [client.get(f"{url}/info", headers=bearer(f"guess-{number}")) for number in range(60)]
-        statuses += [client.get(f"{url}/info", headers=bearer("right")).status_code for _ in range(30)]
-    assert statuses == [200] * 31
-    assert [one.status_code for one in answers][:20] == [401] * 20
-    refused = [one for one in answers if one.status_code == 429]
-    assert len(refused) >= 20
-    assert int(refused[0].headers["retry-after"]) >= 1
 
 
 def test_keys_change_although_connections_cannot_be_swept(serve, file, caplog, monkeypatch):

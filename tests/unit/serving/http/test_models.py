@@ -38,7 +38,6 @@ def two(serve, short):
         ("/v1/embeddings", {"input": TEXTS}, lambda done: [row["embedding"] for row in done["data"]]),
         ("/v2/embed", {"texts": TEXTS}, lambda done: done["embeddings"]["float"]),
         ("/embed", {"inputs": TEXTS}, lambda done: done),
-        ("/", {"inputs": TEXTS}, lambda done: done),
     ],
 )
 @pytest.mark.parametrize(
@@ -59,8 +58,7 @@ def test_models_of_one_server_differ(toy_encoder, short):
 def test_similarity_and_ranks_use_the_requested_model(two, short):
     query, *others = short.encode(TEXTS)
     content = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}, "model": "short"}
-    for path in ("/similarity", "/"):
-        np.testing.assert_allclose(two.post(path, json=content).json(), others @ query, atol=1e-6)
+    np.testing.assert_allclose(two.post("/similarity", json=content).json(), others @ query, atol=1e-6)
     done = two.post("/v1/rerank", json={"model": "short", "query": TEXTS[0], "documents": TEXTS[1:]}).json()
     assert done["model"] == "short"
     scores = [row["relevance_score"] for row in sorted(done["results"], key=lambda row: row["index"])]

@@ -343,18 +343,10 @@ def test_dark_mode_is_dark(browser, library):
     browser.ask("Emulation.setEmulatedMedia", features=[])
 
 
-def test_without_a_collection_texts_are_compared(browser, url):
+def test_without_a_collection_the_page_says_so(browser, url):
     browser.open(url)
-    browser.wait("document.querySelectorAll('#matrix tbody tr').length === 4")
-    browser.picture("compare-light")
-    browser.run("document.querySelector('#texts').value = ''")
-    browser.ask("Input.insertText", text="a good dog\na good dog\nthe sea")
-    browser.wait("document.querySelectorAll('#matrix tbody tr').length === 3")
-    row = browser.run(
-        "[...document.querySelectorAll('#matrix tbody tr:first-child td')].map((cell) => cell.textContent)"
-    )
-    assert row[:2] == ["1.00", "1.00"]
-    assert float(row[2]) < 0.99
+    browser.wait("document.querySelector('#no-collection')?.offsetParent")
+    assert browser.run("document.querySelector('#search').hidden")
     assert browser.problems() == []
 
 
@@ -367,7 +359,7 @@ def test_a_locked_server_asks_for_its_key(browser, serve):
         browser.picture("key")
         browser.run(f"document.querySelector('#key').value = {KEY!r}")
         browser.run("document.querySelector('#key-form button').click()")
-        browser.wait("document.querySelectorAll('#matrix tbody tr').length === 4")
+        browser.wait("document.querySelector('#no-collection').offsetParent")
         assert browser.run(
             "document.querySelector('#problem').hidden && document.querySelector('#key-form').hidden"
         )

@@ -61,17 +61,6 @@ def test_teis_form(crossing, cross):
     assert [item["text"] for item in done] == [DOCUMENTS[index] for index, _ in expected(cross)]
 
 
-@pytest.mark.parametrize(
-    ("texts", "text", "score"), [("texts", "text", "score"), ("documents", "document", "relevance_score")]
-)
-@pytest.mark.parametrize("flag", ["return_text", "return_documents"])
-def test_options_of_tei_and_infinity_hold_for_both(crossing, cross, texts, text, score, flag):
-    done = httpx.post(f"{crossing}/rerank", json={"query": QUERY, texts: DOCUMENTS, flag: True, "top_n": 2}).json()
-    ranks = done if texts == "texts" else done["results"]
-    check_order([(item["index"], item[score]) for item in ranks], expected(cross, 2))
-    assert [item[text] for item in ranks] == [DOCUMENTS[index] for index, _ in expected(cross, 2)]
-
-
 def test_teis_raw_scores_are_logits(crossing, cross):
     given = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}
     done = httpx.post(f"{crossing}/rerank", json=given).json()

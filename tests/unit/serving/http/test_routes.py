@@ -32,11 +32,9 @@ VALID = {
     "/v2/embed": {"texts": ["a dog", "the sea"], "model": "toy", "input_type": "search_query"},
     "/v1/rerank": {"query": "a dog", "documents": ["a dog", "the sea"]},
     "/v2/rerank": {"query": "a dog", "documents": ["a dog", "the sea"]},
-    "/": {"inputs": ["a dog", "the sea"]},
     "/embed": {"inputs": ["a dog", "the sea"]},
     "/similarity": {"inputs": {"source_sentence": "a dog", "sentences": ["the sea", "a cat"]}},
     "/tokenize": {"inputs": ["a dog", "the sea"]},
-    "/predict": {"inputs": [["a dog", "the sea"], ["a dog", "a cat"]]},
     "/rerank": {"query": "a dog", "texts": ["a dog", "the sea"]},
     "/api/embed": {"model": "toy", "input": ["a dog", "the sea"]},
     "/api/embeddings": {"model": "toy", "prompt": "a dog"},
@@ -207,9 +205,7 @@ def test_a_name_that_stands_twice_in_a_filter_or_in_metadata_is_refused(full, pa
             ("/v1/embeddings", "input"),
             ("/v1/embed", "texts"),
             ("/v2/rerank", "documents"),
-            ("/", "inputs"),
             ("/tokenize", "inputs"),
-            ("/predict", "inputs"),
             ("/rerank", "texts"),
             ("/api/embed", "input"),
         ]
@@ -289,12 +285,11 @@ def test_the_document_lists_the_routes_of_each_scope():
 
 
 def test_what_the_document_calls_unsupported_is_refused(full):
-    assert full.post("/embed_all", json={"inputs": "a"}).status_code == 404
+    for path in ("/embed_all", "/predict"):
+        assert full.post(path, json={"inputs": "a"}).status_code == 404
     for path, content in [
-        ("/predict", {"inputs": "a"}),
         ("/embed", {"inputs": "a", "truncation_direction": "left"}),
         ("/rerank", {"query": "a", "texts": ["b"], "truncation_direction": "left"}),
-        ("/predict", {"inputs": ["a", "b"], "truncation_direction": "Left"}),
         ("/embed", {"inputs": "a", "normalize": False}),
         ("/v1/embeddings", {"input": "a", "late_chunking": True}),
         (
