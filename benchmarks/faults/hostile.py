@@ -397,7 +397,8 @@ def write_reranker(folder: Path) -> Path:
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast  # noqa: PLC0415
 
     from embedkit.export.pipeline import export_source  # noqa: PLC0415
-    from embedkit.export.untrained import bert_tokenizer  # noqa: PLC0415
+    from embedkit.runtime.bundle import read_bundle  # noqa: PLC0415
+    from embedkit.runtime.location import find_model  # noqa: PLC0415
 
     shape = {
         "hidden_size": DIMENSION,
@@ -405,7 +406,7 @@ def write_reranker(folder: Path) -> Path:
         "num_attention_heads": 12,
         "intermediate_size": 1536,
     }
-    (folder / "tokenizer.json").write_text(bert_tokenizer().json, encoding="utf-8")
+    (folder / "tokenizer.json").write_text(read_bundle(find_model("tiny")).tokenizer_json, encoding="utf-8")
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **special).save_pretrained(
         folder / "cross"

@@ -5,8 +5,7 @@
 tiny, mini and small are timed as they are and in fp32, with the weights of the int8 bundle. --teacher is
 all-MiniLM-L6-v2 and is exported in both precisions. BERT-Base and Large have random weights, for timing only. With
 --data, STS sets are scored with the files that are timed. All are timed with one thread and with two; use an idle
-machine. Needs 12 GB of memory and 2 GB for temporary files. Writes results.md and .json next to this file, and
-results.html with charts, which the repository does not keep.
+machine. Needs 12 GB of memory and 2 GB for temporary files. Writes results.md and results.json next to this file.
 """
 
 from __future__ import annotations
@@ -17,25 +16,33 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation.quality import match_by_fingerprint
+from embedkit.evaluation.speed.figures import to_markdown
 from embedkit.evaluation.speed.plan import Plan
 from embedkit.evaluation.speed.process import Candidate
 from embedkit.evaluation.speed.rounds import measure
+from embedkit.evaluation.tables import Table
 from embedkit.evaluation.tasks import evaluate
+from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export, export_source
-from embedkit.export.untrained import bert_tokenizer, write_untrained
+from embedkit.export.quantize import Int8Arithmetic, largest_weight
+from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.bundles import from_bundle
-from embedkit.modeling.sizes import ARCHITECTURES
-from embedkit.reporting.speed_page import write_speed_page
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.location import find_model
+from embedkit.runtime.tokenization import Tokenizer
 
 HERE = Path(__file__).parent
 PRECISIONS = ("int8", "fp32")
-UNTRAINED = ("bert-base", "bert-large")
+UNTRAINED = {"bert-base": Size(12, 768, 12), "bert-large": Size(24, 1024, 16)}
+MAX_LENGTH = 512
 MODELS = HERE.parents[1] / "models"
 STUDENTS = {"tiny": "tiny", "mini": str(MODELS / "mini.onnx"), "small": str(MODELS / "small.onnx")}
 NOTE = "random weights, for timing only"
@@ -51,8 +58,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.15, help="of a turn")
-    parser.add_argument("--untrained", nargs="*", choices=ARCHITECTURES, default=UNTRAINED, metavar="NAME")
-    parser.add_argument("-o", "--output", type=Path, default=HERE / "results.html")
+    parser.add_argument("--untrained", nargs="*", choices=UNTRAINED, default=[*UNTRAINED], metavar="NAME")
+    parser.add_argument("-o", "--output", type=Path, default=HERE / "results.md")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     data = arguments.data.resolve() if arguments.data else None
@@ -75,9 +82,19 @@ def main() -> None:
             reports.append(measure([*trained, *untrained], plan))
         found = [evaluate(Encoder.load(each.source), task).to_json() for each in trained if task]
     evaluations = json.loads(json.dumps(found).replace(str(data), "DATA"))
-    title = "Students and teachers on a CPU"
-    for path in write_speed_page(reports, output, evaluations=evaluations, title=title):
-        print(path)
+    quality = match_by_fingerprint(
+        {model.label: model.about["fingerprint"] for model in reports[0].models}, evaluations
+    )
+    text = to_markdown(reports, "Students and teachers on a CPU")
+    if quality.figures:
+        text += (
+            "\n"
+            + Table("Quality, times 100", *quality.table([m.label for m in reports[0].models])).to_markdown()
+            + "\n"
+        )
+    output.write_text(text, encoding="utf-8")
+    content = {"reports": [report.to_json() for report in reports], "evaluations": evaluations}
+    output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def export_trained(teacher: Path) -> Iterator[Candidate]:
@@ -95,15 +112,21 @@ def export_trained(teacher: Path) -> Iterator[Candidate]:
         yield Candidate(source=str(path))
 
 
-def write_all_untrained(names: tuple[str, ...]) -> Iterator[Candidate]:
-    """Yield graphs of architectures with random weights."""
-    tokenizer = bert_tokenizer()
+def write_all_untrained(names: Iterable[str]) -> Iterator[Candidate]:
+    """Yield folders with graphs of random weights: the cost of a network depends on its shape alone."""
+    tokenizer = Tokenizer(read_bundle(find_model("tiny")).tokenizer_json, MAX_LENGTH)
     for name in names:
+        model = random(tokenizer, UNTRAINED[name], max_length=MAX_LENGTH, seed=0)
         for precision in PRECISIONS:
             logger.info("writing %s, %s", name, precision)
-            path = Path(f"{name}-{precision}")
-            write_untrained(ARCHITECTURES[name], tokenizer, path, precision=precision)
-            yield Candidate(source=str(path), name=name, precision=precision, note=NOTE)
+            folder = Path(f"{name}-{precision}")
+            folder.mkdir()
+            arithmetic = FloatArithmetic() if precision == "fp32" else Int8Arithmetic(largest_weight("cpu-avx2"))
+            (folder / "model.onnx").write_bytes(build_graph(model, arithmetic).SerializeToString())
+            (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+            lengths = {"hidden_size": UNTRAINED[name].hidden, "max_position_embeddings": MAX_LENGTH}
+            (folder / "config.json").write_text(json.dumps(lengths), encoding="utf-8")
+            yield Candidate(source=str(folder), name=name, precision=precision, note=NOTE)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from static_model import StaticModel
 
 from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.comparison import Certainty, certainties
 from embedkit.evaluation.results import Evaluation
 from embedkit.evaluation.retrieval import RetrievalSet
+from embedkit.evaluation.significance import Certainty, certainties
 from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder

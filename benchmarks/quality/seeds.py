@@ -27,7 +27,7 @@ from scipy.stats import t
 from embedkit import Encoder
 from embedkit.atomic import atomic_file
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.comparison import seed_group
+from embedkit.evaluation.significance import seed_group
 from embedkit.evaluation.tasks import evaluate
 from embedkit.progress import Progress
 

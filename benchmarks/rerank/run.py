@@ -31,11 +31,11 @@ from typing import Any
 import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
-from embedkit.evaluation.comparison import Difference, Samples
 from embedkit.evaluation.reranking import Query, RerankingSet, average_precisions, load_lists, merged
 from embedkit.evaluation.results import Evidence
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, ndcg
 from embedkit.evaluation.retrieval import Ranking as Judgement
+from embedkit.evaluation.significance import Difference, Samples
 from embedkit.evaluation.tasks import EmbeddingPool, PairPool, Pool
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray

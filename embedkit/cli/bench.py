@@ -4,53 +4,36 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import tempfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from embedkit.cli.backends import choose_backend, load_model, locate
-from embedkit.cli.options import add_files, check_form, refuse_unused
+from embedkit.atomic import atomic_file
+from embedkit.cli.backends import choose_backend, locate
+from embedkit.cli.options import check_form
 from embedkit.cli.rows import read_texts
-from embedkit.errors import InputError
-from embedkit.extras import require
 
 if TYPE_CHECKING:
     from embedkit.evaluation.speed.figures import SpeedReport
     from embedkit.evaluation.speed.plan import Plan
     from embedkit.evaluation.speed.process import Candidate
 
-logger = logging.getLogger("embedkit")
-
-_UNTRAINED = "random weights, for timing only"
-
-HELP = "measure latency, throughput, cold start, memory and energy of models"
+HELP = "measure latency, throughput, cold start and memory of models"
 EXAMPLES = """
-embedkit bench tiny runs/tiny --architecture bert-base --architecture bert-large --threads 1,2
-embedkit bench tiny.onnx teacher.onnx --texts mine.txt --quality evaluation.json --report speed.html
+embedkit bench tiny mini runs/tiny --threads 1,2
+embedkit bench tiny.onnx teacher.onnx --texts mine.txt -o speed.json
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "models",
-        nargs="*",
+        nargs="+",
         metavar="MODEL",
         help="a bundle, a bundled name, a run folder, a model folder, a hub id, or a folder with model.onnx and "
         "tokenizer.json; the others are compared with the first one",
     )
-    parser.add_argument(
-        "--architecture",
-        dest="architectures",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="bert-tiny, bert-mini, bert-small, minilm-l6, bert-base or bert-large with random weights, in fp32 "
-        "and in int8, for timing only; may be repeated",
-    )
     _add_timing(parser.add_argument_group("timing"))
-    _add_report(parser.add_argument_group("report"))
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write a report: .json or .md")
 
 
 def _add_timing(group: argparse._ArgumentGroup) -> None:
@@ -79,45 +62,21 @@ def _add_timing(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_report(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--report",
-        type=Path,
-        metavar="FILE",
-        help="write a page with charts (.html), and the same content as .md and .json beside it",
-    )
-    add_files(group, "--quality", "output of `embedkit evaluate --json` for these models")
-    group.add_argument(
-        "--task",
-        dest="tasks",
-        action="append",
-        default=[],
-        metavar="TASK",
-        help="evaluate the models on this task, see `embedkit evaluate --help`; may be repeated",
-    )
-    group.add_argument("--data", type=Path, metavar="DIR", help="folder with the data sets of --task")
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Time all models, and print the results."""
-    from embedkit.evaluation.speed.figures import to_text
+    from embedkit.evaluation.speed.figures import to_markdown, to_text
 
-    if not arguments.models and not arguments.architectures:
-        raise InputError("no model to time; name a model or an --architecture")
+    check_form(arguments.output, ".json", ".md")
     plans = _plans(arguments)
-    sources = list(dict.fromkeys(arguments.models))
-    evaluations = _evaluations(arguments, sources)
-    candidates = [_candidate(source) for source in sources]
-    with tempfile.TemporaryDirectory(prefix="embedkit-") as folder:
-        candidates += _untrained(dict.fromkeys(arguments.architectures), Path(folder))
-        reports = _measure(candidates, plans)
-    if arguments.report is not None:
-        from embedkit.reporting.speed_page import write_speed_page
-
-        for written in write_speed_page(reports, arguments.report, evaluations=evaluations):
-            logger.info("wrote %s", written)
+    candidates = [_candidate(source) for source in dict.fromkeys(arguments.models)]
+    reports = _measure(candidates, plans)
+    content = json.dumps({"reports": [report.to_json() for report in reports]}, indent=2)
+    if arguments.output is not None:
+        text = to_markdown(reports) if arguments.output.suffix == ".md" else content + "\n"
+        with atomic_file(arguments.output) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     if arguments.json:
-        print(json.dumps({"reports": [report.to_json() for report in reports]}, indent=2))
+        print(content)
     else:
         print("\n".join(map(to_text, reports)).rstrip())
 
@@ -142,27 +101,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected whole numbers like 1,2, got {text!r}") from None
 
 
-def _evaluations(arguments: argparse.Namespace, sources: Iterable[str]) -> list[dict[str, Any]]:
-    """Collect the quality figures for the report from files and from evaluations, before anything is timed."""
-    from embedkit.evaluation.catalogue import load_task
-    from embedkit.evaluation.tasks import evaluate
-    from embedkit.reporting.quality import read_evaluations
-
-    if arguments.report is not None:
-        require("embedkit.reporting.speed_page", extra="bench")
-        check_form(arguments.report, ".html")
-    elif arguments.quality or arguments.tasks:
-        raise InputError("--quality and --task need --report")
-    if not arguments.tasks:
-        refuse_unused(arguments, "without --task", "data")
-    tasks = [load_task(name, data=arguments.data) for name in dict.fromkeys(arguments.tasks)]
-    evaluations = [evaluation for path in arguments.quality for evaluation in read_evaluations(path)]
-    for source in sources if tasks else ():
-        model = load_model(source)
-        evaluations += [evaluate(model, task).to_json() for task in tasks]
-    return evaluations
-
-
 def _candidate(source: str) -> Candidate:
     from embedkit.evaluation.speed.process import Candidate
 
@@ -170,25 +108,6 @@ def _candidate(source: str) -> Candidate:
     if choose_backend(location) == "onnx":
         return Candidate(source=location)
     return Candidate(source=location, worker="embedkit.export.torch_worker")
-
-
-def _untrained(names: Iterable[str], folder: Path) -> Iterator[Candidate]:
-    """Export architectures with random weights, in both precisions."""
-    if not names:  # what follows needs torch
-        return
-    from embedkit.evaluation.speed.process import Candidate
-    from embedkit.export.untrained import bert_tokenizer, write_untrained
-    from embedkit.modeling.sizes import ARCHITECTURES
-
-    if unknown := [name for name in names if name not in ARCHITECTURES]:
-        raise InputError(f"unknown architecture {unknown[0]!r}; expected one of {', '.join(ARCHITECTURES)}")
-    tokenizer = bert_tokenizer()
-    for name in names:
-        for precision in ("fp32", "int8"):
-            logger.info("writing %s with random weights, %s", name, precision)
-            target = folder / f"{name}-{precision}"
-            write_untrained(ARCHITECTURES[name], tokenizer, target, precision=precision)
-            yield Candidate(source=str(target), name=name, precision=precision, note=_UNTRAINED)
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:

@@ -16,8 +16,8 @@ from embedkit.cli.rows import kept_file
 from embedkit.errors import InputError
 
 if TYPE_CHECKING:
-    from embedkit.evaluation.comparison import Comparison
     from embedkit.evaluation.results import Evaluation
+    from embedkit.evaluation.significance import Comparison
     from embedkit.evaluation.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
 
 def _compare(evaluated: dict[str, list[Evaluation]], samples: int | None, *, seeds: bool) -> Comparison | None:
     """Return the requested statistics; None if there are none."""
-    from embedkit.evaluation.comparison import Comparison, certainties, seed_group, spreads
+    from embedkit.evaluation.significance import Comparison, certainties, seed_group, spreads
 
     if samples is None and not seeds:
         return None
@@ -172,7 +172,7 @@ def _compare(evaluated: dict[str, list[Evaluation]], samples: int | None, *, see
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """Reject options that could only fail after all work is done."""
-    from embedkit.evaluation.comparison import seed_group
+    from embedkit.evaluation.significance import seed_group
 
     samples, sources = arguments.significance, dict.fromkeys(arguments.models)
     check_form(arguments.output, ".json", ".md")

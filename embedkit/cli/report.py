@@ -14,8 +14,8 @@ from embedkit.cli.backends import load_model
 from embedkit.cli.options import add_files, check_form
 
 if TYPE_CHECKING:
+    from embedkit.evaluation.comparison import Entry
     from embedkit.export.card import Card
-    from embedkit.reporting.comparison import Entry
     from embedkit.runtime.manifest import Manifest
 
 HELP = "plot training runs, and compare runs, bundles and models"
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the comparison, in Markdown; default: comparison.md, if there is more than one entry",
     )
     add_files(parser, "--quality", "output of `embedkit evaluate --json`")
-    add_files(parser, "--speed", "output of `embedkit bench --json` or of its --report")
+    add_files(parser, "--speed", "output of `embedkit bench --json`")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -59,16 +59,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _compare(sources: list[str], arguments: argparse.Namespace) -> str:
     """Read everything, then write: nothing is written unless all sources can be read."""
-    from embedkit.reporting.comparison import distinct, write_comparison
-    from embedkit.reporting.quality import read_evaluations
-    from embedkit.reporting.speed_page import read_reports
+    from embedkit.evaluation.comparison import distinct, write_comparison
+    from embedkit.evaluation.quality import read_evaluations
+    from embedkit.evaluation.speed.figures import read_reports
 
     page = arguments.output or Path("comparison.md")
     check_form(page, ".md")
     evaluations = [evaluation for path in arguments.quality for evaluation in read_evaluations(path)]
-    evaluations += [
-        evaluation for path in arguments.speed for evaluation in read_evaluations(path, required=False)
-    ]
     reports = [report for path in arguments.speed for report in read_reports(path)]
     identify = bool(evaluations or reports)
     entries = distinct([read_entry(source, page=page, identify=identify) for source in sources])
@@ -99,8 +96,8 @@ def read_entry(source: str, *, page: Path, identify: bool) -> Entry:
 
 
 def _torch_entry(source: Path, model: Path, card: Card, *, identify: bool) -> Entry:
+    from embedkit.evaluation.comparison import Entry
     from embedkit.modeling.layout import weights_bytes
-    from embedkit.reporting.comparison import Entry
 
     is_there = model.is_dir()
     return Entry(
@@ -114,7 +111,7 @@ def _torch_entry(source: Path, model: Path, card: Card, *, identify: bool) -> En
 
 
 def _bundle_entry(source: str) -> Entry:
-    from embedkit.reporting.comparison import Entry
+    from embedkit.evaluation.comparison import Entry
     from embedkit.runtime.bundle import read_bundle
     from embedkit.runtime.location import find_model
 
@@ -133,7 +130,7 @@ def _bundle_entry(source: str) -> Entry:
 
 def _origin(card: Card | Manifest) -> dict[str, Any]:
     """Return the fields of an entry that describe the training."""
-    from embedkit.reporting.comparison import flat_recipe
+    from embedkit.evaluation.comparison import flat_recipe
 
     score, dev = card.metrics.get("dev_spearman"), card.config.get("dev", {})
     pairs = PurePath(str(dev.get("pairs") or card.metrics.get("dev") or "")).stem

@@ -1,231 +1,211 @@
-"""Comparison of models: confidence intervals, significance tests, and variation over seeds.
-
-Intervals and tests are by the bootstrap: rows (pairs, queries, texts) of each set are drawn with replacement, as
-many as there are; the figure's distribution over many such samples shows how much it depends on the rows that
-happen to be in the set. Two models are compared on the same samples, so that rows that are hard for both do not
-blur the comparison. Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapters 13 and 15; for two
-systems Koehn (2004) and Berg-Kirkpatrick, Burkett and Klein (2012).
-"""
+"""Students, teachers and variants in one Markdown file: quality, speed, size and recipe of each."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import PurePath
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from embedkit.atomic import atomic_file
+from embedkit.config import flat
+from embedkit.evaluation.quality import Quality, match_by_fingerprint
+from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport, about_the_machine
+from embedkit.evaluation.tables import Table
 
-from embedkit.errors import InputError
-from embedkit.evaluation.results import Evaluation, Evidence, Result, defined
-
-LEVEL = 0.95
-SEED = 0
-SAMPLES = 1000
+_DEVELOPMENT = "development Spearman"
 
 
-@dataclass(frozen=True)
-class Interval:
-    """The central 95 % of a figure over the samples; None if it is undefined in all of them."""
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A run, a bundle, a model folder, or a model that was only timed.
 
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference of two models on the same rows.
-
-    Attributes:
-        value: difference on the original rows.
-        interval: its interval over the samples.
-        p_value: two-sided, twice the share of samples in which the difference is zero or has the opposite sign.
+    ``size_bytes`` is None if there are no files yet. ``development`` is the best score on its development set,
+    times 100; ``page`` is the address of a page of its own.
     """
 
-    value: float | None
-    interval: Interval
-    p_value: float | None
-
-
-@dataclass(frozen=True)
-class Samples:
-    """One figure on the original rows and on many samples of them.
-
-    Attributes:
-        value: value on the original rows, NaN if undefined.
-        figures: ``(samples,) float64``, NaN where undefined.
-        sizes: number of rows in each set.
-    """
-
-    value: float
-    figures: npt.NDArray[np.float64]
-    sizes: list[int]
-
-    @classmethod
-    def of(cls, evidence: Evidence, *, samples: int = SAMPLES, seed: int = SEED) -> Samples:
-        """Draw samples; evidence of the same sizes gets the same samples."""
-        sizes = evidence.sizes
-        generator = np.random.default_rng(seed)
-        draws = ([generator.integers(size, size=size) for size in sizes] for _ in range(samples))
-        figures = np.array([evidence.figure(draw) for draw in draws])
-        return cls(evidence.figure([np.arange(size) for size in sizes]), figures, sizes)
-
-    def interval(self) -> Interval:
-        """Return the percentile interval of the figure."""
-        return _between(self.figures)
-
-    def less(self, other: Samples) -> Difference:
-        """Return the difference from another model's samples, with its interval and p-value.
-
-        Raises:
-            InputError: the two are not based on the same rows.
-        """
-        if self.sizes != other.sizes:
-            raise InputError(
-                f"expected figures over the same rows, got sets of {other.sizes} and of {self.sizes} rows"
-            )
-        figures = self.figures - other.figures
-        return Difference(defined(self.value - other.value), _between(figures), _p_value(figures))
-
-
-def _between(figures: npt.NDArray[np.float64]) -> Interval:
-    known = figures[~np.isnan(figures)]
-    if not len(known):
-        return Interval(None, None)
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(low), float(high))
-
-
-def _p_value(differences: npt.NDArray[np.float64]) -> float | None:
-    known = differences[~np.isnan(differences)]
-    if not len(known):
-        return None
-    tails = [1 + np.count_nonzero(known <= 0), 1 + np.count_nonzero(known >= 0)]
-    return float(min(1.0, 2 * min(tails) / (1 + len(known))))
-
-
-Key = tuple[str, str, str | None, str]
-"""Source and name of a set, convention and headline measure: what two results must share to be compared."""
-
-_SEED = re.compile(r"[-_.]?(?:seed[-_.]?)?\d+$")
-
-
-@dataclass(frozen=True)
-class Certainty:
-    """The 95 % bootstrap interval of one model's headline measure, named as in its evaluation and result.
-
-    Attributes:
-        rows: number of pairs, queries or texts to sample from; for several sets, the smallest.
-        difference: from the first model measured on this set, None for that model itself.
-    """
-
-    model: str
-    fingerprint: str
+    label: str
+    kind: str
     source: str
-    set_name: str
-    convention: str | None
-    measure: str
-    value: float | None
-    rows: int
-    interval: Interval
-    difference: Difference | None
+    fingerprint: str = ""
+    size_bytes: int | None = None
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    development: float | None = None
+    development_set: str = ""
+    page: str = ""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The headline measure over several seeds of one recipe, whose models' names begin with ``group``.
-
-    The deviation is the standard deviation with N - 1 in the denominator.
-    """
-
-    group: str
-    source: str
-    set_name: str
-    convention: str | None
-    measure: str
-    values: list[float]
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The statistics that are added to a report, empty if not requested."""
-
-    samples: int
-    certainties: list[Certainty]
-    spreads: list[Spread]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dictionary."""
-        return {"level": LEVEL, "samples": self.samples, "seed": SEED} | {
-            "certainties": [asdict(certainty) for certainty in self.certainties],
-            "seeds": [asdict(spread) for spread in self.spreads],
-        }
-
-
-def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Certainty]:
-    """Return the interval of every headline measure, and its difference from the first model.
-
-    Each set counts once per model; results without evidence are skipped.
-    """
-    first: dict[Key, Samples] = {}
-    measured: dict[tuple[str, Key], Certainty] = {}
-    for evaluation in evaluations:
-        for result in evaluation.results:
-            place = evaluation.fingerprint, _key(result)
-            if result.evidence is not None and place not in measured:
-                drawn = Samples.of(result.evidence, samples=samples)
-                reference = first.setdefault(_key(result), drawn)
-                difference = None if reference is drawn else drawn.less(reference)
-                measured[place] = Certainty(
-                    model=evaluation.model,
-                    fingerprint=evaluation.fingerprint,
-                    source=result.source,
-                    set_name=result.name,
-                    convention=result.convention,
-                    measure=result.measure,
-                    value=result.value,
-                    rows=min(drawn.sizes),
-                    interval=drawn.interval(),
-                    difference=difference,
-                )
-    return list(measured.values())
-
-
-def spreads(groups: Mapping[str, Sequence[Evaluation]]) -> list[Spread]:
-    """Return mean and standard deviation of every headline measure over each group's models.
-
-    The models of a group, by name, differ only in their seed; groups of one are skipped.
-    """
-    return [spread for name, evaluations in groups.items() for spread in _spreads(name, evaluations)]
-
-
-def seed_group(source: str) -> str:
-    """Return the part of a source that is common to all seeds.
-
-    For example ``runs/tiny`` for ``runs/tiny-seed-3`` and for ``runs/tiny-3.onnx``, ``runs`` for ``runs/3``.
-    """
-    path = PurePath(source)
-    path = path.with_suffix("") if path.suffix == ".onnx" else path
-    stem = _SEED.sub("", path.name)
-    return str(path.with_name(stem)) if stem else str(path.parent)
-
-
-def _key(result: Result) -> Key:
-    return result.source, result.name, result.convention, result.measure
-
-
-def _spreads(group: str, evaluations: Sequence[Evaluation]) -> list[Spread]:
-    values: dict[Key, list[float]] = {}
-    for evaluation in evaluations:
-        for result in evaluation.results:
-            if result.value is not None:
-                values.setdefault(_key(result), []).append(result.value)
+def distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with unique labels, adding the source where necessary."""
+    labels = [entry.label for entry in entries]
     return [
-        Spread(group, *key, figures, float(np.mean(figures)), float(np.std(figures, ddof=1)))
-        for key, figures in values.items()
-        if len(figures) > 1
+        entry
+        if labels.count(entry.label) == 1
+        else dataclasses.replace(entry, label=f"{entry.label} ({entry.source})")
+        for entry in entries
     ]
+
+
+def flat_recipe(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings by dotted names, without the name of the run."""
+    return {name: str(value) for name, value in flat(config) if name != "name"}
+
+
+def write_comparison(
+    entries: Sequence[Entry],
+    path: Path,
+    *,
+    reports: Sequence[SpeedReport] = (),
+    evaluations: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write a Markdown file that compares entries with distinct labels, and models that were only timed.
+
+    A ``.json`` file beside it has the entries and their quality, by label.
+
+    Raises:
+        DataError: an evaluation is malformed.
+        StorageError: the file cannot be written.
+    """
+    shown = [*entries, *_timed_only(reports, entries)]
+    quality = _quality(shown, evaluations)
+    text = "\n\n".join(["# Comparison", *_parts(shown, quality, reports)]) + "\n"
+    content = {"entries": [dataclasses.asdict(entry) for entry in shown], "quality": quality.figures}
+    for place, written in ((path, text), (path.with_suffix(".json"), json.dumps(content, indent=2) + "\n")):
+        with atomic_file(place) as temporary:
+            temporary.write_text(written, encoding="utf-8", errors="backslashreplace")
+
+
+def _timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> list[Entry]:
+    """Return an entry for each model that was timed but is not among the entries."""
+    known = {entry.fingerprint for entry in entries}
+    timed: dict[str, ModelFigures] = {}
+    for model in (model for report in reports for model in report.models):
+        if model.about["fingerprint"] not in known:
+            timed.setdefault(model.about["fingerprint"], model)
+    return [
+        Entry(
+            label=model.label,
+            kind="timing only",
+            source=model.note or model.source,
+            fingerprint=mark,
+            size_bytes=model.about["size_bytes"],
+        )
+        for mark, model in timed.items()
+    ]
+
+
+def _quality(entries: Sequence[Entry], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
+    """Return the evaluations, plus development scores."""
+    quality = match_by_fingerprint(
+        {entry.label: entry.fingerprint for entry in entries if entry.fingerprint}, evaluations
+    )
+    own: dict[str, dict[str, float]] = {}
+    for entry in entries:
+        if entry.development is not None:
+            name = f"{_DEVELOPMENT}, {entry.development_set}" if entry.development_set else _DEVELOPMENT
+            own.setdefault(name, {})[entry.label] = entry.development
+    return Quality(quality.headline, {**quality.figures, **own})
+
+
+def _parts(entries: Sequence[Entry], quality: Quality, reports: Sequence[SpeedReport]) -> Iterator[str]:
+    yield _overview(entries, reports).to_markdown()
+    if quality.figures:
+        yield Table("Quality, times 100", *quality.table([entry.label for entry in entries])).to_markdown()
+    recipes = [entry for entry in entries if entry.recipe]
+    rows = differences(entries)
+    if rows:
+        header = ["setting", *(entry.label for entry in recipes)]
+        yield Table("Differences between recipes", header, rows, words=len(header)).to_markdown()
+    elif len(recipes) > 1:
+        yield "All recipes are identical."
+    yield "## Details"
+    for entry in entries:
+        yield "\n".join([f"### {entry.label}", "", *(f"- {name}: {value}" for name, value in _facts(entry))])
+    notes = [
+        f"- latency with {report.threads_in_words()}: one text of {report.middle()}; {about_the_machine(report)}"
+        for report in reports
+    ]
+    if notes:
+        yield "\n".join(notes)
+
+
+def _overview(entries: Sequence[Entry], reports: Sequence[SpeedReport]) -> Table:
+    latencies = [f"ms, {report.threads_in_words()}" for report in reports]
+    header = ["model", "kind", "method", "teacher", "files MB", "memory MB", "cold start s", *latencies]
+    rows = []
+    for entry in entries:
+        timed = next((model for report in reports if (model := _timed(entry, report))), None)
+        cells = [_cell(entry, report) for report in reports]
+        rows.append(
+            [
+                f"[{entry.label}]({entry.page})" if entry.page else entry.label,
+                entry.kind,
+                entry.facts.get("method", ""),
+                entry.facts.get("teacher", ""),
+                _megabytes(entry.size_bytes),
+                _megabytes(timed.memory_bytes if timed else None),
+                f"{timed.start.embedded:.2f}" if timed else "",
+                *("" if cell is None else f"{cell.p50_ms:.3g}" for cell in cells),
+            ]
+        )
+    return Table("Overview", header, rows, words=4)
+
+
+def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
+    yield "kind", entry.kind
+    yield "source", entry.source
+    if entry.fingerprint:
+        yield "fingerprint", entry.fingerprint
+    yield from entry.facts.items()
+    yield from ((f"recipe: {name}", value) for name, value in entry.recipe.items())
+
+
+def _timed(entry: Entry, report: SpeedReport) -> ModelFigures | None:
+    if not entry.fingerprint:
+        return None
+    return next((model for model in report.models if model.about["fingerprint"] == entry.fingerprint), None)
+
+
+def _cell(entry: Entry, report: SpeedReport) -> CellFigures | None:
+    timed = _timed(entry, report)
+    return timed.cell(report.middle(), 1) if timed else None
+
+
+def _megabytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e6:,.1f}"
+
+
+def differences(entries: Sequence[Entry]) -> list[list[str]]:
+    """Return a row for each setting in which recipes differ: its name, then its value in each recipe.
+
+    Entries without a recipe have no column; missing settings are empty. The corpus is one row.
+    """
+    recipes = [_with_one_corpus(entry.recipe) for entry in entries if entry.recipe]
+    names = dict.fromkeys(name for recipe in recipes for name in recipe)
+    rows = [[name, *(recipe.get(name, "") for recipe in recipes)] for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _with_one_corpus(recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return the recipe with the settings of its sources, often several dozen, joined into one."""
+    sources: dict[str, dict[str, str]] = {}
+    rest = {}
+    for name, value in recipe.items():
+        source, dot, key = name.partition("].")
+        if dot and source.startswith("corpus["):
+            sources.setdefault(source, {})[key] = value
+        else:
+            rest[name] = value
+    described = "; ".join(_describe_source(settings) for settings in sources.values())
+    return {"corpus": described, **rest} if described else rest
+
+
+def _describe_source(settings: Mapping[str, str]) -> str:
+    """Return the file's name and, in parentheses, the settings that select its texts."""
+    chosen = (f"{key} {value}" for key, value in settings.items() if key not in ("path", "name", "licence"))
+    details = ", ".join(setting for setting in chosen if not setting.endswith((" []", " ()")))
+    name = PurePath(settings.get("path", "")).name
+    return f"{name} ({details})" if details else name

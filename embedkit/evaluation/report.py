@@ -10,9 +10,9 @@ from pathlib import PurePath
 from typing import Any
 
 from embedkit import __version__
-from embedkit.evaluation.comparison import LEVEL, SEED, Certainty, Comparison, Interval, Spread
 from embedkit.evaluation.machine import DECIDING_PACKAGES
 from embedkit.evaluation.results import Evaluation, Result
+from embedkit.evaluation.significance import LEVEL, SEED, Certainty, Comparison, Interval, Spread
 from embedkit.evaluation.tables import Table
 from embedkit.runtime.distributions import installed_versions
 

@@ -1,4 +1,4 @@
-"""Shapes of BERT encoders: the student sizes of the papers, and published architectures by name."""
+"""Shapes of BERT encoders: the student sizes of the papers."""
 
 from __future__ import annotations
 
@@ -35,12 +35,3 @@ SIZES = {
 def nearest_size(hidden: int) -> str:
     """Return the name in :data:`SIZES` of the size whose width is nearest to ``hidden``, by ratio."""
     return min(SIZES, key=lambda name: abs(math.log(hidden / SIZES[name].hidden)))
-
-
-ARCHITECTURES = {
-    **{f"bert-{name}": size for name, size in SIZES.items()},
-    "minilm-l6": Size(layers=6, hidden=384, heads=12),
-    "bert-base": Size(layers=12, hidden=768, heads=12),
-    "bert-large": Size(layers=24, hidden=1024, heads=16),
-}
-"""Published encoders by their common names."""

@@ -1,1 +1,1 @@
-"""Reports for people: charts, tables and comparisons."""
+"""The page of a training run."""

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages with headings, figures, drawings and tables, in light and dark mode.
+"""A self-contained HTML page with headings, figures, drawings and facts, in light and dark mode.
 
 Drawings are matplotlib's: SVG in the colours of the surrounding page, and PNG on white.
 """
@@ -17,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from embedkit.atomic import atomic_file
-from embedkit.evaluation.tables import Table
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1f2328; --card: #f6f8fa; VARIABLES }
@@ -38,21 +37,11 @@ h2 { margin: 2.2rem 0 .7rem; font-size: 1.15rem; }
           margin-top: 1rem; }
 svg { display: block; width: 100%; height: auto; }
 .wide { overflow-x: auto; }
-.wide > svg { min-width: 46rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--rule); overflow-wrap: anywhere;
          text-align: left; vertical-align: top; }
 th { color: var(--ink); font-weight: 500; white-space: nowrap; width: 1%; }
 code { font: .85rem/1.5 ui-monospace, monospace; }
-.sheet th, .sheet td { padding-right: 0; padding-left: 1.2rem; white-space: nowrap; width: auto;
-                       overflow-wrap: normal; font-variant-numeric: tabular-nums; }
-.sheet .figure { text-align: right; }
-.sheet th:first-child, .sheet td:first-child { padding-left: 0; }
-.legend { display: flex; flex-wrap: wrap; gap: .3rem 1.3rem; margin: 1.4rem 0 0; padding: 0; list-style: none;
-          font-size: .85rem; }
-.legend svg { display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem; vertical-align: -.08rem; }
-.legend .key { color: var(--ink); }
-.notes { margin: 1rem 0 0; padding-left: 1.1rem; color: var(--ink); font-size: .85rem; }
 summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 1.4rem 0 .7rem; }
 @media print {
   html, body { font-size: 11px; }
@@ -60,8 +49,6 @@ summary { cursor: pointer; font-size: 1.15rem; font-weight: 600; margin: 1.4rem 
   details::details-content { content-visibility: visible; }  /* expand folded sections on paper */
   .charts { grid-template-columns: 1fr 1fr; }
   .wide { overflow: visible; }
-  .wide > svg { min-width: 0; }
-  .sheet th, .sheet td { white-space: normal; overflow-wrap: anywhere; }  /* a wide table would shrink the page */
   svg, tr, .figures div { break-inside: avoid; }
   h2 { break-after: avoid; }
 }
@@ -99,34 +86,10 @@ def facts(heading: str, rows: Iterable[tuple[str, Any]], *, folded: bool = False
     )
     if not cells:
         return ""
-    table = f'<div class="wide"><table class="facts">\n{cells}\n</table></div>'
+    table = f'<div class="wide"><table>\n{cells}\n</table></div>'
     if folded:
         return f"<details><summary>{heading}</summary>\n{table}</details>"
     return f"<h2>{heading}</h2>\n{table}"
-
-
-def wide(content: str) -> str:
-    """Wrap content that scrolls horizontally if the page is too narrow."""
-    return f'<div class="wide">{content}</div>' if content else ""
-
-
-def sheet(table: Table, *, folded: str = "") -> str:
-    """Return a table of figures under its title, or collapsed under another one."""
-    rows = [_row("th", table.header, table.words), *(_row("td", row, table.words) for row in table.rows)]
-    content = wide(f'<table class="sheet">{"".join(rows)}</table>')
-    if folded:
-        return f"<details><summary>{html.escape(folded)}</summary>\n{content}</details>"
-    return f"<h2>{html.escape(table.title)}</h2>\n{content}"
-
-
-def notes(sentences: Iterable[str]) -> str:
-    """Return notes in small print."""
-    return f'<ul class="notes">{"".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)}</ul>'
-
-
-def _row(tag: str, cells: Sequence[str], words: int) -> str:
-    marked = [("" if place < words else ' class="figure"', cell) for place, cell in enumerate(cells)]
-    return "<tr>" + "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for mark, cell in marked) + "</tr>\n"
 
 
 def _variables(colours: Mapping[str, str]) -> str:
@@ -138,14 +101,6 @@ COLOURS: Mapping[str, str] = {
     "rule": "#d8dee4",
     "line": "#3b6fb6",
     "best": "#c2571a",
-    "hue1": "#3b6fb6",
-    "hue2": "#c2571a",
-    "hue3": "#2c8a57",
-    "hue4": "#8250c4",
-    "hue5": "#a87500",
-    "hue6": "#cf3670",
-    "hue7": "#0e8488",
-    "hue8": "#6b7280",
 }
 """Colours on a white background; a page overrides them by ``--ink``, ``--rule`` and so on."""
 
@@ -154,19 +109,8 @@ DARK_COLOURS: Mapping[str, str] = {
     "rule": "#30363d",
     "line": "#6cb0f5",
     "best": "#f0883e",
-    "hue1": "#6cb0f5",
-    "hue2": "#f0883e",
-    "hue3": "#56d38c",
-    "hue4": "#c9a2ff",
-    "hue5": "#e3b341",
-    "hue6": "#ff7eae",
-    "hue7": "#4dd0d3",
-    "hue8": "#b1bac4",
 }
 """Colours on a dark page."""
-
-HUES = tuple(name for name in COLOURS if name.startswith("hue"))
-"""Names of the colours that distinguish items."""
 
 Drawing = Callable[[Axes, Mapping[str, str]], None]
 """Draws on axes, with colours by name."""
@@ -175,12 +119,11 @@ Drawing = Callable[[Axes, Mapping[str, str]], None]
 _STAND_INS = {name: f"#{3 * f'{number:02d}'}" for number, name in enumerate(COLOURS, 1)}
 
 
-def to_svg(draws: Sequence[Drawing], *, label: str, inches: tuple[float, float]) -> str:
-    """Draw side by side, with a common vertical axis, as an inline ``<svg>``, which the page scales."""
+def to_svg(draw: Drawing, *, label: str, inches: tuple[float, float]) -> str:
+    """Draw an inline ``<svg>``, which the page scales."""
     with mpl.rc_context(_style(_STAND_INS)):
         figure = Figure(figsize=inches, layout="constrained")
-        for draw, axes in zip(draws, figure.subplots(1, len(draws), sharey=True, squeeze=False)[0], strict=True):
-            draw(axes, _STAND_INS)
+        draw(figure.subplots(), _STAND_INS)
         text = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, metadata=nothing)

@@ -246,7 +246,7 @@ _PANEL_INCHES = (5.2, 2.7)
 
 def draw_svg(curve: Curve) -> str:
     """Draw one curve as an inline ``<svg>``."""
-    return to_svg([functools.partial(_draw, curve)], label=curve.title, inches=_PANEL_INCHES)
+    return to_svg(functools.partial(_draw, curve), label=curve.title, inches=_PANEL_INCHES)
 
 
 def write_curves(curves: Sequence[Curve], path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from embedkit.evaluation.comparison import Samples
 from embedkit.evaluation.pairs import Thresholds, separation
 from embedkit.evaluation.results import Evidence
+from embedkit.evaluation.significance import Samples
 from embedkit.evaluation.sts import correlation
 
 

@@ -1,1 +1,1 @@
-"""Speed and resource use of encoders: latency, throughput, cold start, memory, size, energy."""
+"""Speed and resource use of encoders: latency, throughput, cold start, memory, size."""

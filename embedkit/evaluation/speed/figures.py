@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from embedkit.errors import DataError
 from embedkit.evaluation.speed.plan import Cell
 from embedkit.evaluation.speed.process import Start
 from embedkit.evaluation.tables import Table
+from embedkit.records import read_json
 
 # Minimum number of calls for a percentile to differ from the maximum.
 _CALLS_OF_P95, _CALLS_OF_P99 = 20, 100
@@ -21,10 +23,9 @@ _CALLS_OF_P95, _CALLS_OF_P99 = 20, 100
 
 @dataclass(frozen=True)
 class Turn:
-    """Duration of each call in one turn, energy of all, and peak memory so far; None if not available."""
+    """Duration of each call in one turn, and peak memory so far; None if not available."""
 
     seconds: Sequence[float]
-    joules: float | None
     most_memory_bytes: int | None
 
 
@@ -38,7 +39,6 @@ class CellFigures:
         texts_per_second: throughput at the median.
         spread_percent: range of the rounds' medians, relative to their median; None for a single round.
         ratio: median over the rounds of this model's time relative to the first model's; above 1 is slower.
-        joules_per_text: energy of the whole machine while the model ran; None if not available.
     """
 
     texts: str
@@ -50,7 +50,6 @@ class CellFigures:
     texts_per_second: float
     spread_percent: float | None
     ratio: float | None
-    joules_per_text: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,22 +151,39 @@ def summarise(cell: Cell, turns: Sequence[Turn], first: Sequence[Turn] | None) -
         texts_per_second=1000 * cell.batch / p50,
         spread_percent=100 * (max(medians) - min(medians)) / statistics.median(medians) if medians[1:] else None,
         ratio=statistics.median(ratios) if ratios else None,
-        joules_per_text=_joules_per_text(turns, cell.batch),
     )
 
 
-def _joules_per_text(turns: Sequence[Turn], batch: int) -> float | None:
-    joules = [turn.joules for turn in turns if turn.joules is not None]
-    return sum(joules) / (batch * sum(len(turn.seconds) for turn in turns)) if len(joules) == len(turns) else None
+def read_reports(path: Path) -> list[SpeedReport]:
+    """Read the timings in a JSON file written by `embedkit bench`.
+
+    Raises:
+        DataError: the file cannot be read, or contains something else.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("reports"), list):
+        raise DataError(f"{path} contains no timings; create them with `embedkit bench --json`")
+    return [SpeedReport.from_json(report) for report in content["reports"]]
 
 
 def to_text(report: SpeedReport) -> str:
     """Return tables for a terminal, followed by notes."""
-    tables = (table.to_text() for table in speed_tables(report))
+    tables = (table.to_text() for table in _tables(report))
     return "\n\n".join([*tables, "\n".join(footnotes(report))]) + "\n"
 
 
-def speed_tables(report: SpeedReport) -> list[Table]:
+def to_markdown(reports: Sequence[SpeedReport], title: str = "Speed") -> str:
+    """Return the same of several numbers of threads as a Markdown document."""
+    parts = [f"# {title}"]
+    for report in reports:
+        for table in _tables(report):
+            title = f"{table.title}; {report.threads_in_words()}"
+            parts.append(dataclasses.replace(table, title=title).to_markdown())
+        parts.append("\n".join(f"- {note}" for note in footnotes(report)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables(report: SpeedReport) -> list[Table]:
     """Return tables of latency, throughput and resource use."""
     return [_latency(report), _throughput(report), _cost(report)]
 
@@ -187,7 +203,6 @@ def footnotes(report: SpeedReport) -> list[str]:
     threads = report.threads_in_words()
     lengths = ", ".join(f"{name}: {words:.1f}" for name, words in report.words.items())
     packages = ", ".join(f"{name} {version}" for name, version in report.machine["packages"].items())
-    metered = any(cell.joules_per_text is not None for model in report.models for cell in model.cells)
     return [
         f"{threads}; {report.rounds} rounds in which all models take turns, each in a process of its own",
         f"spread: range of the rounds' medians over their median; ratio: relative to {report.models[0].label}",
@@ -197,9 +212,6 @@ def footnotes(report: SpeedReport) -> list[str]:
             report, [f"texts are truncated to {model.about['max_length']} tokens" for model in report.models]
         ),
         *report.notes,
-        "energy: of the whole processor, idle cores included"
-        if metered
-        else "energy: not available on this machine",
         about_the_machine(report),
         f"Python {report.machine['python']}, {packages}",
     ]
@@ -216,7 +228,6 @@ def _grouped(report: SpeedReport, notes: Sequence[str]) -> list[str]:
 def _latency(report: SpeedReport) -> Table:
     header = ["model", "text", "p50", "p95", "p99", "spread", "ratio", "calls"]
     cells = [(m, cell) for name in report.words for m in report.models if (cell := m.cell(name, 1))]
-    metered = any(cell.joules_per_text is not None for _, cell in cells)
     rows = [
         [
             model.label,
@@ -225,11 +236,10 @@ def _latency(report: SpeedReport) -> Table:
             "" if cell.spread_percent is None else f"{cell.spread_percent:.0f} %",
             "" if cell.ratio is None else f"{cell.ratio:.2f}",
             f"{cell.calls:,}",
-            *([_millijoules(cell)] if metered else []),
         ]
         for model, cell in cells
     ]
-    return Table("One text, ms", [*header, *(["mJ"] if metered else [])], rows, words=2)
+    return Table("One text, ms", header, rows, words=2)
 
 
 def _throughput(report: SpeedReport) -> Table:
@@ -259,10 +269,6 @@ def _cost(report: SpeedReport) -> Table:
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
-
-
-def _millijoules(cell: CellFigures) -> str:
-    return "" if cell.joules_per_text is None else f"{1000 * cell.joules_per_text:.1f}"
 
 
 def _rate(model: ModelFigures, texts: str, batch: int) -> str:

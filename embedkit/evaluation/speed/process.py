@@ -99,7 +99,7 @@ class WorkerProcess:
         self._ask({"keep": name, "texts": texts})
 
     def time(self, name: str, *, batch: int, calls: int, warm_up: int) -> dict[str, Any]:
-        """Return ``seconds`` of each call, ``joules`` of all calls, and the memory after them."""
+        """Return ``seconds`` of each call, and the memory after them."""
         return self._ask({"time": name, "batch": batch, "calls": calls, "warm_up": warm_up})
 
     def close(self, *, at_once: bool = False) -> None:

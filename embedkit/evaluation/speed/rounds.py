@@ -152,7 +152,7 @@ def _round(
                 continue
             calls = plan.calls(cell, one)
             answer = workers[place].time(cell.texts, batch=cell.batch, calls=calls, warm_up=_warm_up(one))
-            answers.append((place, cell, Turn(answer["seconds"], answer["joules"], answer["most_memory_bytes"])))
+            answers.append((place, cell, Turn(answer["seconds"], answer["most_memory_bytes"])))
             bar.advance()
     return answers
 

@@ -4,13 +4,11 @@ The first request holds the ``source`` of a model and its ``threads``. Three rep
 imported, the model is loaded and the first text is encoded; the last describes the model. Then a request with
 ``keep``, a name, and ``texts`` stores these, and one with ``time``, the name, ``batch`` (B), ``calls`` (N) and
 ``warm_up`` (M) is answered by the seconds of each of N calls with B of these texts, after M untimed calls, the
-energy of the N calls if available, and memory use.
+and memory use.
 
 Modules that run models in another way call :func:`serve` with their own loader. For a bare folder, one that
 holds only a graph and a tokenizer, mean pooling and normalisation are assumed. That would be wrong for real
-embeddings, but makes no difference to speed. Energy is read from Linux's RAPL counters of Intel and AMD: a
-counter covers its whole processor, including other programs and idle cores, and on most systems only root can
-read it.
+embeddings, but makes no difference to speed.
 """
 
 from __future__ import annotations
@@ -34,44 +32,6 @@ from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.native_network import NATIVE
 from embedkit.runtime.sentence_transformers import FolderModel
 from embedkit.runtime.session import Session
-
-_COUNTERS = Path("/sys/class/powercap")
-
-
-class EnergyMeter:
-    """Counts joules since :meth:`start`.
-
-    Args:
-        root: folder of the counters; other values are for tests.
-    """
-
-    def __init__(self, root: Path = _COUNTERS) -> None:
-        # intel-rapl:0 is a processor; intel-rapl:0:1 is a part of it that would be counted twice.
-        self._counters = [path for path in sorted(root.glob("intel-rapl:*")) if path.name.count(":") == 1]
-        self._before = self._read()
-
-    def start(self) -> None:
-        """Reset the count to 0."""
-        self._before = self._read()
-
-    def joules(self) -> float | None:
-        """Return the energy used by all processors since the start, or None if it is not available."""
-        now = self._read()
-        if not now or len(now) != len(self._before):
-            return None
-        pairs = zip(now, self._before, strict=True)
-        return sum((after - before) % around for (after, around), (before, _) in pairs) / 1e6
-
-    def _read(self) -> list[tuple[int, int]]:
-        """Return the microjoules of each processor, and the value at which its counter wraps around."""
-        try:
-            return [
-                (int((path / "energy_uj").read_text()), int((path / "max_energy_range_uj").read_text()) + 1)
-                for path in self._counters
-            ]
-        except (OSError, ValueError):  # no permission
-            return []
-
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 _OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")
@@ -184,29 +144,27 @@ def serve(load: Callable[[str, int], TimedModel]) -> None:
         model.embed([_FIRST_TEXT])
         write_frame(answers, {"about": dict(model.about), **_memory()})
         texts: dict[str, list[str]] = {}
-        meter = EnergyMeter()
         while True:
             request, _ = read_frame(requests)
             if "keep" in request:
                 texts[request["keep"]] = request["texts"]
                 write_frame(answers, {})
             else:
-                write_frame(answers, _time(model, texts[request["time"]], request, meter) | _memory())
+                write_frame(answers, _time(model, texts[request["time"]], request) | _memory())
 
 
-def _time(model: TimedModel, texts: list[str], request: Mapping[str, Any], meter: EnergyMeter) -> dict[str, Any]:
+def _time(model: TimedModel, texts: list[str], request: Mapping[str, Any]) -> dict[str, Any]:
     """Time calls one by one; each takes the texts after those of the previous call."""
     size, seconds = request["batch"], []
     places = range(0, size * (request["warm_up"] + request["calls"]), size)
     batches = [[texts[(place + i) % len(texts)] for i in range(size)] for place in places]
     for batch in batches[: request["warm_up"]]:
         model.embed(batch)
-    meter.start()
     for batch in batches[request["warm_up"] :]:
         began = time.perf_counter()
         model.embed(batch)
         seconds.append(time.perf_counter() - began)
-    return {"seconds": seconds, "joules": meter.joules()}
+    return {"seconds": seconds}
 
 
 def _memory() -> dict[str, int | None]:

@@ -8,6 +8,7 @@ import pytest
 
 from embedkit.cli.bench import _candidate
 from embedkit.cli.main import main
+from embedkit.evaluation.speed.figures import read_reports
 
 pytestmark = pytest.mark.usefixtures("one_cold_start")
 
@@ -59,25 +60,6 @@ def test_bundled_names_are_timed_on_onnx_runtime():
     assert _candidate("tiny").worker == "embedkit.evaluation.speed.worker"
 
 
-def test_architectures_are_timed_with_random_weights_in_both_precisions(texts, capsys):
-    assert main(["bench", "--architecture", "bert-tiny", "--texts", str(texts), *QUICK, "--json"]) == 0
-    (report,) = json.loads(capsys.readouterr().out)["reports"]
-    models = report["models"]
-    assert [model["label"] for model in models] == ["bert-tiny fp32", "bert-tiny int8"]
-    assert {model["note"] for model in models} == {"random weights, for timing only"}
-    assert models[0]["about"]["size_bytes"] / models[1]["about"]["size_bytes"] > 3
-
-
-def test_an_unknown_architecture(capsys):
-    assert main(["bench", "--architecture", "bert-huge"]) == 1
-    assert "unknown architecture 'bert-huge'; expected one of bert-tiny, " in capsys.readouterr().err
-
-
-def test_nothing_to_time(capsys):
-    assert main(["bench"]) == 1
-    assert "no model to time" in capsys.readouterr().err
-
-
 def test_numbers_of_threads_are_timed_one_after_the_other(toy_bundle, texts, monkeypatch, capsys):
     monkeypatch.setattr("embedkit.evaluation.speed.plan.available_threads", lambda: 2)
     command = ["bench", str(toy_bundle), "--texts", str(texts), *QUICK, "--json"]
@@ -85,61 +67,16 @@ def test_numbers_of_threads_are_timed_one_after_the_other(toy_bundle, texts, mon
     assert [report["threads"] for report in json.loads(capsys.readouterr().out)["reports"]] == [1, 2]
 
 
-@pytest.fixture
-def pairs(tmp_path):
-    path = tmp_path / "pairs.tsv"
-    path.write_text("a good dog\ta good dog\t5\na good dog\ta bad dog\t3\nthe cat is asleep\ta red ship\t0\n")
-    return path
-
-
-def test_a_report_with_the_quality_of_a_task(toy_bundle, texts, pairs, tmp_path, capsys):
-    page = tmp_path / "new" / "speed.html"
-    command = [
-        "bench",
-        str(toy_bundle),
-        "--texts",
-        str(texts),
-        *QUICK,
-        "--task",
-        str(pairs),
-        "--report",
-        str(page),
-    ]
-    assert main(command) == 0
-    assert sorted(path.name for path in page.parent.iterdir()) == ["speed.html", "speed.json", "speed.md"]
-    (evaluation,) = json.loads(page.with_suffix(".json").read_text())["evaluations"]
-    assert evaluation["results"][0]["value"] == pytest.approx(1)
-    assert "Quality, times 100" in page.read_text()
+def test_a_report_is_markdown_or_json(toy_bundle, texts, tmp_path, capsys):
+    command = ["bench", str(toy_bundle), "--texts", str(texts), *QUICK]
+    assert main([*command, "-o", str(tmp_path / "new" / "speed.md")]) == 0
+    assert "| toy fp32 | mine.txt |" in (tmp_path / "new" / "speed.md").read_text()
+    assert main([*command, "-o", str(tmp_path / "speed.json")]) == 0
+    (report,) = read_reports(tmp_path / "speed.json")
+    assert report.models[0].label == "toy fp32"
     capsys.readouterr()
-
-
-def test_a_report_with_the_quality_of_a_file(toy_bundle, texts, pairs, tmp_path, capsys):
-    assert main(["evaluate", str(toy_bundle), "--task", str(pairs), "--json"]) == 0
-    (tmp_path / "evaluation.json").write_text(capsys.readouterr().out)
-    page = tmp_path / "speed.html"
-    known = ["--quality", str(tmp_path / "evaluation.json"), "--report", str(page)]
-    assert main(["bench", str(toy_bundle), "--texts", str(texts), *QUICK, *known]) == 0
-    (evaluation,) = json.loads(page.with_suffix(".json").read_text())["evaluations"]
-    assert evaluation["task"] == "pairs"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--report", "speed.pdf"], "expected an output that ends in .html"),
-        (["--task", "sts"], "need --report"),
-        (["--report", "speed.html", "--quality", "gone.json"], "gone.json cannot be read"),
-    ],
-)
-def test_an_impossible_report_is_refused_before_timing(options, message, capsys):
-    assert main(["bench", "gone.onnx", *options]) == 1
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("no_matplotlib")
-def test_a_report_needs_matplotlib_and_names_the_extra(capsys):
-    assert main(["bench", "gone.onnx", "--report", "speed.html"]) == 1
-    assert 'pip install "embedkit-onnx[bench]"' in capsys.readouterr().err
+    assert main([*command, "-o", "speed.html"]) == 1
+    assert "expected an output that ends in .json, .md" in capsys.readouterr().err
 
 
 def test_an_interrupt_skips_the_remaining_numbers_of_threads(toy_bundle, texts, monkeypatch, capsys):

@@ -37,19 +37,22 @@ def test_several_are_compared_on_a_page_of_their_own(run, toy_bundle, tmp_path, 
 
 @pytest.mark.usefixtures("one_cold_start")
 def test_quality_and_speed_are_joined_with_a_bundle(toy_bundle, tmp_path, capsys):
-    pairs = tmp_path / "pairs.tsv"
+    pairs, quality = tmp_path / "pairs.tsv", tmp_path / "quality.json"
     pairs.write_text("a good dog\ta good dog\t5\na good dog\ta bad dog\t3\nthe cat\ta red ship\t0\n")
     (tmp_path / "mine.txt").write_text("a good dog\nthe cat\n")
     timing = ["--texts", str(tmp_path / "mine.txt"), "--threads", "1", "--rounds", "1", "--seconds", "0.01"]
-    speed, page = tmp_path / "speed.html", tmp_path / "page.md"
-    assert main(["bench", str(toy_bundle), *timing, "--task", str(pairs), "--report", str(speed)]) == 0
+    speed, page = tmp_path / "speed.json", tmp_path / "page.md"
+    assert main(["bench", str(toy_bundle), *timing, "-o", str(speed)]) == 0
+    assert main(["evaluate", str(toy_bundle), "--task", str(pairs), "-o", str(quality)]) == 0
     capsys.readouterr()
-    command = ["report", str(toy_bundle), "--speed", str(speed.with_suffix(".json")), "-o", str(page)]
+    command = ["report", str(toy_bundle), "--speed", str(speed), "--quality", str(quality), "-o", str(page)]
     assert main(command) == 0
     assert capsys.readouterr().out == f"{page}\n"
     text = page.read_text()
     assert "ms, 1 thread" in text
     assert "| model | pairs |" in text
+    content = json.loads(page.with_suffix(".json").read_text())
+    assert [*content["quality"]["pairs"]] == [content["entries"][0]["label"]]
 
 
 def test_what_is_neither_run_nor_model_is_an_error(tmp_path, monkeypatch, capsys):

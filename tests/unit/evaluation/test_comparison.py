@@ -1,154 +1,130 @@
+"""A comparison: quality, speed, size and recipes of whatever is available."""
+
 from __future__ import annotations
 
-import json
+import dataclasses
 
-import numpy as np
 import pytest
 
-from embedkit.errors import InputError
-from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.comparison import Comparison, Samples, certainties, seed_group, spreads
-from embedkit.evaluation.pairs import Thresholds, separation
-from embedkit.evaluation.report import to_json, to_markdown, to_text
-from embedkit.evaluation.results import Evaluation, Evidence, Result
-from embedkit.evaluation.sts import correlation
-from embedkit.evaluation.tasks import evaluate
+from embedkit.evaluation.comparison import Entry, differences, distinct, flat_recipe, write_comparison
 
 
-def interval(evidence, **options):
-    return Samples.of(evidence, **options).interval()
+@pytest.fixture
+def entries():
+    shared = {"facts": {"method": "sct", "teacher": "a <teacher>"}}
+    return [
+        Entry(
+            label="student fp32", kind="run", source="runs/student",
+            fingerprint="f-run", size_bytes=18_000_000, recipe={"seed": "1", "lr": "0.1"}, development=83.1,
+            page="runs/student/report.html", **shared,
+        ),
+        Entry(
+            label="student int8", kind="bundle", source="student.onnx",
+            fingerprint="f-student int8", size_bytes=5_000_000, recipe={"seed": "2", "lr": "0.1"},
+            development=82.9, **shared,
+        ),
+    ]  # fmt: skip
 
 
-def compare(first, second, **options):
-    return Samples.of(second, **options).less(Samples.of(first, **options))
+@pytest.fixture
+def write(tmp_path):
+    def write(*arguments, **options):
+        write_comparison(*arguments, tmp_path / "comparison.md", **options)
+        return (tmp_path / "comparison.md").read_text()
+
+    return write
 
 
-RIGHT = np.array([1.0, 1.0, 1.0, 0.0] * 10)
+def rows(text):
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
 
 
-def evaluation(model, scores):
-    value = float(scores.mean())
-    result = Result(
-        name="mine",
-        measure="accuracy",
-        value=value,
-        measures={"accuracy": value},
-        rows=len(scores),
-        unit="texts",
-        source="mine.csv",
-        evidence=Evidence.of_rows(scores),
-    )
-    about = {"dimension": 8, "max_length": 12, "task": "mine", "texts": 3, "seconds": 1.0}
-    return Evaluation(model=model, fingerprint=model, results=[result], **about)
+def test_everything_known_about_an_entry_is_in_its_row(entries, write, make_speed, make_evaluation):
+    reports = [
+        make_speed({"student int8": 0.00025, "bert-base fp32": 0.05}, threads=threads) for threads in (1, 2)
+    ]
+    evaluations = [make_evaluation("f-run", stsb=0.77), make_evaluation("f-student int8", stsb=0.765)]
+    text = write(entries, reports=reports, evaluations=evaluations)
+    table = rows(text)
+    assert ["student int8", "bundle", "sct", "a <teacher>", "5.0", "90.0", "0.30", "0.25", "0.25"] in table
+    assert ["bert-base fp32", "timing only", "", "", "5.0", "90.0", "0.30", "50", "50"] in table
+    assert ["student fp32", "77.00", "83.10"] in table
+    assert "[student fp32](runs/student/report.html)" in text
+    assert "latency with 2 threads: one text of 24 words; Fast CPU" in text
 
 
-def test_an_interval_holds_the_figure_and_a_seed_repeats_it():
-    found = interval(Evidence.of_rows(RIGHT), samples=200)
-    assert 0.5 < found.low < 0.75 < found.high < 0.95
-    assert interval(Evidence.of_rows(RIGHT), samples=200) == found
-    assert interval(Evidence.of_rows(RIGHT), samples=200, seed=1) != found
+def test_the_development_set_stands_in_for_evaluations(entries, write):
+    text = write(entries)
+    assert ["model", "development Spearman"] in rows(text)
+    assert ["student int8", "82.90"] in rows(text)
 
 
-def test_a_clear_difference_is_distinguished_from_a_doubtful_one():
-    clear = compare(Evidence.of_rows(1 - RIGHT), Evidence.of_rows(RIGHT), samples=200)
-    assert clear.value == pytest.approx(0.5)
-    assert clear.p_value == pytest.approx(2 / 201)
-    other = RIGHT.copy()
-    other[:2] = 0, 0
-    other[3] = 1
-    doubtful = compare(Evidence.of_rows(other), Evidence.of_rows(RIGHT), samples=200)
-    assert doubtful.interval.low < 0 < doubtful.interval.high
-    assert doubtful.p_value > 0.1
-    assert compare(Evidence.of_rows(RIGHT), Evidence.of_rows(RIGHT), samples=50).p_value == 1.0
+def test_scores_on_different_development_sets_stand_in_different_columns(entries, write):
+    sets = ["sts-dev", "sts-dev", "mine"]
+    third = dataclasses.replace(entries[0], label="third", fingerprint="f-3", development=90.0)
+    entries = [dataclasses.replace(e, development_set=s) for e, s in zip([*entries, third], sets, strict=True)]
+    found = rows(write(entries))
+    assert ["model", "development Spearman, sts-dev", "development Spearman, mine"] in found
+    assert ["student fp32", "83.10", ""] in found
+    assert ["third", "", "90.00"] in found
 
 
-def test_different_rows_cannot_be_compared():
-    with pytest.raises(InputError, match=r"sets of \[40\] and of \[39\] rows"):
-        compare(Evidence.of_rows(RIGHT), Evidence.of_rows(RIGHT[1:]))
+def test_recipes_are_compared(entries, write):
+    text = write(entries)
+    assert "Differences between recipes" in text
+    assert ["seed", "1", "2"] in rows(text)
+    assert ["lr", "0.1", "0.1"] not in rows(text)
+    assert "- recipe: lr: 0.1" in text
 
 
-def test_undefined_samples_are_left_out():
-    flat = correlation(np.zeros(5, dtype=np.float32), np.arange(5.0))
-    assert interval(flat, samples=20).low is None
-    assert compare(flat, flat, samples=20).p_value is None
-    rare = separation(np.arange(4, dtype=np.float32), np.array([True, False, False, False]), Thresholds.roc_auc)
-    assert interval(rare, samples=50).high is not None
-    assert np.isnan(rare.figure([np.array([1, 1, 2, 3])]))
+def test_an_entry_with_few_facts(write):
+    text = write([Entry(label="run", kind="run, not finished", source="runs/run")])
+    assert "## Quality" not in text
+    assert ["run", "run, not finished", "", "", "", "", ""] in rows(text)
 
 
-def test_an_average_is_undefined_where_a_part_is():
-    both = Evidence.of_sets([Evidence.of_rows(RIGHT), correlation(np.zeros(2, dtype=np.float32), np.arange(2.0))])
-    assert both.sizes == [40, 2]
-    assert np.isnan(both.figure([np.arange(40), np.arange(2)]))
+def test_a_name_of_a_file_need_not_be_utf_8(write):
+    text = write([Entry(label="\udce9", kind="bundle", source="\udce9.onnx")])
+    assert "\\udce9" in [row[0] for row in rows(text)]
 
 
-def test_every_kind_of_task_has_evidence_that_gives_its_figure(words, write_json_lines):
-    rows = {
-        "sts": [{"sentence1": "a b", "sentence2": text, "score": i} for i, text in enumerate(["c", "a", "a b"])],
-        "pairs": [{"sentence1": "a b", "sentence2": t, "label": i} for t, i in (("c", 0), ("a", 1), ("d b", 0))],
-        "triplets": [{"anchor": "a b", "positive": "a", "negative": t} for t in ("c", "a b")],
-        "lists": [{"query": q, "positive": ["a"], "negative": ["b", "a c"]} for q in ("a", "b")],
-        "judged": [{"query": q, "document": d, "score": i} for q, d, i in (("a", "a b", 1), ("c", "a", 1))],
+def entry(label, **changes):
+    return Entry(**{"label": label, "kind": "run", "source": f"runs/{label}", **changes})
+
+
+def test_labels_that_are_the_same_get_their_sources():
+    found = distinct([entry("a", source="runs/1"), entry("a", source="runs/2"), entry("b")])
+    assert [entry.label for entry in found] == ["a (runs/1)", "a (runs/2)", "b"]
+
+
+def test_recipes_differ_where_values_do_and_where_one_lacks_a_setting():
+    entries = [
+        entry("a", recipe={"method": "sct", "optim.lr": "0.001", "seed": "1"}),
+        entry("b", recipe={"method": "sct", "optim.lr": "0.0005", "seed": "1", "views.rate": "0.2"}),
+        entry("teacher"),
+    ]
+    assert differences(entries) == [["optim.lr", "0.001", "0.0005"], ["views.rate", "", "0.2"]]
+
+
+def test_the_corpus_is_one_row_however_many_settings_it_has():
+    one = {
+        "corpus[0].path": "train/wiki.txt.xz",
+        "corpus[0].limit": "100",
+        "corpus[0].licence": "CC0",
+        "corpus[0].view_columns": "[]",
+        "corpus[1].path": "news.txt",
+        "seed": "1",
     }
-    for name, each in rows.items():
-        for result in evaluate(words, load_task(str(write_json_lines(f"{name}.jsonl", *each)))).results:
-            assert result.evidence is not None, name
-            whole = [np.arange(size) for size in result.evidence.sizes]
-            assert result.evidence.figure(whole) == pytest.approx(result.value), name
-            assert sum(result.evidence.sizes) == result.rows
+    entries = [entry("a", recipe=one), entry("b", recipe={"corpus[0].path": "c.txt", "seed": "1"})]
+    assert differences(entries) == [["corpus", "wiki.txt.xz (limit 100); news.txt", "c.txt"]]
 
 
-def test_models_are_compared_with_the_first():
-    first, second = certainties([evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)], samples=100)
-    assert first.difference is None
-    assert second.difference.value == pytest.approx(0.5)
+def test_equal_recipes_do_not_differ():
+    assert differences([entry("a", recipe={"seed": "1"}), entry("b", recipe={"seed": "1"})]) == []
 
 
-def test_a_set_of_two_tasks_counts_once():
-    (only,) = certainties([evaluation("a", RIGHT), evaluation("a", RIGHT)], samples=50)
-    assert only.difference is None
-
-
-def test_seeds_have_a_mean_and_a_deviation():
-    groups = {"runs": [evaluation(str(n), RIGHT[n:]) for n in range(3)], "other": [evaluation("x", RIGHT)]}
-    (found,) = spreads(groups)
-    values = [RIGHT[n:].mean() for n in range(3)]
-    assert (found.group, found.values) == ("runs", pytest.approx(values))
-    assert (found.mean, found.deviation) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values, ddof=1)))
-
-
-@pytest.mark.parametrize(
-    ("source", "group"),
-    [
-        ("runs/tiny-seed-3", "runs/tiny"),
-        ("runs/tiny_seed3", "runs/tiny"),
-        ("runs/tiny-3.onnx", "runs/tiny"),
-        ("runs/seed-12", "runs"),
-        ("runs/3", "runs"),
-        ("runs/tiny", "runs/tiny"),
-        ("org/model-v2", "org/model-v"),
-    ],
-)
-def test_seeds_are_recognized_by_their_last_number(source, group):
-    assert seed_group(source) == group
-
-
-def test_reports_show_what_was_compared():
-    several = [evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)]
-    comparison = Comparison(100, certainties(several, samples=100), spreads({"runs": several}))
-    text = to_text(several, comparison)
-    assert "95% intervals over 100 samples of the rows, seed 0" in text
-    assert "Difference from a, over the same samples" in text
-    (line,) = [line for line in text.splitlines() if "p = " in line]
-    assert line.split()[:3] == ["mine", "accuracy", "+50.00"]
-    assert line.endswith("p = 0.020")
-    assert "mine  accuracy    runs      2  50.00      35.36   25.00    75.00" in text
-    markdown = to_markdown(several, comparison)
-    assert "## Difference from a, over the same samples" in markdown
-    assert "| set | measure | b |\n|---|---|---:|\n" in markdown
-    report = json.loads(json.dumps(to_json(several, comparison), allow_nan=False))
-    assert report["comparison"]["samples"] == 100
-    assert report["comparison"]["certainties"][1]["difference"]["p_value"] == pytest.approx(2 / 101)
-    assert report["comparison"]["seeds"][0]["values"] == [0.25, 0.75]
-    assert "evidence" not in report["evaluations"][0]["results"][0]
-    assert "comparison" not in to_json(several)
+def test_the_name_of_a_run_is_no_setting():
+    assert flat_recipe({"name": "mine", "optim": {"lr": 0.1, "name": "adamw"}}) == {
+        "optim.lr": "0.1", "optim.name": "adamw"
+    }  # fmt: skip

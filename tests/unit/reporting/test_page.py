@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from embedkit.reporting.page import COLOURS, DARK_COLOURS, HUES, build_page, facts, figures
+from embedkit.reporting.page import COLOURS, DARK_COLOURS, build_page, facts, figures
 
 
 def test_a_page_escapes_its_contents_and_needs_no_other_file():
@@ -20,7 +20,7 @@ def test_a_page_has_all_colours_twice():
     page = build_page("a", "b", [])
     light, dark = page.split("prefers-color-scheme: dark")
     assert set(COLOURS) == set(DARK_COLOURS)
-    for name in HUES:
+    for name in COLOURS:
         assert f"--{name}: {COLOURS[name]};" in light
         assert f"--{name}: {DARK_COLOURS[name]};" in dark
 

@@ -8,8 +8,8 @@ from embedkit.evaluation.speed.figures import Turn, summarise
 from embedkit.evaluation.speed.plan import Cell
 
 
-def turn(*seconds, joules=None):
-    return Turn(seconds, joules, None)
+def turn(*seconds):
+    return Turn(seconds, None)
 
 
 def test_medians_rates_and_spread():
@@ -18,7 +18,7 @@ def test_medians_rates_and_spread():
     assert found.p50_ms == pytest.approx(250)
     assert found.texts_per_second == pytest.approx(16)
     assert found.spread_percent == pytest.approx(25)  # medians 0.2, 0.2, 0.25
-    assert (found.ratio, found.joules_per_text) == (None, None)
+    assert found.ratio is None
 
 
 def test_a_single_round_has_no_spread():
@@ -44,9 +44,3 @@ def test_percentiles_are_over_all_calls():
     found = summarise(Cell("short", 1), [turn(*[0.001] * 90), turn(*[0.1] * 10)], None)
     assert found.p50_ms == pytest.approx(1)
     assert found.p95_ms == pytest.approx(100)
-
-
-def test_energy_is_per_text():
-    turns = [turn(0.1, 0.1, joules=6.0), turn(0.1, 0.1, joules=10.0)]
-    assert summarise(Cell("short", 4), turns, None).joules_per_text == pytest.approx(1)
-    assert summarise(Cell("short", 4), [*turns, turn(0.1)], None).joules_per_text is None

@@ -48,7 +48,6 @@ def test_the_report_states_what_figures_depend_on(report):
     assert "huge: random weights" in text
     assert "huge: left out" in text
     assert "tiny, huge: texts are truncated to 128 tokens" in text
-    assert "energy: not available on this machine" in text
     machine = "Fast CPU, 2 of 4 processors, avx2, 8 GiB; Linux x86_64; load 0.1 before, 0.9 after"
     assert machine in text
 
@@ -57,12 +56,3 @@ def test_lengths_that_differ_are_reported_for_each_model(make_model, make_report
     models = [make_model("tiny", FAST), make_model("huge", SLOW)]
     models[1] = dataclasses.replace(models[1], about={**models[1].about, "max_length": 512})
     assert "huge: texts are truncated to 512 tokens" in to_text(make_report(models))
-
-
-def test_energy_where_it_is_measured(make_model, make_report):
-    model = make_model("tiny", FAST)
-    cells = [dataclasses.replace(cell, joules_per_text=0.0123) for cell in model.cells]
-    text = to_text(make_report([dataclasses.replace(model, cells=cells)]))
-    header, first, *_ = rows(text, "One text, ms")
-    assert (header[-1], first[-1]) == ("mJ", "12.3")
-    assert "energy: of the whole processor" in text

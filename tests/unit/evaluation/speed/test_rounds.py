@@ -43,7 +43,7 @@ class SlowModel:
         if len(self.calls) == self.interrupt_at:
             raise KeyboardInterrupt
         self.calls.append((self.candidate.source, name, batch))
-        return {"seconds": [batch * self.seconds] * calls, "joules": None, "most_memory_bytes": 2000 + batch}
+        return {"seconds": [batch * self.seconds] * calls, "most_memory_bytes": 2000 + batch}
 
 
 @pytest.fixture

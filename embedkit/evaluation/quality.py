@@ -38,19 +38,19 @@ class Quality:
         return ["model", *self.figures], rows
 
 
-def read_evaluations(path: Path, *, required: bool = True) -> list[dict[str, Any]]:
+def read_evaluations(path: Path) -> list[dict[str, Any]]:
     """Read the evaluations in a JSON file written by `embedkit evaluate`, or in an object of several of them.
 
     Raises:
-        DataError: the file cannot be read, or contains no evaluations although they are required.
+        DataError: the file cannot be read, or contains no evaluations.
     """
     evaluations = list(_find(read_json(path)))
-    if required and not evaluations:
+    if not evaluations:
         raise DataError(f"{path} contains no evaluations; create them with `embedkit evaluate --json`")
     return evaluations
 
 
-def judge(models: Mapping[str, str], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
+def match_by_fingerprint(models: Mapping[str, str], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
     """Match models and evaluations by fingerprint.
 
     The headline is the last figure of a task (its mean, if any), of the task that was evaluated for the most

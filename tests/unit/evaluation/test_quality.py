@@ -7,13 +7,15 @@ import json
 import pytest
 
 from embedkit.errors import DataError
-from embedkit.reporting.quality import judge, read_evaluations
+from embedkit.evaluation.quality import match_by_fingerprint, read_evaluations
 
 MODELS = {"tiny int8": "f-tiny", "teacher": "f-teacher"}
 
 
 def test_figures_of_known_models(make_evaluation):
-    found = judge(MODELS, [make_evaluation("f-tiny", stsb=0.7), make_evaluation("f-stranger", stsb=0.9)])
+    found = match_by_fingerprint(
+        MODELS, [make_evaluation("f-tiny", stsb=0.7), make_evaluation("f-stranger", stsb=0.9)]
+    )
     assert found.figures == {"stsb": {"tiny int8": 70.0}}
     assert found.values == {"tiny int8": 70.0}
 
@@ -24,7 +26,7 @@ def test_the_headline_is_the_last_figure_of_the_first_task(make_evaluation):
         for name in ("tiny", "teacher")
         for task, values in (("sts", {"stsb": 0.7, "mean": 0.8}), ("askubuntu", {"askubuntu": 0.5}))
     ]
-    assert judge(MODELS, evaluations).headline == "mean"
+    assert match_by_fingerprint(MODELS, evaluations).headline == "mean"
 
 
 def test_the_task_that_most_models_were_evaluated_on_decides(make_evaluation):
@@ -33,26 +35,26 @@ def test_the_task_that_most_models_were_evaluated_on_decides(make_evaluation):
         make_evaluation("f-tiny", task="mine", mine=0.5),
         make_evaluation("f-teacher", task="mine", mine=0.6),
     ]
-    assert judge(MODELS, evaluations).headline == "mine"
+    assert match_by_fingerprint(MODELS, evaluations).headline == "mine"
 
 
 def test_measures_and_conventions_are_part_of_a_name(make_evaluation):
     evaluation = make_evaluation("f-tiny", askubuntu=0.5)
     evaluation["results"][0] |= {"convention": "mteb", "measure": "map"}
-    assert judge(MODELS, [evaluation]).headline == "askubuntu (mteb) map"
+    assert match_by_fingerprint(MODELS, [evaluation]).headline == "askubuntu (mteb) map"
 
 
 def test_undefined_figures_are_omitted(make_evaluation):
-    found = judge(MODELS, [make_evaluation("f-tiny", stsb=None)])
+    found = match_by_fingerprint(MODELS, [make_evaluation("f-tiny", stsb=None)])
     assert found.values == {}
 
 
 def test_nothing_known():
-    assert judge(MODELS, []).values == {}
+    assert match_by_fingerprint(MODELS, []).values == {}
 
 
 def test_a_table_has_the_models_with_figures(make_evaluation):
-    found = judge(MODELS, [make_evaluation("f-tiny", stsb=0.712345)])
+    found = match_by_fingerprint(MODELS, [make_evaluation("f-tiny", stsb=0.712345)])
     assert found.table(list(MODELS)) == (["model", "stsb"], [["tiny int8", "71.23"]])
 
 
@@ -78,4 +80,4 @@ def test_a_malformed_evaluation_is_refused(make_evaluation):
     evaluation = make_evaluation("f-tiny", stsb=0.7)
     del evaluation["task"]
     with pytest.raises(DataError, match="not have the format of `embedkit evaluate --json`: 'task'"):
-        judge(MODELS, [evaluation])
+        match_by_fingerprint(MODELS, [evaluation])

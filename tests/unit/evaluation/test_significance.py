@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from embedkit.errors import InputError
+from embedkit.evaluation.catalogue import load_task
+from embedkit.evaluation.pairs import Thresholds, separation
+from embedkit.evaluation.report import to_json, to_markdown, to_text
+from embedkit.evaluation.results import Evaluation, Evidence, Result
+from embedkit.evaluation.significance import Comparison, Samples, certainties, seed_group, spreads
+from embedkit.evaluation.sts import correlation
+from embedkit.evaluation.tasks import evaluate
+
+
+def interval(evidence, **options):
+    return Samples.of(evidence, **options).interval()
+
+
+def compare(first, second, **options):
+    return Samples.of(second, **options).less(Samples.of(first, **options))
+
+
+RIGHT = np.array([1.0, 1.0, 1.0, 0.0] * 10)
+
+
+def evaluation(model, scores):
+    value = float(scores.mean())
+    result = Result(
+        name="mine",
+        measure="accuracy",
+        value=value,
+        measures={"accuracy": value},
+        rows=len(scores),
+        unit="texts",
+        source="mine.csv",
+        evidence=Evidence.of_rows(scores),
+    )
+    about = {"dimension": 8, "max_length": 12, "task": "mine", "texts": 3, "seconds": 1.0}
+    return Evaluation(model=model, fingerprint=model, results=[result], **about)
+
+
+def test_an_interval_holds_the_figure_and_a_seed_repeats_it():
+    found = interval(Evidence.of_rows(RIGHT), samples=200)
+    assert 0.5 < found.low < 0.75 < found.high < 0.95
+    assert interval(Evidence.of_rows(RIGHT), samples=200) == found
+    assert interval(Evidence.of_rows(RIGHT), samples=200, seed=1) != found
+
+
+def test_a_clear_difference_is_distinguished_from_a_doubtful_one():
+    clear = compare(Evidence.of_rows(1 - RIGHT), Evidence.of_rows(RIGHT), samples=200)
+    assert clear.value == pytest.approx(0.5)
+    assert clear.p_value == pytest.approx(2 / 201)
+    other = RIGHT.copy()
+    other[:2] = 0, 0
+    other[3] = 1
+    doubtful = compare(Evidence.of_rows(other), Evidence.of_rows(RIGHT), samples=200)
+    assert doubtful.interval.low < 0 < doubtful.interval.high
+    assert doubtful.p_value > 0.1
+    assert compare(Evidence.of_rows(RIGHT), Evidence.of_rows(RIGHT), samples=50).p_value == 1.0
+
+
+def test_different_rows_cannot_be_compared():
+    with pytest.raises(InputError, match=r"sets of \[40\] and of \[39\] rows"):
+        compare(Evidence.of_rows(RIGHT), Evidence.of_rows(RIGHT[1:]))
+
+
+def test_undefined_samples_are_left_out():
+    flat = correlation(np.zeros(5, dtype=np.float32), np.arange(5.0))
+    assert interval(flat, samples=20).low is None
+    assert compare(flat, flat, samples=20).p_value is None
+    rare = separation(np.arange(4, dtype=np.float32), np.array([True, False, False, False]), Thresholds.roc_auc)
+    assert interval(rare, samples=50).high is not None
+    assert np.isnan(rare.figure([np.array([1, 1, 2, 3])]))
+
+
+def test_an_average_is_undefined_where_a_part_is():
+    both = Evidence.of_sets([Evidence.of_rows(RIGHT), correlation(np.zeros(2, dtype=np.float32), np.arange(2.0))])
+    assert both.sizes == [40, 2]
+    assert np.isnan(both.figure([np.arange(40), np.arange(2)]))
+
+
+def test_every_kind_of_task_has_evidence_that_gives_its_figure(words, write_json_lines):
+    rows = {
+        "sts": [{"sentence1": "a b", "sentence2": text, "score": i} for i, text in enumerate(["c", "a", "a b"])],
+        "pairs": [{"sentence1": "a b", "sentence2": t, "label": i} for t, i in (("c", 0), ("a", 1), ("d b", 0))],
+        "triplets": [{"anchor": "a b", "positive": "a", "negative": t} for t in ("c", "a b")],
+        "lists": [{"query": q, "positive": ["a"], "negative": ["b", "a c"]} for q in ("a", "b")],
+        "judged": [{"query": q, "document": d, "score": i} for q, d, i in (("a", "a b", 1), ("c", "a", 1))],
+    }
+    for name, each in rows.items():
+        for result in evaluate(words, load_task(str(write_json_lines(f"{name}.jsonl", *each)))).results:
+            assert result.evidence is not None, name
+            whole = [np.arange(size) for size in result.evidence.sizes]
+            assert result.evidence.figure(whole) == pytest.approx(result.value), name
+            assert sum(result.evidence.sizes) == result.rows
+
+
+def test_models_are_compared_with_the_first():
+    first, second = certainties([evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)], samples=100)
+    assert first.difference is None
+    assert second.difference.value == pytest.approx(0.5)
+
+
+def test_a_set_of_two_tasks_counts_once():
+    (only,) = certainties([evaluation("a", RIGHT), evaluation("a", RIGHT)], samples=50)
+    assert only.difference is None
+
+
+def test_seeds_have_a_mean_and_a_deviation():
+    groups = {"runs": [evaluation(str(n), RIGHT[n:]) for n in range(3)], "other": [evaluation("x", RIGHT)]}
+    (found,) = spreads(groups)
+    values = [RIGHT[n:].mean() for n in range(3)]
+    assert (found.group, found.values) == ("runs", pytest.approx(values))
+    assert (found.mean, found.deviation) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values, ddof=1)))
+
+
+@pytest.mark.parametrize(
+    ("source", "group"),
+    [
+        ("runs/tiny-seed-3", "runs/tiny"),
+        ("runs/tiny_seed3", "runs/tiny"),
+        ("runs/tiny-3.onnx", "runs/tiny"),
+        ("runs/seed-12", "runs"),
+        ("runs/3", "runs"),
+        ("runs/tiny", "runs/tiny"),
+        ("org/model-v2", "org/model-v"),
+    ],
+)
+def test_seeds_are_recognized_by_their_last_number(source, group):
+    assert seed_group(source) == group
+
+
+def test_reports_show_what_was_compared():
+    several = [evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)]
+    comparison = Comparison(100, certainties(several, samples=100), spreads({"runs": several}))
+    text = to_text(several, comparison)
+    assert "95% intervals over 100 samples of the rows, seed 0" in text
+    assert "Difference from a, over the same samples" in text
+    (line,) = [line for line in text.splitlines() if "p = " in line]
+    assert line.split()[:3] == ["mine", "accuracy", "+50.00"]
+    assert line.endswith("p = 0.020")
+    assert "mine  accuracy    runs      2  50.00      35.36   25.00    75.00" in text
+    markdown = to_markdown(several, comparison)
+    assert "## Difference from a, over the same samples" in markdown
+    assert "| set | measure | b |\n|---|---|---:|\n" in markdown
+    report = json.loads(json.dumps(to_json(several, comparison), allow_nan=False))
+    assert report["comparison"]["samples"] == 100
+    assert report["comparison"]["certainties"][1]["difference"]["p_value"] == pytest.approx(2 / 101)
+    assert report["comparison"]["seeds"][0]["values"] == [0.25, 0.75]
+    assert "evidence" not in report["evaluations"][0]["results"][0]
+    assert "comparison" not in to_json(several)
