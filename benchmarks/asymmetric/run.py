@@ -29,7 +29,7 @@ from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.retrieval import RetrievalSet, ndcg, rank_documents, recall
 from embedkit.evaluation.tasks import EmbeddingPool, Task
 from embedkit.protocols import TextEncoder
-from embedkit.serving.retrieval.models import check_descent
+from embedkit.serving.retrieval.models import agreement
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "quality"))
@@ -37,6 +37,7 @@ from embedding_cache import CachedEncoder  # noqa: E402 - beside another benchma
 
 TASKS = ("scifact", "retrieval/cranfield", "retrieval/cacm", "retrieval/medline")
 JOINED = "joined teachers"
+SENTENCES = ("Bees dance to show the way.", "The invoice is due in May.", "Rain falls on the old town.")
 TIMED = 100  # queries of SciFact, encoded one at a time
 
 
@@ -99,10 +100,9 @@ def load(arguments: argparse.Namespace) -> tuple[dict[str, Model], list[str]]:
 
 
 def share_space(documents: Model, queries: Model) -> bool:
-    """Whether a collection would accept the pair, by what the models record of their teachers."""
-    encoder = documents.plain
+    """Whether a collection would accept the pair, by their embeddings of some sentences."""
     try:
-        check_descent(queries.plain, encoder.name, encoder.fingerprint, encoder)
+        agreement(queries.plain, SENTENCES, documents.plain.encode(SENTENCES), documents.plain.name)
     except FingerprintError as error:
         print(f"refused: {error}")
         return False

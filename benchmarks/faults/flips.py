@@ -83,8 +83,8 @@ def use(collection: Collection) -> Any:
     ids = [f"d{number}" for number in range(0, len(collection), max(1, len(collection) // 200))]
     hits = [
         *collection.search(["bee tea", "fog", "7 sun"], k=100),
-        collection.search("bee tea", k=100, hybrid="weighted"),
-        collection.search("sky", k=100, filter={"year": {"gte": 2010}, "tags": "ant"}, hybrid=True),
+        collection.search("bee tea", k=100, mode="lexical"),
+        collection.search("sky", k=100, filter={"year": {"gte": 2010}, "tags": "ant"}),
         collection.search("sea", k=100, filter={"share": {"lt": 0.3}}),
     ]
     return [[(hit.id, hit.score, hit.text, hit.metadata) for hit in each] for each in hits], collection.get(ids)

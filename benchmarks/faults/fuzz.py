@@ -28,7 +28,7 @@ from embedkit.errors import CollectionError, EmbedkitError
 from embedkit.serving.retrieval import index_kinds
 
 ROUNDS_PER_PROCESS = 250
-KINDS = ("exact", "flat", "sq8", "binary", "hnsw", "ivf-pq")
+KINDS = ("exact", "sq8", "hnsw", "ivf-pq")
 WORDS = ["bee", "ant", "tea", "sea", "sky", "fly", "rye", "ice", "sun", "fog"]
 
 
@@ -52,8 +52,8 @@ def use(path: Path) -> None:
     collection = Collection.open(path, encoder=WordHashes())
     for way in (
         lambda: collection.search(["bee tea", "fog", "7 sun"], k=20),
-        lambda: collection.search("bee tea", k=20, hybrid="weighted"),
-        lambda: collection.search("ice fly", k=20, filter={"year": {"gte": 2010}}, hybrid=True),
+        lambda: collection.search("bee tea", k=20, mode="lexical"),
+        lambda: collection.search("ice fly", k=20, filter={"year": {"gte": 2010}}),
         lambda: collection.get([f"d{n}" for n in range(0, 1_200, 40)]),
     ):
         tolerate(way)

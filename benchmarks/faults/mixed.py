@@ -117,7 +117,7 @@ class Client:
 
     def _search(self) -> int:
         row = self.random.randrange(DOCUMENTS // 2)
-        content = {"query": self.texts[row], "k": 5, "hybrid": self.random.random() < 0.5}
+        content = {"query": self.texts[row], "k": 5, "mode": self.random.choice(["dense", "hybrid"])}
         status, answer = self.ask("POST", "/v1/search", content)
         if status == 200 and answer["hits"][0]["text"] != self.texts[row]:
             self.crossed.append("search")

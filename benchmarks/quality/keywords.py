@@ -9,9 +9,7 @@ import numpy as np
 
 from embedkit import Collection, Encoder
 from embedkit.evaluation.retrieval import Ranking, RetrievalSet, ndcg
-from embedkit.serving.retrieval.search import Fusion
 
-_WORDS_ONLY = Fusion(method="weighted", dense_weight=0.0)
 _DEPTH = 100
 
 
@@ -24,7 +22,7 @@ def keyword_ndcg(retrieval: RetrievalSet) -> float:
         path = Path(folder) / "index"
         collection = Collection.build(documents, encoder=encoder, path=path, lexical=True, index="exact")
         for query in retrieval.queries:
-            hits = collection.search(query.text, k=_DEPTH, hybrid=_WORDS_ONLY, candidates=_DEPTH)
+            hits = collection.search(query.text, k=_DEPTH, mode="lexical")
             ranked = [query.relevance.get(hit.id, 0.0) for hit in hits if hit.id != query.hidden]
             wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)
             gains.append(ndcg(Ranking(np.array(ranked), np.array(wanted))))

@@ -40,7 +40,7 @@ from embedkit.evaluation.tasks import EmbeddingPool, PairPool, Pool
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import Ranking
-from embedkit.serving.retrieval.search import Fusion
+from embedkit.serving.retrieval.search import blend as blend_rankings
 
 HERE = Path(__file__).parent
 TIMED, ROUNDS, THREADS = 100, 8, (1, 2)
@@ -48,11 +48,7 @@ SAVED = 10  # results are written after so many queries
 WEIGHTS = {"": 1.0, "half ": 0.5}
 WORDS = "the model reads a query and one of the passages that an index found for it"
 PLUS = " + "
-FUSIONS: dict[str, Any] = {
-    "encoder": None,
-    "BM25": Fusion(method="weighted", dense_weight=0.0),
-    "hybrid": "rrf",
-}
+MODES = {"encoder": "dense", "BM25": "lexical", "hybrid": "hybrid"}
 
 Sets = Mapping[str, Mapping[str, list[float]]]
 """Set -> way -> a figure of each query."""
@@ -68,7 +64,7 @@ def main() -> None:
     )
     parser.add_argument("--teacher", help="bundle of the cross-encoder that the others learned from")
     parser.add_argument(
-        "--search", action="append", choices=list(FUSIONS), help="first stage; may be repeated; default: all"
+        "--search", action="append", choices=list(MODES), help="first stage; may be repeated; default: all"
     )
     parser.add_argument("--queries", type=int, help="queries of each set; default: all")
     parser.add_argument("--candidates", type=int, default=100, help="documents to re-rank; default: 100")
@@ -79,7 +75,7 @@ def main() -> None:
     encoder = Encoder.load(arguments.encoder, threads=arguments.threads)
     sources = [*arguments.reranker, *filter(None, [arguments.teacher])]
     rerankers = [CrossEncoder.load(source, threads=arguments.threads) for source in sources]
-    searches = arguments.search or list(FUSIONS)
+    searches = arguments.search or list(MODES)
     found = earlier(path, arguments.queries, arguments.candidates)
     if arguments.teacher:
         found["teacher"] = rerankers[-1].name
@@ -145,11 +141,11 @@ def retrieve(
     ways: dict[str, dict[str, Any]] = {}
     scorers = [Remembering(model, f"{task.name}, {model.name}") for model in rerankers]
     for name in searches:
-        ways[name] = {"hybrid": FUSIONS[name]}
+        ways[name] = {"mode": MODES[name]}
         for model in scorers:
             for label, weight in WEIGHTS.items():
                 ways[f"{name}{PLUS}{label}{model.name}"] = {
-                    "hybrid": FUSIONS[name],
+                    "mode": MODES[name],
                     "rerank": model,
                     "rerank_weight": weight,
                 }
@@ -213,7 +209,7 @@ def blend(weight: float, *scores: FloatArray) -> FloatArray:
     """Add a re-ranker's scores to an encoder's as a search with ``rerank_weight`` does: ``(C,) float32``."""
     orders = [np.argsort(-each, kind="stable") for each in scores]
     rankings = [Ranking(each[order], order) for each, order in zip(scores, orders, strict=True)]
-    found = Fusion(method="weighted", dense_weight=weight).fuse(*rankings)
+    found = blend_rankings(*rankings, weight)
     return found.scores[np.argsort(found.rows)]
 
 

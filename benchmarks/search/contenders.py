@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from embedkit.serving.retrieval.index_kinds import index_class
 
 FloatArray = npt.NDArray[np.float32]
-KINDS = ("exact", "flat", "sq8", "binary", "hnsw", "ivf-pq")
+KINDS = ("exact", "sq8", "hnsw", "ivf-pq")
 K = 10
 EFFORTS = (0.25, 4.0)  # besides 1
 BREADTH = 96  # of a graph search with effort 1
@@ -83,7 +83,7 @@ def _ours(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
         return index.search(queries, K, effort=effort)[1]
 
     yield Contender(f"embedkit {kind}", search, build_s, size)
-    if kind not in ("exact", "flat"):
+    if kind != "exact":
         for effort in EFFORTS:
             yield Contender(f"embedkit {kind}, effort {effort:g}", functools.partial(search, effort=effort))
 
@@ -92,11 +92,6 @@ def _bare(kind: str, file: Path, rows: FloatArray) -> Iterator[Contender]:
     """Return the equivalents without embedkit: FAISS's index read from our file, or a few lines of numpy."""
     if kind == "exact":
         yield Contender("numpy", lambda queries: _by_products(queries, rows), rival="embedkit exact")
-    if kind == "flat":
-        flat = _flat(rows)
-        yield Contender("faiss IndexFlatIP", lambda queries: flat.search(queries, K)[1], rival="embedkit flat")
-    if kind == "binary":
-        yield Contender("faiss knn_hamming, rescored by numpy", _by_signs(rows), rival="embedkit binary")
     if kind in ("sq8", "hnsw", "ivf-pq"):
         base = faiss.read_index(str(file))
         refined, candidates, parameters = faiss.IndexRefine(base, _flat(rows)), *_proposals(kind, base)
@@ -113,18 +108,6 @@ def _by_products(queries: FloatArray, rows: FloatArray) -> npt.NDArray[np.int64]
         queries[start : start + 32] for start in range(0, len(queries), 32)
     )  # otherwise memory bandwidth dominates
     return np.concatenate([_best(block @ rows.T) for block in blocks])
-
-
-def _by_signs(rows: FloatArray) -> Search:
-    signs = np.packbits(rows > 0, axis=1)
-    wanted = max(20 * K + 200, len(rows) // 200)
-
-    def search(queries: FloatArray) -> npt.NDArray[np.int64]:
-        found = faiss.knn_hamming(np.packbits(queries > 0, axis=1), signs, wanted)[1]
-        best = [near[_best(rows[near] @ query)] for near, query in zip(found, queries, strict=True)]
-        return np.array(best, dtype=np.int64)
-
-    return search
 
 
 def _best(scores: FloatArray) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Collections under filters: recall and time beside other stores, memory, and how long writers wait.
 
     python benchmarks/search/filters.py --sizes 10000 100000 1000000 --peers /path/to/venv/bin/python
-    python benchmarks/search/filters.py --sizes 10000000 --kinds ivf-pq binary --efforts 1 4 --name large
+    python benchmarks/search/filters.py --sizes 10000000 --kinds ivf-pq --efforts 1 4 --name large
 
 Documents have a field `bucket`, a random number below 100, so `bucket < 1`, `< 10` and `< 50` leave 1 %, 10 % and
 50 % of them. Rows are random and clustered (`vectors.py`), written to a `.npy` file and given to

@@ -18,50 +18,37 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("embedkit")
 
-HELP = "search a collection for the documents nearest in meaning to a query"
+HELP = "search a collection for the documents that answer a query"
 EXAMPLES = """
 embedkit search idx/ "how do bees find their way home?" -k 5
-embedkit search idx/ "refund after 30 days" --hybrid --rerank reranker.onnx --filter "lang = en, year >= 2020"
+embedkit search idx/ "refund after 30 days" --rerank reranker.onnx --filter "lang = en, year >= 2020"
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collection", metavar="IDX", help=COLLECTION)
     parser.add_argument("query", help="text to search for")
-    parser.add_argument("-k", type=int, default=10, help="number of results; default: 10")
-    parser.add_argument(
-        "--filter",
-        metavar="FILTER",
-        help="""conditions on the metadata: "lang = en, year >= 2020", or as JSON {"tag": {"in": ["a", "b"]}}""",
-    )
-    parser.add_argument(
-        "--hybrid",
-        nargs="?",
-        const="rrf",
-        metavar="METHOD",
-        help="add keyword search, fused by rrf (default) or weighted; the collection needs --lexical",
-    )
-    parser.add_argument(
-        "--rerank", metavar="MODEL", help="a cross-encoder, or another encoder, for the final order"
-    )
-    parser.add_argument(
-        "--rerank-weight",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="weight of the re-ranker's scores, 0 to 1, beside those of the search; default: 1",
-    )
-    parser.add_argument(
-        "--candidates", type=int, metavar="N", help="documents passed from each stage to the next; default: 50"
-    )
-    parser.add_argument(
-        "--effort",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="search breadth of an approximate index: 2 finds more and takes longer; default: 1",
-    )
+    add_search_options(parser)
     parser.add_argument("-m", "--model", help="the model that embeds queries, if it has moved, or a student of it")
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a search, as :class:`SearchOptions` describes them."""
+    from embedkit.serving.retrieval.options import MODES, SearchOptions
+
+    about = {name: field.metadata["doc"] for name, field in SearchOptions.__dataclass_fields__.items()}
+    parser.add_argument("-k", type=int, default=10, help=f"{about['k']}; default: 10")
+    parser.add_argument("--mode", choices=MODES, help=about["mode"])
+    parser.add_argument(
+        "--hybrid", dest="mode", action="store_const", const="hybrid", help="short for --mode hybrid"
+    )
+    parser.add_argument("--filter", metavar="FILTER", help=f'{about["filter"]}, or "lang = en, year >= 2020"')
+    parser.add_argument(
+        "--rerank", metavar="MODEL", help="a cross-encoder, or another encoder, that orders the candidates"
+    )
+    parser.add_argument("--rerank-weight", type=float, metavar="X", help=about["rerank_weight"])
+    parser.add_argument("--candidates", type=int, metavar="N", help=about["candidates"])
+    parser.add_argument("--effort", type=float, default=1.0, metavar="X", help=about["effort"])
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -93,8 +80,8 @@ def _search(arguments: argparse.Namespace) -> Hits:
     hits: Hits = Collection.open(arguments.collection, queries=arguments.model).search(
         arguments.query,
         arguments.k,
+        mode=arguments.mode,
         filter=None if arguments.filter is None else read_filter(arguments.filter),
-        hybrid=arguments.hybrid,
         rerank=None if arguments.rerank is None else load_model(arguments.rerank),
         rerank_weight=arguments.rerank_weight,
         candidates=arguments.candidates,

@@ -29,7 +29,7 @@ def clustered(count, *, seed, width=WIDTH):
 ROWS, QUERIES = clustered(COUNT, seed=1), clustered(100, seed=2)
 
 
-@pytest.fixture(params=["sq8", "binary", "hnsw", "ivf-pq"], scope="module")
+@pytest.fixture(params=["sq8", "hnsw", "ivf-pq"], scope="module")
 def kind(request):
     return index_class(request.param)
 
@@ -102,8 +102,8 @@ def test_a_filter_costs_no_recall_and_does_not_scan(kind, monkeypatch, share):
     rows = clustered(20_000, seed=6)
     index = kind.build(rows)
     scanned = []
-    flat = index._flat.search
-    monkeypatch.setattr(index._flat, "search", lambda *given, **named: scanned.append(1) or flat(*given, **named))
+    flat = index._exact.search
+    monkeypatch.setattr(index._exact, "search", lambda *given, **named: scanned.append(1) or flat(*given, **named))
     allowed = np.random.default_rng(3).random(len(rows)) < share
     expected = {mask is None: ExactIndex(rows).search(QUERIES, 10, allowed=mask)[1] for mask in (None, allowed)}
     unfiltered = recall(index.search(QUERIES, 10)[1], expected[True])
@@ -117,7 +117,7 @@ def test_little_effort_does_not_scan_where_rows_are_deleted(index, monkeypatch):
     allowed = np.random.default_rng(3).random(COUNT) < 0.9
     scanned = []
     monkeypatch.setattr(
-        index._flat, "search", lambda queries, k, **_: scanned.append(1) or ([[0.0] * k], [[0] * k])
+        index._exact, "search", lambda queries, k, **_: scanned.append(1) or ([[0.0] * k], [[0] * k])
     )
     index.search(QUERIES, 10, allowed=allowed, effort=0.1)
     assert len(scanned) < 5
@@ -210,13 +210,3 @@ def test_refuses_a_file_of_another_kind(kind, tmp_path):
 def test_refuses_a_missing_file(kind, tmp_path):
     with pytest.raises(CollectionError, match="index"):
         kind.load(tmp_path / "index", ROWS)
-
-
-def test_binary_compares_more_of_few_allowed_rows():
-    """The nearest of few allowed rows are far, and many rows have signs as similar."""
-    index = approximate_indexes.BinaryIndex.build(clustered(800_000, seed=1, width=8))
-    allowed = np.arange(len(index)) % 40 == 0
-    selection = approximate_indexes._Selection(allowed, 1 / 40)
-    candidates = index._candidates(clustered(2, seed=2, width=8), 10, 1.0, selection)
-    assert candidates.shape == (2, 800)
-    assert allowed[candidates].all()

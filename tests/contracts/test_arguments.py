@@ -25,7 +25,7 @@ from embedkit.errors import EmbedkitError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.tasks import evaluate
 from embedkit.runtime.joined import JoinedSpace
-from embedkit.serving.retrieval import ExactIndex, Fusion, similar
+from embedkit.serving.retrieval import ExactIndex, SearchOptions, similar
 from embedkit.serving.retrieval.search import Encode
 from embedkit.serving.retrieval.splitting import split_documents
 
@@ -207,7 +207,7 @@ KINDS: dict[str, Kind] = {
     "encoder": ENCODER,
     "file": kind(None, "None"),
     "filter": kind(None, "None", "empty mapping"),
-    "hybrid": kind(None, "None"),
+    "mode": kind(None, "None"),
     "id_column": kind(None, "None"),
     "ids": ANY_TEXTS.taking("surrogate"),
     "index": kind("exact"),
@@ -252,7 +252,7 @@ ENCODE = ["batch_size", "normalize_embeddings", "prompt_name", "prompt", "trunca
 ENCODE += ["show_progress_bar", "on_overflow"]
 PREDICT = ["batch_size", "show_progress_bar", "activation_fn", "on_overflow"]
 LOAD = ["file", "threads", "providers", "max_tokens_per_batch", "instructions", "weights_folder"]
-SEARCH = ["filter", "hybrid", "rerank_weight", "candidates", "effort"]
+SEARCH = ["mode", "filter", "rerank_weight", "candidates", "effort"]
 COLUMNS = ["text_column", "id_column", "skip_empty", "metadata_columns", "show_progress_bar"]
 SIMILAR = ["texts", "encoder", "threshold", "index", "show_progress_bar"]
 
@@ -291,8 +291,8 @@ def closed(result: Any) -> None:
 def steps_of(kit: Kit) -> Callable[..., Any]:
     """A search by steps, whose models are those of the kit."""
 
-    def search(**arguments: Any) -> Any:
-        steps = kit.collection.search_steps(**arguments)
+    def search(query: Any, **options: Any) -> Any:
+        steps = kit.collection.search_steps(query, SearchOptions(**options))
         try:
             wanted = next(steps)
             while True:
@@ -449,8 +449,8 @@ ROWS = {
         allowed=kind(None, "None"),
         effort=IGNORED.of(1.0),
     ),
-    "embedkit.serving.retrieval.Fusion": row(
-        lambda _: Fusion, method=kind("rrf"), dense_weight=kind(0.5, "zero", "numpy float"), constant=COUNT
+    "embedkit.serving.retrieval.SearchOptions": row(
+        lambda _: SearchOptions, *SEARCH, k=COUNT.refusing(*HUGE), rerank=FLAG
     ),
     "embedkit.serving.retrieval.splitting.split_documents": row(
         lambda _: split_documents,
@@ -589,7 +589,6 @@ NOT_CALLED_BY_USERS = {
     "embedkit.serving.retrieval.Hit",
     "embedkit.serving.retrieval.Hit.of",
     "embedkit.serving.retrieval.Hits",
-    "embedkit.serving.retrieval.Fusion.fuse",
     "embedkit.serving.retrieval.similar.Groups",
     "embedkit.serving.retrieval.similar.SimilarPairs",
     # MTEB passes the results of `encode`.
@@ -664,7 +663,7 @@ def names_of(signature: inspect.Signature) -> set[str]:
         if parameter.kind is not parameter.VAR_KEYWORD:
             names.add(name)
         elif name == "options":
-            names |= set(ENCODE)
+            names |= set(SEARCH if "SearchKeywords" in str(parameter.annotation) else ENCODE)
     return names - OF_LLAMA_INDEX
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.errors import InputError, MissingExtraError
+from embedkit.errors import InputError
 from embedkit.protocols import VectorIndex
 from embedkit.serving.retrieval.exact_index import ExactIndex
 from embedkit.serving.retrieval.index_kinds import index_class
@@ -13,12 +13,9 @@ from embedkit.serving.retrieval.index_kinds import index_class
 WIDTH = 24
 
 
-@pytest.fixture(params=["exact", "flat"])
-def index_kind(request):
-    try:
-        return index_class(request.param)
-    except MissingExtraError as error:
-        pytest.skip(str(error))
+@pytest.fixture
+def index_kind():
+    return index_class("exact")
 
 
 def unit_rows(count, *, width=WIDTH, seed=0):

@@ -104,7 +104,7 @@ def test_its_commands_run_in_sequence(workplace: Path, capsys: pytest.CaptureFix
     values = [evaluation["results"][0]["value"] for evaluation in report["evaluations"]]
     assert len(values) == 2
     assert min(values) > 0.3
-    run("index", "build", texts, "-m", bundle, "-o", str(workplace / "index"), "--kind", "flat")
+    run("index", "build", texts, "-m", bundle, "-o", str(workplace / "index"), "--kind", "exact")
     run("search", str(workplace / "index"), "lentil soup", "-k", "3")
 
 

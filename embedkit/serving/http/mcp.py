@@ -13,20 +13,21 @@ from embedkit import __version__
 from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.extras import require
 from embedkit.serving.http.admission import CALLER
-from embedkit.serving.http.protocols.collection import DocumentBody
+from embedkit.serving.http.protocols.collection import DocumentBody, option
 from embedkit.serving.http.protocols.fields import Listed
 from embedkit.serving.http.registry import Registry
 from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response
 from embedkit.serving.http.routes import Route
 from embedkit.serving.http.service import Service
+from embedkit.serving.retrieval.options import Mode, SearchOptions
 
 PATH = "/mcp"
 
 _MOST_TEXTS = 64  # to embed in one call
 _MOST_BYTES = 4_194_304  # of a result, which the SDK copies several times, and which is to fit an agent's context
 
-_INSTRUCTIONS = """Search a collection of documents by meaning. Ask in whole phrases, as the texts would put it; \
+_INSTRUCTIONS = """Search a collection of documents by meaning and keywords. Ask in whole phrases; \
 filter by metadata where the user names a value."""
 
 
@@ -57,23 +58,15 @@ class McpServer:
     async def search(
         self,
         query: Annotated[str, Field(description="keywords or a question")],
-        k: Annotated[int, Field(ge=1, le=100, description="number of documents")] = 5,
-        filter: Annotated[  # noqa: A002 - what an agent sees
-            dict[str, Any] | None,
-            Field(description='conditions on metadata, as in {"lang": "en", "year": {"gte": 2020}}'),
-        ] = None,
-        hybrid: Annotated[  # noqa: FBT002 - agents name their arguments
-            bool, Field(description="also search by keywords, if the collection has a keyword index")
-        ] = False,
-        rerank: Annotated[  # noqa: FBT002
-            bool, Field(description="whether the re-ranker, if any, decides the order")
-        ] = False,
+        k: Annotated[int, option("k", default=5, ge=1, le=100)] = 5,
+        mode: Annotated[Mode | None, option("mode")] = None,
+        filter: Annotated[dict[str, Any] | None, option("filter")] = None,  # noqa: A002 - what an agent sees
+        rerank: Annotated[bool, option("rerank", default=False)] = False,  # noqa: FBT002 - agents name arguments
     ) -> list[dict[str, Any]]:
-        """Find the documents of the collection nearest in meaning to a query, best first."""
+        """Find the documents of the collection that answer a query best, best first."""
         with self._answering() as registry:
-            hits = await registry.needed_collection().search(
-                query, k, conditions=filter, hybrid=hybrid, rerank=rerank
-            )
+            options = SearchOptions(k=k, mode=mode, filter=filter, rerank=rerank)
+            hits = await registry.needed_collection().search(query, options)
             documents: list[dict[str, Any]] = self._result(
                 [{"id": hit.id, "text": hit.text, "metadata": hit.metadata, "score": hit.score} for hit in hits],
                 "ask for fewer documents (k)",

@@ -22,7 +22,8 @@ from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.folder_store import patiently
 from embedkit.serving.retrieval.models import CollectionInfo
-from embedkit.serving.retrieval.search import CANDIDATES, Encode, Hits, Score, Steps
+from embedkit.serving.retrieval.options import SearchOptions
+from embedkit.serving.retrieval.search import Encode, Hits, Score, Steps
 from embedkit.serving.retrieval.store import Upserted
 from embedkit.threads import available_threads
 
@@ -70,45 +71,31 @@ class SharedCollection:
         self._rates = {stage: Rate(guess) for stage, guess in _GUESSES_PER_S.items()}
         self._characters = _CHARACTERS  # of a candidate, on average
 
-    async def search(
-        self,
-        query: str,
-        k: int,
-        *,
-        conditions: Mapping[str, Any] | None = None,
-        hybrid: bool | str | None = None,
-        rerank: bool = False,
-        rerank_weight: float = 1.0,
-        candidates: int | None = None,
-        effort: float = 1.0,
-    ) -> Hits:
+    async def search(self, query: str, options: SearchOptions) -> Hits:
         """Return the best hits, with the scores and the milliseconds of each stage.
 
-        The arguments are those of :meth:`Collection.search`; ``conditions`` is its filter, and ``rerank`` asks the
-        server's re-ranker.
+        ``options.rerank`` is True for the server's re-ranker.
         """
-        if rerank and self._ranker is None:
+        if options.reranks and self._ranker is None:
             raise InputError("rerank: this server has no re-ranker; an operator can add one with --reranker")
         self._limits.check([query])
-        self._limits.check_filter(conditions)
-        passes = {"filter": len(conditions or ()), "dense": effort, "lexical": int(bool(hybrid))}
+        self._limits.check_filter(options.filter)
+        is_lexical = options.mode != "dense" and self.collection.manifest.lexical
+        is_dense = options.mode != "lexical"
+        passes = {
+            "filter": len(options.filter or ()),
+            "dense": options.effort * is_dense,
+            "lexical": int(is_lexical),
+        }
         units = {stage: len(self.collection) * count for stage, count in passes.items() if count}
-        price = self._embedder.price([query]) + sum(self._rates[stage].seconds(n) for stage, n in units.items())
-        if rerank and self._ranker is not None:
-            price += self._ranker.price(query, [self._characters] * (candidates or max(k, CANDIDATES)))
+        price = self._embedder.price([query]) * is_dense
+        price += sum(self._rates[stage].seconds(count) for stage, count in units.items())
+        if options.reranks and self._ranker is not None:
+            price += self._ranker.price(query, [self._characters] * options.wanted)
 
         def begin() -> Steps:
             self._refresh()
-            return self.collection.search_steps(
-                query,
-                k,
-                filter=conditions,
-                hybrid=hybrid,
-                rerank=rerank,
-                rerank_weight=rerank_weight,
-                candidates=candidates,
-                effort=effort,
-            )
+            return self.collection.search_steps(query, options)
 
         with self._admission.reserve(price):
             hits = await self._run(await _beside(self._readers, begin))

@@ -8,14 +8,12 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import (
-    check_count,
     check_flag,
-    check_number,
     check_path,
     check_progress,
     check_text,
@@ -32,17 +30,14 @@ from embedkit.serving.retrieval.models import (
     CollectionInfo,
     Models,
     agreement,
-    check_descent,
     loaded,
     source_of,
 )
+from embedkit.serving.retrieval.options import Reranker, SearchKeywords, SearchOptions
 from embedkit.serving.retrieval.search import (
-    Fusion,
     Hits,
-    Reranker,
     Steps,
     checked_reranker,
-    fusion_of,
     run_steps,
     search_embeddings,
     search_steps,
@@ -54,17 +49,6 @@ if TYPE_CHECKING:
     from embedkit.runtime.cross_encoder import CrossEncoder
 
 logger = logging.getLogger(__name__)
-
-
-class SearchOptions(TypedDict, total=False):
-    """Keyword arguments of :meth:`Collection.search`."""
-
-    filter: Filter | None
-    hybrid: bool | str | Fusion | None
-    rerank: Reranker | str | os.PathLike[str] | None
-    rerank_weight: float
-    candidates: int | None
-    effort: float
 
 
 class Collection:
@@ -92,6 +76,7 @@ class Collection:
         self.path, self.store = path, store
         self._models = models
         self._rerankers: dict[str, CrossEncoder] = {}
+        self._agreed = ""  # fingerprint of the documents' model with which that of the queries was compared
 
     @classmethod
     def build(
@@ -130,9 +115,9 @@ class Collection:
                 same teacher. If None, ``encoder`` embeds queries.
             embeddings: existing embeddings of the documents: ``(N, D)`` floats or a ``.npy`` file, aligned by row,
                 or the name of a column. ``encoder`` embeds a sample to verify them.
-            index: kind of index: ``"exact"``, ``"flat"``, ``"sq8"``, ``"binary"``, ``"hnsw"``, ``"ivf-pq"``, or
+            index: kind of index: ``"exact"``, ``"sq8"``, ``"hnsw"``, ``"ivf-pq"``, or
                 ``"auto"``, which chooses by cost (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
-            lexical: also index words, for ``search(..., hybrid=True)``; needs bm25s.
+            lexical: also index words, for hybrid search; needs bm25s.
             text_column: column of the text in records.
             id_column: column of the id in records; by default ``"id"`` if the first record has it, else ids are
                 row numbers from 0.
@@ -171,8 +156,6 @@ class Collection:
             ),
             replace=check_flag(replace, "replace"),
         )
-        if models.queries is not None:
-            check_descent(models.queries, model.name, model.fingerprint, model)
         columns = Columns(text=text_column, id=id_column, metadata=metadata_columns, skip_empty=skip_empty)
         contents = read_documents_and_embeddings(documents, embeddings, columns)
         contents.check_model(model)
@@ -215,11 +198,10 @@ class Collection:
             None if queries is None else loaded(queries, "queries"),
         )
         store = store_class(address).open(address, models)
-        if models.queries is not None and store.info.count and not models.is_recorded(store.info):
-            documents, embeddings = store.sample(SAMPLE)
-            agreement(models.queries, [document.text for document in documents], embeddings, store.info.model)
         warn_of_mixture(path, store.info.numerics, models.numerics(store.info))
-        return cls(_place(path), store, models)
+        opened = cls(_place(path), store, models)
+        opened._check_queries()
+        return opened
 
     @classmethod
     def describe(cls, path: str | os.PathLike[str]) -> CollectionInfo:
@@ -373,102 +355,77 @@ class Collection:
             CollectionError: a file is missing or damaged.
             FingerprintError: the collection was rebuilt with another model.
         """
-        return self.store.refresh()
+        changed = self.store.refresh()
+        self._check_queries()
+        return changed
+
+    def _check_queries(self) -> None:
+        """Compare the model of queries with that of the documents, unless the collection names it."""
+        info = self.manifest
+        if info.fingerprint == self._agreed or not info.count:
+            return
+        if self._models.queries is not None and not self._models.is_recorded(info):
+            documents, embeddings = self.store.sample(SAMPLE)
+            texts = [document.text for document in documents]
+            agreement(self._models.queries, texts, embeddings, info.model)
+        self._agreed = info.fingerprint
 
     @overload
-    def search(self, query: str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+    def search(self, query: str, k: int = 10, **options: Unpack[SearchKeywords]) -> Hits: ...  # type: ignore[overload-overlap]
     @overload
-    def search(self, query: Sequence[str], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]: ...
+    def search(self, query: Sequence[str], k: int = 10, **options: Unpack[SearchKeywords]) -> list[Hits]: ...
     def search(
-        self,
-        query: str | Sequence[str],
-        k: int = 10,
-        *,
-        filter: Filter | None = None,
-        hybrid: bool | str | Fusion | None = None,
-        rerank: Reranker | str | os.PathLike[str] | None = None,
-        rerank_weight: float = 1.0,
-        candidates: int | None = None,
-        effort: float = 1.0,
+        self, query: str | Sequence[str], k: int = 10, **options: Unpack[SearchKeywords]
     ) -> Hits | list[Hits]:
-        """Find the documents nearest in meaning.
+        """Find the documents that answer a query best.
 
         Args:
             query: a text, or several that are searched together.
             k: number of results for each.
-            filter: conditions on the metadata, for example ``{"lang": "en", "year": {"gte": 2020}}`` (see
-                `embedkit.serving.retrieval.filters`). A search among few matching documents is exact.
-            hybrid: also search lexically, and fuse both rankings: True or ``"rrf"`` by their ranks, ``"weighted"``
-                by their scores, or a :class:`Fusion`. The collection needs ``lexical=True``.
-            rerank: reorders the candidates: a :class:`CrossEncoder`, which reads query and document together; its
-                bundled name or path, loaded by the first search that names it; or another encoder.
-            rerank_weight: weight of the re-ranker's scores in the final order, 0 to 1; the stage before has the
-                rest. Below 1, both are normalised to [0, 1] over the candidates and added.
-            candidates: number of documents that a stage passes to the next; by default 50, but at least ``k``.
-            effort: factor of the search breadth of an approximate index: 2 finds more of the true neighbours and
-                takes about twice as long, 0.5 the opposite. Has no effect with ``"exact"`` and ``"flat"``.
+            options: fields of :class:`~embedkit.serving.retrieval.options.SearchOptions`:
+
+                - ``mode``: ``"dense"`` ranks by meaning, ``"lexical"`` by keywords, and ``"hybrid"``, the default
+                  where the collection has a keyword index, fuses both rankings.
+                - ``filter``: conditions on the metadata, for example ``{"lang": "en", "year": {"gte": 2020}}``
+                  (see `embedkit.serving.retrieval.filters`). A search among few matching documents is exact.
+                - ``rerank``: reorders the candidates: a :class:`CrossEncoder`, which reads query and document
+                  together; its bundled name or path, loaded by the first search that names it; or another encoder.
+                - ``rerank_weight``: weight of the re-ranker's scores in the final order, 0 to 1; the stage before
+                  has the rest.
+                - ``candidates``: number of documents that a stage passes to the next; by default 50, but at least
+                  ``k``.
+                - ``effort``: factor of the search breadth of an approximate index: 2 finds more of the true
+                  neighbours and takes about twice as long, 0.5 the opposite. Has no effect with ``"exact"``.
 
         Returns:
             at most ``k`` hits, best first, ties ordered by document, with the scores and the milliseconds of each
             stage; for several queries, one such list each.
 
         Raises:
-            InputError: a query is not a string, ``k`` is below 1, there are fewer candidates than ``k``, the
-                effort is not positive, the filter is malformed or compares a field with a kind of value that it
-                never has, the collection has no lexical index, or it was opened without an encoder, which is not
-                where the collection recorded it.
+            InputError: a query is not a string, an option is invalid, the filter compares a field with a kind of
+                value that it never has, the mode needs a keyword index that the collection lacks, or the
+                collection was opened without an encoder, which is not where the collection recorded it.
             ModelNotFoundError, BundleError, ModelError: the named re-ranker cannot be loaded.
             ModelError: a model does not return a unit row for each query, or a finite score for each candidate.
             CollectionError: a file is damaged.
         """
-        reranker = self._reranker(rerank)
-        steps = self.search_steps(
-            query,
-            k,
-            filter=filter,
-            hybrid=hybrid,
-            rerank=reranker is not None,
-            rerank_weight=rerank_weight,
-            candidates=candidates,
-            effort=effort,
-        )
-        hit_lists = run_steps(steps, self._models.of_queries(self.path, self.manifest), reranker)
+        chosen = SearchOptions.of(k, **options)
+        reranker = self._reranker(options.get("rerank"))
+        steps = self.search_steps(query, chosen)
+        hit_lists = run_steps(steps, lambda: self._models.of_queries(self.path, self.manifest), reranker)
         return hit_lists[0] if isinstance(query, str) else hit_lists
 
-    def search_steps(
-        self,
-        query: str | Sequence[str],
-        k: int = 10,
-        *,
-        filter: Filter | None = None,
-        hybrid: bool | str | Fusion | None = None,
-        rerank: bool = False,
-        rerank_weight: float = 1.0,
-        candidates: int | None = None,
-        effort: float = 1.0,
-    ) -> Steps:
+    def search_steps(self, query: str | Sequence[str], options: SearchOptions) -> Steps:
         """Search while the caller runs the models, so that other work can share their batches.
-
-        The arguments are those of :meth:`search`, but ``rerank`` says only whether a re-ranker decides the order.
 
         Returns:
             a generator that yields steps for the models, is sent the results, and returns the :class:`Hits` of
             each query (see :mod:`embedkit.serving.retrieval.search`).
 
         Raises:
-            InputError: an argument is invalid; the generator raises further errors, as :meth:`search` does.
+            InputError: the filter is malformed; the generator raises further errors, as :meth:`search` does.
         """
-        return search_steps(
-            self.store.view(),
-            check_texts(query, "query"),
-            check_whole(k, "k"),
-            _conditions(filter),
-            fusion=fusion_of(hybrid),
-            rerank=check_flag(rerank, "rerank"),
-            rerank_weight=check_number(rerank_weight, "rerank_weight"),
-            candidates=check_count(candidates, "candidates"),
-            effort=_checked_effort(effort),
-        )
+        return search_steps(self.store.view(), check_texts(query, "query"), options, _conditions(options.filter))
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """Embed queries with the collection's query model, with ``encode_query`` if it has that method.
@@ -493,9 +450,8 @@ class Collection:
                 is invalid.
             CollectionError: a file is damaged.
         """
-        return search_embeddings(
-            self.store.view(), embeddings, check_whole(k, "k"), _conditions(filter), effort=_checked_effort(effort)
-        )
+        options = SearchOptions(k=k, filter=filter, effort=effort)
+        return search_embeddings(self.store.view(), embeddings, options, _conditions(filter))
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """Return documents and their embeddings, evenly spaced over the collection.
@@ -561,15 +517,6 @@ def is_collection(path: str | os.PathLike[str]) -> bool:
 def _place(path: str | os.PathLike[str]) -> Path | str:
     is_folder = store_class(path) is store_class("")
     return Path(path) if is_folder else os.fspath(path)
-
-
-def _checked_effort(effort: Any) -> float:
-    checked = check_number(effort, "effort")
-    if checked <= 0:
-        raise InputError(
-            f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {effort}"
-        )
-    return checked
 
 
 def _conditions(filter: Filter | None) -> list[Condition]:

@@ -1,9 +1,4 @@
-"""Indexes of FAISS: the flat scan, and approximate kinds, whose candidates are scored again with the full rows.
-
-The flat scan gives the same results as the exact index. FAISS orders ties arbitrarily, and its scores depend in
-their last bits on how it splits the matrices into blocks. It is therefore asked for a few more rows than needed,
-which are scored and sorted as in the exact index (see `exact_index`). If even these cannot prove that nothing
-was missed (with hundreds of equal documents), the exact index answers.
+"""Approximate indexes of FAISS, whose candidates are scored again with the full rows.
 
 FAISS stores a coarse code for each row (a byte or less per dimension), so its own scores are coarse, too.
 Candidates are therefore scored again with the rows, which may be mapped from a file: float32 inner products,
@@ -25,7 +20,6 @@ from typing import Any, ClassVar, Self
 
 import faiss
 import numpy as np
-import numpy.typing as npt
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError
@@ -37,16 +31,10 @@ from embedkit.serving.retrieval.exact_index import (
     RowNumbers,
     checked_queries,
     checked_rows,
-    rank_together,
-    score_slack,
 )
-from embedkit.serving.retrieval.segment_files import PacedFile, map_array, write_array
+from embedkit.serving.retrieval.segment_files import PacedFile
 
 logger = logging.getLogger(__name__)
-
-_FLAT_SPARE = 16
-_FEW = 8  # times as many rows as are allowed: from there on FAISS gets their numbers
-_RANK_BLOCK = 32  # small enough for the processor's cache
 
 _QUERY_BLOCK = 1024
 _ROW_BLOCK = 65536
@@ -54,46 +42,6 @@ _WALKED = 0.06  # share of allowed rows below which the graph search is widened
 _SPARE = 8  # so that ties at the end are ordered by row
 _WRITTEN_BYTES = 2**20  # in one call, during which other threads of Python wait
 _SCANNED = 16_384  # number of rows for which a scan is as fast as a search
-
-
-class FlatIndex(ExactIndex):
-    """FAISS's scan of all rows in place, with the same results; the rows may be memory-mapped."""
-
-    _QUERY_BLOCK: ClassVar[int] = 1024
-
-    def _search_block(
-        self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers
-    ) -> None:
-        """Fill ``scores`` and ``rows``, both ``(Q, k)``."""
-        k = scores.shape[1]
-        available = len(self) if allowed is None else int(np.count_nonzero(allowed))
-        wanted = min(available, k + _FLAT_SPARE)
-        rough, candidates = self._scan(queries, wanted, allowed)
-        complete = (wanted == available) | (rough[:, -1] < rough[:, k - 1] - score_slack(queries))
-        complete &= candidates[:, -1] >= 0  # FAISS returns -1 where rows of a damaged file are not finite
-        for start in range(0, len(queries), _RANK_BLOCK):
-            few = slice(start, start + _RANK_BLOCK)
-            # A -1 reads the last row; the exact index answers below.
-            scores[few], rows[few] = rank_together(queries[few], self._rows, candidates[few], k)
-        for query in np.flatnonzero(~complete):
-            alone = slice(query, query + 1)
-            super()._search_block(queries[alone], allowed, scores[alone], rows[alone])
-
-    def _scan(self, queries: FloatArray, k: int, allowed: BoolArray | None) -> tuple[FloatArray, RowNumbers]:
-        scores = np.empty((len(queries), k), dtype=np.float32)
-        candidates = np.empty((len(queries), k), dtype=np.int64)
-        arrays = (faiss.swig_ptr(array) for array in (queries, self._rows))
-        results = (faiss.swig_ptr(array) for array in (scores, candidates))
-        if allowed is not None and _FEW * np.count_nonzero(allowed) <= len(self):
-            # FAISS would ask a selector about every row for every query. One list of numbers serves all queries.
-            numbers = np.flatnonzero(allowed)
-            counts = queries.shape[1], len(queries), len(self), len(numbers), k
-            faiss.knn_inner_products_by_idx(*arrays, faiss.swig_ptr(numbers), *counts, *results, 0)
-            return scores, candidates
-        selector = None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-        sizes = queries.shape[1], len(queries), len(self), k
-        faiss.knn_inner_product(*arrays, *sizes, *results, selector)
-        return scores, candidates
 
 
 class _Selection:
@@ -111,7 +59,7 @@ class RescoredIndex(abc.ABC):
 
     def __init__(self, rows: FloatArray, small: Any) -> None:
         self._rows, self._small = rows, small
-        self._flat = FlatIndex(rows)
+        self._exact = ExactIndex(rows)
 
     @classmethod
     def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:
@@ -143,7 +91,7 @@ class RescoredIndex(abc.ABC):
         queries, k = checked_queries(queries, k, self._rows.shape, allowed)
         available = len(self) if allowed is None else int(np.count_nonzero(allowed))
         if k == 0 or (2 * available <= len(self) and available <= _SCANNED):
-            return self._flat.search(queries, max(k, 1), allowed=allowed)
+            return self._exact.search(queries, max(k, 1), allowed=allowed)
         selection = None if allowed is None else _Selection(allowed, available / len(self))
         scores = np.empty((len(queries), k), dtype=np.float32)
         rows = np.empty((len(queries), k), dtype=np.int64)
@@ -199,7 +147,7 @@ class RescoredIndex(abc.ABC):
         for query in () if enough.all() else np.flatnonzero(~enough):
             alone = queries[query : query + 1]
             allowed = None if selection is None else selection.allowed
-            (scores[query],), (rows[query],) = self._flat.search(alone, k, allowed=allowed)
+            (scores[query],), (rows[query],) = self._exact.search(alone, k, allowed=allowed)
 
     def _best(self, queries: FloatArray, candidates: RowNumbers, k: int) -> tuple[FloatArray, RowNumbers]:
         """Return the best ``k`` of the given rows by inner product, padded with -1."""
@@ -344,40 +292,6 @@ class IvfPqIndex(_FaissFile):
         return _unless_few(candidates, min(wanted, math.ceil(available)))
 
 
-class BinaryIndex(RescoredIndex):
-    """One bit per dimension, its sign, all rows scanned by Hamming distance."""
-
-    FILE: ClassVar[str | None] = "signs.npy"
-
-    @classmethod
-    def _built(cls, rows: FloatArray, *, show_progress_bar: bool | None) -> npt.NDArray[np.uint8]:
-        with Progress("index", len(rows), unit="documents", enabled=show_progress_bar) as progress:
-            signs = np.empty((len(rows), -(-rows.shape[1] // 8)), dtype=np.uint8)
-            for start in range(0, len(rows), _ROW_BLOCK):
-                block = slice(start, start + _ROW_BLOCK)
-                signs[block] = _signs(rows[block])
-                progress.advance(len(signs[block]))
-        return signs
-
-    @classmethod
-    def _loaded(cls, path: Path, rows: FloatArray) -> npt.NDArray[np.uint8]:
-        return map_array(path, (len(rows), -(-rows.shape[1] // 8)), "|u1")
-
-    def save(self, path: Path) -> None:
-        """Write the signs as a ``.npy`` file."""
-        write_array(path, self._small.shape, "|u1", [self._small])
-
-    def _candidates(self, queries: FloatArray, k: int, effort: float, selection: _Selection | None) -> RowNumbers:
-        rows = None if selection is None else np.flatnonzero(selection.allowed)
-        signs = self._small if rows is None else self._small[rows]
-        # With more rows, more of them have similar signs; and the fewer are allowed, the less similar the nearest.
-        wanted = max(20 * k + 200, len(signs) // 200, len(self) // 1000)
-        _, candidates = faiss.knn_hamming(
-            _signs(queries), signs, min(len(signs), self._bounded(k, effort * wanted))
-        )
-        return np.asarray(candidates if rows is None else rows[candidates])
-
-
 @functools.lru_cache(128)  # construction costs as much as scoring the candidates of a query
 def _breadth(efsearch: int) -> Any:
     return faiss.SearchParametersHNSW(efSearch=efsearch)
@@ -392,10 +306,6 @@ def _unless_few(candidates: RowNumbers, least: int) -> RowNumbers:
     """Return the candidates of each query, none if there are fewer than ``least``."""
     candidates[candidates[:, least - 1] < 0] = -1
     return candidates
-
-
-def _signs(rows: FloatArray) -> npt.NDArray[np.uint8]:
-    return np.packbits(rows > 0, axis=1)
 
 
 def _sample(rows: FloatArray, count: int) -> FloatArray:

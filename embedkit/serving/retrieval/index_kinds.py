@@ -14,9 +14,7 @@ _PACKAGE = "embedkit.serving.retrieval"
 
 INDEX_KINDS: Final = {
     "exact": (f"{_PACKAGE}.exact_index", "ExactIndex"),
-    "flat": (f"{_PACKAGE}.faiss_index", "FlatIndex"),
     "sq8": (f"{_PACKAGE}.faiss_index", "Sq8Index"),
-    "binary": (f"{_PACKAGE}.faiss_index", "BinaryIndex"),
     "hnsw": (f"{_PACKAGE}.faiss_index", "HnswIndex"),
     "ivf-pq": (f"{_PACKAGE}.faiss_index", "IvfPqIndex"),
 }
@@ -30,7 +28,7 @@ _HUGE = 10_000_000  # from this size on, the links of a graph need too much memo
 
 # Numbers of the rows for each millisecond of a search, on one thread of a server processor with rows that exceed
 # its caches (benchmarks/search).
-_SEARCHED_PER_MS = {"exact": 2.4e6, "flat": 2.4e6, "sq8": 4.6e6, "binary": 3.4e7, "hnsw": 4e8, "ivf-pq": 8e7}
+_SEARCHED_PER_MS = {"exact": 2.4e6, "sq8": 4.6e6, "hnsw": 4e8, "ivf-pq": 8e7}
 
 
 class StoredIndex(VectorIndex, Protocol):
@@ -87,7 +85,7 @@ def kind_for(name: str, count: int, dimension: int) -> str:
             return "exact"
         return "hnsw" if count < _HUGE else "ivf-pq"
     if name in ("hnsw", "ivf-pq") and count <= SMALL:
-        return "flat"
+        return "exact"
     return name
 
 
@@ -117,7 +115,7 @@ def index_class(kind: str) -> type[StoredIndex]:
 
 def _has_faiss() -> bool:
     try:
-        index_class("flat")
+        index_class("sq8")
     except MissingExtraError:
         return False
     return True

@@ -1,9 +1,7 @@
 """The models of a collection: one embeds documents, and another may embed queries in the same embedding space.
 
-Two models can share a space if one was distilled from the other, or both from the same teacher: the manifest of a
-bundle contains its teacher's name and fingerprint. However, some methods teach a student its teacher's
-similarities and not its vectors, and a rotation changes all vectors but no similarity. Both models therefore also
-embed a sample of documents.
+Two models can share a space if one was distilled from the other, or both from the same teacher. Whether they do is
+measured: both embed a sample of documents, whose embeddings must agree.
 
 A model is given as an object, or by its name or path. A collection records where its models were, so that they can
 be found again.
@@ -11,10 +9,9 @@ be found again.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +20,7 @@ import numpy.typing as npt
 
 from embedkit.atomic import lasting_source
 from embedkit.config import setting
-from embedkit.errors import EmbedkitError, FingerprintError, InputError, ModelNotFoundError, shown
+from embedkit.errors import FingerprintError, InputError, ModelNotFoundError, shown
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import numerics_of, warn_of_mixture
 from embedkit.serving.retrieval.embedding import embed_texts
@@ -123,14 +120,6 @@ def recorded_model(info: CollectionInfo | QueryModel, **options: Any) -> Encoder
     )
 
 
-def _at_hand(info: CollectionInfo) -> Encoder | None:
-    """Return the recorded model, if it is on this machine and still the same."""
-    with contextlib.suppress(EmbedkitError):
-        encoder = recorded_model(info)
-        return encoder if encoder.fingerprint == info.fingerprint else None
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Models:
     """The models that a collection was opened with; that of the queries may be that of the documents.
@@ -199,7 +188,7 @@ class Models:
         return self.queries is None or self.queries.fingerprint in known
 
     def check(self, place: str, info: CollectionInfo) -> None:
-        """Reject models that the collection was not built with and that do not descend from the same teacher."""
+        """Reject an encoder that the collection was not built with; :func:`agreement` judges models of queries."""
         made = info.fingerprint
         if self.encoder is not None and self.encoder.fingerprint != made:
             is_for_queries = info.queries and info.queries.fingerprint == self.encoder.fingerprint
@@ -213,53 +202,6 @@ class Models:
                 f"{self.encoder.name} ({self.encoder.fingerprint[:12]}): {advice}",
                 parameters=["queries"],
             )
-        if self.queries is not None and not self.is_recorded(info):
-            try:
-                check_descent(self.queries, info.model, made, self.encoder)
-            except FingerprintError:
-                # The documents' model itself names its teacher, which may be that of the queries' model, too.
-                encoder = _at_hand(info) if self.encoder is None else None
-                if encoder is None:
-                    raise
-                check_descent(self.queries, info.model, made, encoder)
-
-
-def check_descent(queries: TextEncoder, model: str, fingerprint: str, encoder: TextEncoder | None) -> None:
-    """Reject a query model that shares no teacher with the documents' model, whose name and fingerprint are given.
-
-    A teacher is also identified by its name, because its fp32 and int8 forms have different fingerprints and one
-    space; :func:`agreement` verifies it. Without ``encoder``, the documents' model itself, only its own students
-    can be recognised.
-    """
-    teachers = _teachers(queries)
-    documents = {fingerprint, _short(model), *(_teachers(encoder) if encoder else ())}
-    if documents.isdisjoint({queries.fingerprint, *teachers}):
-        # Names alternate with fingerprints, of 64 digits.
-        marks = ", ".join(mark[:12] if len(mark) == 64 else mark for mark in teachers)
-        known = f"teacher {marks}" if teachers else "no teacher whose space it has"
-        raise FingerprintError(
-            f"queries: {queries.name} (fingerprint {queries.fingerprint[:12]}, {known}) was not made for "
-            f"documents embedded by {model} ({fingerprint[:12]}); give the documents' model itself, its student, "
-            "or a student of the same teacher"
-        )
-
-
-def _teachers(encoder: TextEncoder) -> list[str]:
-    """Return name and fingerprint of the model that an encoder was distilled from, and of that model's teacher.
-
-    A spread encoder has left its teacher's space.
-    """
-    marks: list[object] = []
-    teacher = getattr(getattr(encoder, "manifest", None), "teacher", None)
-    while isinstance(teacher, Mapping) and "spread" not in teacher:
-        marks += [teacher.get("name"), teacher.get("fingerprint")]
-        teacher = teacher.get("teacher")
-    return [_short(mark) for mark in marks if isinstance(mark, str) and mark]
-
-
-def _short(name: str) -> str:
-    """Return a name without organisation or folders."""
-    return name.rpartition("/")[2].lower()
 
 
 def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray, model: str) -> float:
@@ -277,8 +219,8 @@ def agreement(queries: TextEncoder, texts: Sequence[str], embeddings: FloatArray
     if not cosine >= LEAST_AGREEMENT:
         raise FingerprintError(
             f"queries: {queries.name} and {model} embed the same {len(texts)} documents with a mean cosine of "
-            f"{cosine:.2f}, where models of one space reach {LEAST_AGREEMENT}: they have a teacher in common, but "
-            "not its vectors"
+            f"{cosine:.2f}, where models of one space reach {LEAST_AGREEMENT}; give the documents' model itself, "
+            "its student, or a student of the same teacher"
         )
     return cosine
 

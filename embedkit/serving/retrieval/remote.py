@@ -68,6 +68,11 @@ class RemoteView:
     def __len__(self) -> int:
         return len(self._store)
 
+    @property
+    def has_words(self) -> bool:
+        """Whether there is a keyword index."""
+        return self._store.info.lexical
+
     def select(self, conditions: Sequence[Condition], /) -> Selection:
         """Convert conditions to the database's own form."""
         return self._store.select(conditions)
@@ -86,7 +91,7 @@ class RemoteView:
         """Return the best rows by lexical search."""
         if not self._store.info.lexical:
             raise InputError(
-                "hybrid: the collection was built without words; build it again from itself with lexical=True"
+                "mode: the collection was built without words; build it again from itself with lexical=True"
             )
         return self._ranking(self._store.matching(query, k, selection.allowed))
 

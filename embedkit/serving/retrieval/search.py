@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -11,20 +11,12 @@ import numpy as np
 
 from embedkit.errors import InputError, ModelError, shown
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
-from embedkit.runtime.arguments import check_flag, check_number, check_whole
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, inner_products
 from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.options import Reranker, SearchOptions
 from embedkit.serving.retrieval.store import Selection, View
-
-_FUSIONS: Final = ("rrf", "weighted")
-
-Reranker = PairScorer | TextEncoder
-
-CANDIDATES = 50
-
-_LARGEST_CONSTANT: Final = 2**53  # from there on, all ranks have the same weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,61 +59,36 @@ class Hits(list[Hit]):
         self.warnings = list(warnings)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fusion:
-    """How dense and lexical rankings are fused.
-
-    Attributes:
-        method: ``"rrf"`` adds ``weight / (constant + rank)`` over the rankings (reciprocal rank fusion, Cormack,
-            Clarke and Büttcher, SIGIR 2009), scaled so that 1 is first in both, and ignores scores; ``"weighted"``
-            adds the scores of each ranking, normalised to [0, 1].
-        dense_weight: weight of the dense ranking, in [0, 1]; the lexical one has the rest.
-        constant: constant of reciprocal rank fusion; larger values reduce the influence of the first ranks.
-
-    Raises:
-        InputError: the method does not exist, or a number is out of range.
-    """
-
-    method: str = "rrf"
-    dense_weight: float = 0.5
-    constant: int = 60
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.method, str) or self.method not in _FUSIONS:
-            raise InputError(
-                f"hybrid: there is no fusion {shown(self.method)}; the methods are {', '.join(_FUSIONS)}"
-            )
-        if not 0 <= check_number(self.dense_weight, "hybrid: dense_weight") <= 1:
-            raise InputError(f"hybrid: expected a dense_weight of 0...1, got {self.dense_weight}")
-        check_whole(self.constant, "hybrid: constant")
-
-    def fuse(self, dense: Ranking, lexical: Ranking) -> Ranking:
-        """Return all rows of both, best first, with ties ordered by row."""
-        parts = [(dense, self.dense_weight), (lexical, 1 - self.dense_weight)]
-        rows = np.union1d(dense.rows, lexical.rows)
-        scores = np.zeros(len(rows), dtype=np.float64)
-        for ranking, weight in parts:
-            scores[np.searchsorted(rows, ranking.rows)] += weight * self._credit(ranking.scores)
-        order = np.lexsort((rows, -scores))
-        return Ranking(scores[order].astype(np.float32), rows[order])
-
-    def _credit(self, scores: FloatArray) -> FloatArray:
-        if self.method == "rrf":
-            ranks = np.arange(1, len(scores) + 1)
-            constant = min(self.constant, _LARGEST_CONSTANT)
-            return np.asarray((constant + 1) / (constant + ranks), dtype=np.float32)
-        if not len(scores) or scores[0] == scores[-1]:
-            return np.ones_like(scores)
-        return np.asarray((scores - scores[-1]) / (scores[0] - scores[-1]), dtype=np.float32)
+_RANK_CONSTANT: Final = 60
+"""Of reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009)."""
 
 
-def fusion_of(hybrid: bool | str | Fusion | None) -> Fusion | None:  # noqa: FBT001  # True is the short form
-    """Resolve the argument ``hybrid`` of a search: none, the default, a method's name, or a configuration."""
-    if hybrid is None or isinstance(hybrid, Fusion):
-        return hybrid
-    if isinstance(hybrid, str):
-        return Fusion(method=hybrid)
-    return Fusion() if check_flag(hybrid, "hybrid") else None
+def fuse(dense: Ranking, lexical: Ranking) -> Ranking:
+    """Return all rows of both rankings, best first, by the sum of their reciprocal ranks; 1 is first in both."""
+    rows = np.union1d(dense.rows, lexical.rows)
+    scores = np.zeros(len(rows), dtype=np.float64)
+    for ranking in (dense, lexical):
+        ranks = np.arange(1, len(ranking.rows) + 1)
+        scores[np.searchsorted(rows, ranking.rows)] += 0.5 * (_RANK_CONSTANT + 1) / (_RANK_CONSTANT + ranks)
+    order = np.lexsort((rows, -scores))
+    return Ranking(scores[order].astype(np.float32), rows[order])
+
+
+def blend(first: Ranking, second: Ranking, weight: float) -> Ranking:
+    """Return the rows of two rankings of the same documents by ``weight`` times the first's scores, in [0, 1]."""
+    rows = np.sort(first.rows)
+    scores = np.zeros(len(rows), dtype=np.float64)
+    for ranking, share in ((first, weight), (second, 1 - weight)):
+        scores[np.searchsorted(rows, ranking.rows)] += share * _normalised(ranking.scores)
+    order = np.lexsort((rows, -scores))
+    return Ranking(scores[order].astype(np.float32), rows[order])
+
+
+def _normalised(scores: FloatArray) -> FloatArray:
+    """Scale descending scores to [0, 1]."""
+    if not len(scores) or scores[0] == scores[-1]:
+        return np.ones_like(scores)
+    return np.asarray((scores - scores[-1]) / (scores[0] - scores[-1]), dtype=np.float32)
 
 
 def checked_reranker(reranker: Reranker | None) -> Reranker | None:
@@ -197,58 +164,41 @@ class Stages:
 
 
 def search_steps(
-    view: View,
-    queries: Sequence[str],
-    k: int,
-    conditions: Sequence[Condition],
-    *,
-    fusion: Fusion | None,
-    rerank: bool,
-    rerank_weight: float,
-    candidates: int | None,
-    effort: float,
+    view: View, queries: Sequence[str], options: SearchOptions, conditions: Sequence[Condition]
 ) -> Steps:
-    """Find ``k`` documents for each query; yields :class:`Encode`, then optionally :class:`Score`.
+    """Find documents for each query; ``conditions`` are those of the options' filter.
 
-    The keywords are those of :meth:`Collection.search`. Fewer candidates than results, a weight without a
-    re-ranker, and a fusion without a lexical index are InputErrors.
+    Yields :class:`Encode` unless the mode is lexical, and :class:`Score` if a re-ranker orders the candidates.
     """
-    if not 0 <= rerank_weight <= 1:
-        raise InputError(f"rerank_weight must be from 0 to 1, not {rerank_weight}", parameters=["rerank_weight"])
-    if rerank_weight < 1 and not rerank:
-        raise InputError(
-            "rerank_weight: there is no re-ranker; give one with rerank", parameters=["rerank_weight", "rerank"]
-        )
-    if candidates is not None and candidates < k:
-        raise InputError(
-            f"candidates must be at least the number of results, {shown(k)}, not {candidates}",
-            parameters=["candidates"],
-        )
-    wanted = (candidates or max(k, CANDIDATES)) if fusion or rerank else k
+    mode = options.mode or ("hybrid" if view.has_words else "dense")
     clock = StageTimer()
-    embeddings = yield Encode(queries)
-    clock.lap("encode")
+    embeddings = None
+    if mode != "lexical":
+        embeddings = yield Encode(queries)
+        clock.lap("encode")
     selection = view.select(conditions)
     all_stages = [Stages() for _ in queries]
     if conditions:
         clock.lap("filter")
-    all_scores, all_rows = view.search(embeddings, wanted, selection, effort=effort)
-    for stages, ranking in zip(all_stages, map(Ranking, all_scores, all_rows), strict=True):
-        stages.enter("dense", ranking)
-    clock.lap("dense")
-    if fusion:
+    wanted = options.wanted if mode == "hybrid" or options.reranks else options.k
+    if embeddings is not None:
+        all_scores, all_rows = view.search(embeddings, wanted, selection, effort=options.effort)
+        for stages, scores, rows in zip(all_stages, all_scores, all_rows, strict=True):
+            stages.enter("dense", Ranking(scores, rows))
+        clock.lap("dense")
+    if mode != "dense":
         for stages, query in zip(all_stages, queries, strict=True):
-            dense, lexical = stages.ranking, view.search_words(query, wanted, selection)
-            stages.enter("lexical", lexical)
-            stages.enter("fused", fusion.fuse(dense, lexical))
+            dense = stages.ranking
+            stages.enter("lexical", view.search_words(query, wanted, selection))
+            if mode == "hybrid":
+                stages.enter("fused", fuse(dense, stages.ranking))
         clock.lap("lexical")
-    if rerank:
-        rows = [stages.ranking.rows[:wanted] for stages in all_stages]
-        texts = [[view.read(int(row)).text for row in chosen] for chosen in rows]
+    if options.reranks:
+        texts = [[view.read(row).text for row in stages.ranking.rows[:wanted].tolist()] for stages in all_stages]
         for stages, scores in zip(all_stages, (yield Score(queries, texts)), strict=True):
-            _reorder(stages, scores, rerank_weight)
+            _reorder(stages, scores, 1.0 if options.rerank_weight is None else options.rerank_weight)
         clock.lap("rerank")
-    return _hits(all_stages, view, k, clock, selection)
+    return _hits(all_stages, view, options.k, clock, selection)
 
 
 def _reorder(stages: Stages, scores: FloatArray, weight: float) -> None:
@@ -257,11 +207,11 @@ def _reorder(stages: Stages, scores: FloatArray, weight: float) -> None:
     order = np.argsort(-scores, kind="stable")  # ties keep the order of the previous stage
     stages.enter("rerank", Ranking(scores[order], before.rows[order]))
     if weight < 1:
-        stages.enter("blended", Fusion(method="weighted", dense_weight=weight).fuse(stages.ranking, before))
+        stages.enter("blended", blend(stages.ranking, before, weight))
 
 
-def run_steps(steps: Steps, encoder: TextEncoder, reranker: Reranker | None) -> list[Hits]:
-    """Run a search with these models."""
+def run_steps(steps: Steps, encoder: Callable[[], TextEncoder], reranker: Reranker | None) -> list[Hits]:
+    """Run a search with these models; ``encoder`` is called if needed, for the model of the queries."""
     result: Any = None
     while True:
         try:
@@ -270,7 +220,7 @@ def run_steps(steps: Steps, encoder: TextEncoder, reranker: Reranker | None) -> 
             hits: list[Hits] = done.value
             return hits
         if isinstance(step, Encode):
-            result = embed_queries(step.queries, encoder)
+            result = embed_queries(step.queries, encoder())
         else:
             assert reranker is not None
             result = rerank_scores(reranker, step.queries, step.texts)
@@ -291,17 +241,17 @@ class StageTimer:
 
 
 def search_embeddings(
-    view: View, embeddings: FloatArray, k: int, conditions: Sequence[Condition], *, effort: float = 1.0
+    view: View, embeddings: FloatArray, options: SearchOptions, conditions: Sequence[Condition]
 ) -> list[Hits]:
     """Find the documents nearest to embeddings, with the stage "dense" only."""
     clock = StageTimer()
     all_stages = []
     selection = view.select(conditions)
-    for scores, rows in zip(*view.search(embeddings, k, selection, effort=effort), strict=True):
+    for scores, rows in zip(*view.search(embeddings, options.k, selection, effort=options.effort), strict=True):
         all_stages.append(Stages())
         all_stages[-1].enter("dense", Ranking(scores, rows))
     clock.lap("dense")
-    return _hits(all_stages, view, k, clock, selection)
+    return _hits(all_stages, view, options.k, clock, selection)
 
 
 def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: StageTimer, selection: Selection) -> list[Hits]:

@@ -236,6 +236,11 @@ class Snapshot:
         """Number of documents, excluding deleted ones."""
         return self.manifest.count
 
+    @property
+    def has_words(self) -> bool:
+        """Whether the documents have a keyword index."""
+        return self.manifest.lexical
+
     def read(self, row: int) -> Document:
         """Return the document at a row, deleted or not."""
         part = next(part for part in reversed(self._parts) if part.start <= row)
@@ -295,7 +300,7 @@ class Snapshot:
         indexes = [part.segment.lexical for part in self._parts if part.segment.lexical]
         if not self.manifest.lexical:
             raise InputError(
-                "hybrid: the collection was built without words; add them with compact(lexical=True) or "
+                "mode: the collection was built without words; add them with compact(lexical=True) or "
                 "`embedkit index compact IDX --lexical`"
             )
         factors = term_factors(query, indexes)

@@ -93,6 +93,10 @@ class View(Protocol):
     def __len__(self) -> int:
         """Number of documents."""
 
+    @property
+    def has_words(self) -> bool:
+        """Whether there is a keyword index."""
+
     def select(self, conditions: Sequence[Condition], /) -> Selection:
         """Return the documents for which all conditions hold, to be passed to searches."""
 

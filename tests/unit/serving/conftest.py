@@ -69,19 +69,12 @@ def other_encoder() -> WordEncoder:
     return WordEncoder("other-words")
 
 
-@pytest.fixture(params=["exact", "flat"])
-def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "flat":
-        pytest.importorskip("faiss")
-    return request.param
-
-
 @pytest.fixture
 def documents() -> list[dict[str, object]]:
     return [dict(document) for document in DOCUMENTS]
 
 
 @pytest.fixture
-def collection(tmp_path: Path, encoder: WordEncoder, kind: str) -> Collection:
-    """The five documents, with each kind of index."""
-    return Collection.build(DOCUMENTS, encoder=encoder, path=tmp_path / "idx", index=kind)
+def collection(tmp_path: Path, encoder: WordEncoder) -> Collection:
+    """The five documents."""
+    return Collection.build(DOCUMENTS, encoder=encoder, path=tmp_path / "idx")

@@ -32,31 +32,32 @@ class PairLengths:
 
 
 @pytest.fixture
-def library(tmp_path, encoder, kind):
+def library(tmp_path, encoder):
     pytest.importorskip("bm25s")
-    return Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx", index=kind, lexical=True)
+    return Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx", lexical=True)
 
 
 # Effort
 
 
-def test_more_effort_finds_more_in_every_stage_that_follows(encoder, tmp_path):
-    """With only the signs of a few dimensions, the nearest of many is not among the first ten."""
+def test_more_effort_finds_more_in_every_stage_that_follows(encoder, tmp_path, monkeypatch):
+    """With few bits of a row, the nearest of many is not among the first ten."""
     pytest.importorskip("faiss")
     pytest.importorskip("bm25s")
+    monkeypatch.setattr(index_kinds, "SMALL", 0)
     texts = [f"word{n} word{n % 50} word{n % 31}" for n in range(2_000)]
-    library = Collection.build(texts, encoder=encoder, path=tmp_path / "idx", index="binary", lexical=True)
+    library = Collection.build(texts, encoder=encoder, path=tmp_path / "idx", index="ivf-pq", lexical=True)
     queries = [f"word{n} word{n % 7}" for n in range(40)]
-    found = {effort: library.search(queries, k=10, effort=effort) for effort in (0.001, 1, 8)}
+    found = {effort: library.search(queries, k=10, mode="dense", effort=effort) for effort in (0.001, 1, 8)}
     totals = [sum(hit.score for hits in all_hits for hit in hits) for all_hits in found.values()]
     assert totals[0] < totals[1] <= totals[2]
-    few, many = (library.search(queries[0], k=10, candidates=10, hybrid=True, effort=one) for one in (0.001, 8))
+    few, many = (library.search(queries[0], k=10, candidates=10, effort=one) for one in (0.001, 8))
     assert [hit.scores.get("dense") for hit in few] != [hit.scores.get("dense") for hit in many]
     embeddings = library.encode_queries(queries)
     assert library.search_embeddings(embeddings, 10, effort=0.001) == found[0.001]
 
 
-@pytest.mark.parametrize("index", ["exact", "sq8", "binary", "hnsw", "ivf-pq"])
+@pytest.mark.parametrize("index", ["exact", "sq8", "hnsw", "ivf-pq"])
 def test_any_effort_above_zero_is_a_search(encoder, tmp_path, monkeypatch, index):
     pytest.importorskip("faiss")
     monkeypatch.setattr(index_kinds, "SMALL", 0)
@@ -74,7 +75,7 @@ def test_any_effort_above_zero_is_a_search(encoder, tmp_path, monkeypatch, index
 
 
 def test_a_rare_word_wins_where_embeddings_do_not_know_it(library):
-    hits = library.search("E1234", k=5, hybrid=True)
+    hits = library.search("E1234", k=5)
     assert hits[0].id == "code"
     assert list(hits[0].scores) == ["dense", "lexical", "fused"]
     assert hits[0].score == hits[0].scores["fused"]
@@ -90,7 +91,7 @@ def test_scores_by_words_are_those_of_bm25s(library):
     model.index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
     query = "how the pump find way way"
     expected = dict(zip((id_ for id_, _ in DOCS), model.get_scores(query.split()), strict=True))
-    found = {hit.id: hit.scores.get("lexical", 0) for hit in library.search(query, hybrid=True)}
+    found = {hit.id: hit.scores.get("lexical", 0) for hit in library.search(query)}
     assert found == pytest.approx(expected)
 
 
@@ -103,41 +104,41 @@ def test_a_word_has_the_same_weight_in_all_segments(encoder, tmp_path):
     parts.upsert(texts[38:])
     assert len(parts.manifest.segments) == 3
     for query in ("milk", "pump milk word1", "tea tea word2"):
-        expected = {hit.id: hit.scores for hit in whole.search(query, k=40, hybrid=True)}
-        found = {hit.id: hit.scores for hit in parts.search(query, k=40, hybrid=True)}
+        expected = {hit.id: hit.scores for hit in whole.search(query, k=40)}
+        found = {hit.id: hit.scores for hit in parts.search(query, k=40)}
         assert found.keys() == expected.keys()
         for id_, scores in expected.items():
             assert found[id_].get("lexical", 0) == pytest.approx(scores.get("lexical", 0), rel=1e-5)
 
 
 def with_word(collection, word):
-    return {hit.id for hit in collection.search(word, k=9, hybrid=True) if "lexical" in hit.scores}
+    return {hit.id for hit in collection.search(word, k=9) if "lexical" in hit.scores}
 
 
 def test_words_follow_deletions_upserts_and_filters(library):
     library.upsert([{"id": "new", "text": "pump E1234 manual", "year": 2020}])
-    assert {hit.id for hit in library.search("E1234", k=9, hybrid=True) if "lexical" in hit.scores} == {
+    assert {hit.id for hit in library.search("E1234", k=9) if "lexical" in hit.scores} == {
         "code",
         "new",
     }
-    assert [hit.id for hit in library.search("E1234", hybrid=True, filter={"year": 2020})] == ["new"]
+    assert [hit.id for hit in library.search("E1234", filter={"year": 2020})] == ["new"]
     library.delete("code")
     assert with_word(library, "E1234") == {"new"}
     library.compact()
-    assert library.search("E1234", hybrid="weighted", k=1)[0].id == "new"
+    assert library.search("E1234", k=1)[0].id == "new"
     library.verify()
 
 
 def test_words_in_no_document_leave_the_order_of_embeddings(library):
     for query in ("zebra", "!?", ""):
-        dense = [hit.id for hit in library.search(query, k=5)]
-        assert [hit.id for hit in library.search(query, k=5, hybrid=True)] == dense
+        dense = [hit.id for hit in library.search(query, k=5, mode="dense")]
+        assert [hit.id for hit in library.search(query, k=5)] == dense
 
 
 def test_texts_without_any_word(tmp_path, encoder):
     pytest.importorskip("bm25s")
     collection = Collection.build(["!!!", "..."], encoder=encoder, path=tmp_path / "idx", lexical=True)
-    assert len(collection.search("word", hybrid=True)) == 2
+    assert len(collection.search("word")) == 2
     Collection.open(collection.path).verify()
 
 
@@ -145,12 +146,12 @@ def test_the_lexical_index_can_be_added_and_removed_later(tmp_path, encoder):
     pytest.importorskip("bm25s")
     collection = Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx")
     with pytest.raises(InputError, match=r"built without words; add them with compact\(lexical=True\)"):
-        collection.search("E1234", hybrid=True)
+        collection.search("E1234", mode="hybrid")
     encoder.calls.clear()
     collection.compact(lexical=True)
     assert encoder.calls == []
-    assert collection.search("E1234", k=1, hybrid=True)[0].id == "code"
-    collection.compact(lexical=False, index="flat" if collection.manifest.index == "exact" else "exact")
+    assert collection.search("E1234", k=1)[0].id == "code"
+    collection.compact(lexical=False, index="exact")
     assert not collection.manifest.lexical
     with pytest.raises(InputError, match="there is no index 'tree'"):
         collection.compact(index="tree")
@@ -162,7 +163,7 @@ def test_searching_by_words_does_not_need_bm25s(library, encoder, monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
     monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.words", raising=False)
     opened = Collection.open(library.path, encoder=encoder)
-    assert opened.search("E1234", k=1, hybrid=True)[0].id == "code"
+    assert opened.search("E1234", k=1)[0].id == "code"
     opened.delete("tea")
 
 
@@ -191,24 +192,24 @@ def test_a_named_reranker_is_a_cross_encoder(library, toy_bundle):
 
 
 def test_another_encoder_may_rerank(library, other_encoder):
-    hits = library.search(["tea with milk", "noises"], k=3, hybrid=True, rerank=other_encoder)
+    hits = library.search(["tea with milk", "noises"], k=3, rerank=other_encoder)
     assert [found[0].id for found in hits] == ["tea", "pump"]
     assert hits[0][0].scores["rerank"] == pytest.approx(1.0)
     assert list(hits[0][0].scores) == ["dense", "lexical", "fused", "rerank"]
 
 
 def test_an_encoder_gives_the_scores_of_a_search_as_a_reranker(library, encoder):
-    hits = library.search("the sea", k=len(library))
-    again = library.search("the sea", k=len(library), candidates=len(library), rerank=encoder)
+    hits = library.search("the sea", k=len(library), mode="dense")
+    again = library.search("the sea", k=len(library), mode="dense", candidates=len(library), rerank=encoder)
     assert {hit.id: hit.score for hit in again} == {hit.id: hit.score for hit in hits}
 
 
-@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("mode", ["dense", "hybrid"])
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.5])
-def test_a_weight_blends_the_re_ranker_with_the_stage_before(library, hybrid, weight):
-    hits = library.search("tea", k=4, candidates=4, hybrid=hybrid, rerank=PairLengths(), rerank_weight=weight)
+def test_a_weight_blends_the_re_ranker_with_the_stage_before(library, mode, weight):
+    hits = library.search("tea", k=4, candidates=4, mode=mode, rerank=PairLengths(), rerank_weight=weight)
 
-    before = "fused" if hybrid else "dense"
+    before = "fused" if mode == "hybrid" else "dense"
     assert list(hits[0].scores)[-3:] == [before, "rerank", "blended"]
     first, second = (normalised([hit.scores[stage] for hit in hits]) for stage in ("rerank", before))
     expected = weight * first + (1 - weight) * second
@@ -229,8 +230,8 @@ def test_the_whole_weight_is_the_re_ranker_alone(library):
 
 def test_several_queries_are_reranked_together_and_apart(library):
     queries = ["tea", "how", "pump"]
-    together = library.search(queries, k=3, rerank=PairLengths(), hybrid=True)
-    assert together == [library.search(query, k=3, rerank=PairLengths(), hybrid=True) for query in queries]
+    together = library.search(queries, k=3, rerank=PairLengths())
+    assert together == [library.search(query, k=3, rerank=PairLengths()) for query in queries]
     assert library.search([], rerank=PairLengths()) == []
 
 
@@ -257,13 +258,14 @@ def test_embeddings_of_queries_are_checked(library, encoder, monkeypatch):
 
 
 def test_a_filter_holds_through_all_stages(library):
-    assert library.search("tea", rerank=PairLengths(), hybrid=True, filter={"none": 1}) == []
+    assert library.search("tea", rerank=PairLengths(), filter={"none": 1}) == []
 
 
 def test_times_of_each_stage(library):
-    assert list(library.search("tea").latency_ms) == ["encode", "dense", "read"]
+    assert list(library.search("tea", mode="dense").latency_ms) == ["encode", "dense", "read"]
+    assert list(library.search("tea", mode="lexical").latency_ms) == ["lexical", "read"]
     stages = ["encode", "filter", "dense", "lexical", "rerank", "read"]
-    hits = library.search("tea", hybrid=True, rerank=PairLengths(), filter={"x": {"exists": False}})
+    hits = library.search("tea", rerank=PairLengths(), filter={"x": {"exists": False}})
     assert list(hits.latency_ms) == stages
     assert all(ms >= 0 for ms in hits.latency_ms.values())
 

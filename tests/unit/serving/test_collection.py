@@ -59,8 +59,8 @@ def test_the_files_of_a_generation(collection):
     assert {path.name for path in collection.path.iterdir()} == {"manifest.json", "generation-000001"}
 
 
-def test_embeddings_are_mapped_and_not_copied(tmp_path, encoder, kind):
-    collection = Collection.build([f"text {n}" for n in range(1100)], encoder=encoder, path=tmp_path, index=kind)
+def test_embeddings_are_mapped_and_not_copied(tmp_path, encoder):
+    collection = Collection.build([f"text {n}" for n in range(1100)], encoder=encoder, path=tmp_path)
     base = collection.store.view().segment(collection.manifest.segments[0]).index._rows
     while not (isinstance(base, memoryview) and isinstance(base.obj, mmap.mmap)):
         base = base.base
@@ -149,7 +149,7 @@ def test_an_encoder_that_breaks_its_contract(tmp_path, encoder, monkeypatch, spo
 
 @pytest.mark.parametrize(
     ("package", "module", "options"),
-    [("faiss", "faiss_index", {"index": "flat"}), ("bm25s", "words", {"lexical": True})],
+    [("faiss", "faiss_index", {"index": "sq8"}), ("bm25s", "words", {"lexical": True})],
 )
 def test_a_missing_package_is_reported_before_the_work(tmp_path, encoder, monkeypatch, package, module, options):
     monkeypatch.setitem(sys.modules, package, None)
@@ -162,8 +162,8 @@ def test_a_missing_package_is_reported_before_the_work(tmp_path, encoder, monkey
 # Replacing
 
 
-def test_a_collection_is_replaced_whole(collection, encoder, kind):
-    replaced = Collection.build(["new"], encoder=encoder, path=collection.path, index=kind, replace=True)
+def test_a_collection_is_replaced_whole(collection, encoder):
+    replaced = Collection.build(["new"], encoder=encoder, path=collection.path, replace=True)
     assert {path.name for path in collection.path.iterdir()} == {"manifest.json", "generation-000002"}
     assert len(replaced) == len(Collection.open(collection.path, encoder=encoder)) == 1
     # Readers that still have the old one open continue to read it.
@@ -262,7 +262,7 @@ def test_an_interrupted_first_build_leaves_nothing(tmp_path, encoder):
 
 
 @pytest.mark.parametrize("name", ["documents.jsonl", "offsets.npy", "ids.npy", "vectors.npy", ".manifest.json."])
-def test_a_full_disk_leaves_the_old_collection(collection, encoder, kind, monkeypatch, name):
+def test_a_full_disk_leaves_the_old_collection(collection, encoder, monkeypatch, name):
     before, opened = snapshot(collection.path), Path.open
 
     def open_on_a_full_disk(path, mode="r", *arguments, **options):
@@ -274,7 +274,7 @@ def test_a_full_disk_leaves_the_old_collection(collection, encoder, kind, monkey
 
     monkeypatch.setattr(Path, "open", open_on_a_full_disk)
     with pytest.raises(StorageError, match="No space left") as caught:
-        Collection.build(["new"], encoder=encoder, path=collection.path, index=kind, replace=True)
+        Collection.build(["new"], encoder=encoder, path=collection.path, replace=True)
     assert caught.value.errno == errno.ENOSPC
     assert str(collection.path) in str(caught.value)
     assert snapshot(collection.path) == before
@@ -305,7 +305,7 @@ def test_a_file_of_another_length_is_found_at_opening(collection, encoder, numbe
         Collection.open(collection.path, encoder=encoder)
 
 
-@pytest.mark.parametrize("kind", ["sq8", "binary", "hnsw", "ivf-pq"])
+@pytest.mark.parametrize("kind", ["sq8", "hnsw", "ivf-pq"])
 def test_approximate_kinds_work_the_same_way(tmp_path, encoder, monkeypatch, kind):
     faiss = pytest.importorskip("faiss")
     monkeypatch.setattr(index_kinds, "SMALL", 300)
@@ -353,10 +353,10 @@ def test_progress_bars_follow_one_another(tmp_path, encoder, monkeypatch):
 NAMES = {"sq8.faiss", "signs.npy", "hnsw.faiss", "ivfpq.faiss"}
 
 
-def test_files_of_two_collections_do_not_mix(tmp_path, encoder, kind):
+def test_files_of_two_collections_do_not_mix(tmp_path, encoder):
     documents = [{"text": text, "number": number} for number, text in enumerate(["a b", "c d", "e"])]
-    one = Collection.build(documents[:2], encoder=encoder, path=tmp_path / "one", index=kind)
-    other = Collection.build(documents, encoder=encoder, path=tmp_path / "other", index=kind)
+    one = Collection.build(documents[:2], encoder=encoder, path=tmp_path / "one")
+    other = Collection.build(documents, encoder=encoder, path=tmp_path / "other")
     for path in data_files(other):
         backup = (generation_of(one) / path.name).read_bytes()
         shutil.copy(path, generation_of(one) / path.name)

@@ -127,10 +127,10 @@ WRITES = st.lists(
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(writes=WRITES)
-def test_any_writes_equal_one_build(tmp_path_factory, encoder, kind, writes):
+def test_any_writes_equal_one_build(tmp_path_factory, encoder, writes):
     folder = tmp_path_factory.mktemp("writes")
     expected = {"a": "tea", "b": "rye bread"}
-    collection = Collection.build(list(expected.items()), encoder=encoder, path=folder / "idx", index=kind)
+    collection = Collection.build(list(expected.items()), encoder=encoder, path=folder / "idx")
     for name, what in writes:
         if name == "upsert":
             collection.upsert(list(what.items()))
@@ -330,7 +330,7 @@ def test_writes_during_a_merge_are_kept(in_pieces, encoder, monkeypatch):
 
 
 def test_a_merge_yields_to_a_write_that_replaced_its_segments(in_pieces, monkeypatch):
-    meanwhile(monkeypatch, lambda: in_pieces.compact(lexical=True))
+    meanwhile(monkeypatch, lambda: in_pieces.compact(index="sq8"))
     before = all_hits(in_pieces)
     assert not in_pieces.merge()
     assert all_hits(in_pieces) == before

@@ -133,7 +133,7 @@ def test_the_error_of_a_malformed_filter_names_its_field(conditions, message):
 
 
 @pytest.fixture
-def library(tmp_path, encoder, kind):
+def library(tmp_path, encoder):
     """Two hundred documents in several segments, some replaced and some deleted."""
     chance = random.Random(1)
 
@@ -146,7 +146,7 @@ def library(tmp_path, encoder, kind):
             "tags": chance.sample(["x", "y", "z"], chance.randrange(3)),
         }
 
-    collection = Collection.build(map(document, range(150)), encoder=encoder, path=tmp_path / "lib", index=kind)
+    collection = Collection.build(map(document, range(150)), encoder=encoder, path=tmp_path / "lib")
     collection.upsert(map(document, range(130, 170)))
     collection.upsert(map(document, range(170, 180)))
     collection.delete([f"d{number}" for number in range(0, 60, 7)])
@@ -180,11 +180,10 @@ def test_other_kinds_are_exact_under_a_filter(tmp_path, encoder):
     pytest.importorskip("faiss")
     documents = [{"id": str(n), "text": f"{n} bee {n % 7}", "even": n % 2 == 0} for n in range(900)]
     queries = [f"{n} bee" for n in range(20)]
-    binary, exact = (
-        Collection.build(documents, encoder=encoder, path=tmp_path / kind, index=kind)
-        for kind in ("binary", "exact")
+    other, exact = (
+        Collection.build(documents, encoder=encoder, path=tmp_path / kind, index=kind) for kind in ("sq8", "exact")
     )
-    assert binary.search(queries, filter={"even": True}) == exact.search(queries, filter={"even": True})
+    assert other.search(queries, filter={"even": True}) == exact.search(queries, filter={"even": True})
 
 
 def test_a_comparison_that_can_never_hold_is_reported(library):

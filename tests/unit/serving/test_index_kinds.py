@@ -15,7 +15,7 @@ def test_every_kind_has_a_file_of_its_own():
 
 
 def test_the_error_for_an_unknown_kind_names_the_known():
-    with pytest.raises(InputError, match=r"'tree'.*auto, exact, flat, sq8, binary, hnsw, ivf-pq"):
+    with pytest.raises(InputError, match=r"'tree'.*auto, exact, sq8, hnsw, ivf-pq"):
         index_class("tree")
     with pytest.raises(InputError, match="tree"):
         checked_kind("tree")
@@ -25,7 +25,7 @@ def test_without_faiss_the_error_names_both_packages(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.faiss_index", raising=False)
     with pytest.raises(MissingExtraError) as caught:
-        index_class("flat")
+        index_class("sq8")
     assert "faiss-cpu" in str(caught.value)
     assert "faiss-gpu" in str(caught.value)
     assert 'pip install "embedkit-onnx[serve]"' in str(caught.value)
@@ -39,9 +39,9 @@ def test_without_faiss_the_error_names_both_packages(monkeypatch):
         ("auto", 130_208, "exact"),
         ("auto", 130_209, "hnsw"),
         ("auto", 10_000_000, "ivf-pq"),
-        ("hnsw", 20_000, "flat"),
+        ("hnsw", 20_000, "exact"),
         ("hnsw", 20_001, "hnsw"),
-        ("ivf-pq", 5, "flat"),
+        ("ivf-pq", 5, "exact"),
         ("ivf-pq", 30_000, "ivf-pq"),
         ("sq8", 5, "sq8"),
         ("exact", 10**8, "exact"),

@@ -129,4 +129,4 @@ def test_compacting_cuts_the_words_of_the_first_release_again(tmp_path, encoder)
     opened = Collection.open(tmp_path, encoder=encoder)
     opened.compact()
     assert opened.manifest.segments[0].words == segment.words
-    assert opened.search("bees", hybrid=True)[0].scores["lexical"] > 0
+    assert opened.search("bees")[0].scores["lexical"] > 0

@@ -23,7 +23,7 @@ MANIFEST = Manifest(
         SegmentEntry(
             generation="generation-000002",
             count=5,
-            index="flat",
+            index="sq8",
             files={name: FileSeal(7, "0" * 64) for name in FILES},
             deleted=Tombstones(generation="generation-000003", count=2, seal=FileSeal(3, "1" * 64)),
         ),

@@ -241,7 +241,7 @@ def test_collections_of_the_first_release_are_read(collection: Collection, uri: 
     monkeypatch.setattr(MilvusClient, "describe_collection", lambda *_: {"properties": properties})
     again = Collection.open(f"milvus:{uri}#docs")
     assert again.manifest == dataclasses.replace(collection.manifest, analysis=1)
-    with pytest.raises(InputError, match="hybrid: the collection was built without words"):
+    with pytest.raises(InputError, match="mode: the collection was built without words"):
         again.store.view().search_words("red apple", 1, Selection(None, filtered=False, warnings=()))
 
 

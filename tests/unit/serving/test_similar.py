@@ -138,7 +138,7 @@ def test_rows_with_more_neighbours_than_an_index_is_asked_for_are_compared_exact
     assert deduplicate(rows, index="sq8").kept.tolist() == deduplicate(rows).kept.tolist()
 
 
-@pytest.mark.parametrize("index", ["hnsw", "ivf-pq", "sq8", "binary"])
+@pytest.mark.parametrize("index", ["hnsw", "ivf-pq", "sq8"])
 def test_a_few_rows_need_no_other_index(index: str):
     pytest.importorskip("faiss")
     rows = noisy_groups(11, 32)

@@ -5,19 +5,18 @@ import { ask, counted, find, lastWins, make, sayIfSlow } from "./page.js";
 
 const MOST = 100;
 const WRONG_FILTER = "filter: ";
-const SCANS = ["exact", "flat", "FLAT"];
+const SCANS = ["exact", "FLAT"];
 let map = null;
 let idle = "";
 let found = []; // ids of the last column
 
 function ways(collection) {
-  const found = [{ title: "Dense", stage: "dense", about: "by meaning", wish: {} }];
+  const found = [{ title: "Dense", stage: "dense", about: "by meaning", wish: { mode: "dense" } }];
   if (collection.lexical) {
-    found.push({ title: "Hybrid", stage: "fused", about: "by meaning and by words", wish: { hybrid: "rrf" } });
+    found.push({ title: "Hybrid", stage: "fused", about: "by meaning and by words", wish: { mode: "hybrid" } });
   }
   if (collection.reranker) {
-    const wish = { rerank: true, ...(collection.lexical ? { hybrid: "rrf" } : {}) };
-    found.push({ title: "Re-ranked", stage: "rerank", about: `by ${collection.reranker}`, wish });
+    found.push({ title: "Re-ranked", stage: "rerank", about: `by ${collection.reranker}`, wish: { rerank: true } });
   }
   return found;
 }

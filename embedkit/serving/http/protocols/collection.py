@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -15,10 +15,18 @@ from embedkit.serving.http.responses import Response, problem, to_json
 from embedkit.serving.http.routes import Routes
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import read_filter
+from embedkit.serving.retrieval.options import Mode, SearchOptions
 from embedkit.serving.retrieval.search import Hit, Hits
 
 routes = Routes("collection", errors=Problem)
 writing_routes = Routes("collection", errors=Problem, scope="write")
+
+
+def option(name: str, *, default: Any = None, **limits: Any) -> Any:
+    """Declare a field for one of :class:`SearchOptions`, with its default and description."""
+    declared = SearchOptions.__dataclass_fields__[name]
+    value = declared.default if default is None else default
+    return Field(value, description=declared.metadata["doc"], **limits)
 
 
 class SearchRequest(OwnSchema):
@@ -27,28 +35,18 @@ class SearchRequest(OwnSchema):
     synonyms = {"q": "query", "top_k": "k", "limit": "k", "filters": "filter"}  # noqa: RUF012 - of the base class
 
     query: str
-    k: int = Field(10, ge=1, le=1000, description="number of results")
-    hybrid: bool | Literal["rrf", "weighted"] | None = Field(
-        None, description="also search by keywords, and fuse results by rank (true or rrf) or by score (weighted)"
-    )
-    rerank: bool = Field(False, description="whether the re-ranker decides the order of the candidates")
-    rerank_weight: float = Field(
-        1.0, ge=0, le=1, description="weight of the re-ranker's scores in that order, beside those of the search"
-    )
-    candidates: int | None = Field(
-        None, ge=1, le=1000, description="number of documents passed from one stage to the next; default: 50"
-    )
-    effort: float = Field(
-        1.0,
-        gt=0,
-        le=16,
-        description="search breadth of an approximate index: 2 finds more and takes longer",
-    )
+    k: int = option("k", ge=1, le=1000)
+    mode: Mode | None = option("mode")
     filter: dict[str, Any] | str | None = Field(
         None,
-        description='conditions on the metadata, for example {"lang": "en", "year": {"gte": 2020}}, '
+        description=f"{SearchOptions.__dataclass_fields__['filter'].metadata['doc']}, "
         'or as a person writes them: "lang = en, year >= 2020"',
     )
+    rerank: bool = option("rerank", default=False)
+    rerank_weight: float | None = option("rerank_weight", ge=0, le=1)
+    candidates: int | None = option("candidates", ge=1, le=1000)
+    effort: float = option("effort", gt=0, le=16)
+    hybrid: bool | None = Field(None, description='older form of "mode": true is "hybrid", false "dense"')
 
 
 def check_json(value: Any) -> Any:
@@ -123,8 +121,8 @@ class CollectionCard(Schema):
     model: str
     reranker: str | None
     documents: int
-    lexical: bool = Field(description="whether there is a keyword index for hybrid searches")
-    index: str = Field(description="kinds of index; effort has no effect on exact and flat ones")
+    lexical: bool = Field(description="whether there is a keyword index")
+    index: str = Field(description="kinds of index; effort has no effect on exact ones")
 
 
 class MapPoint(Schema):
@@ -177,16 +175,8 @@ async def search(body: SearchRequest, request: Request) -> Response:
         written = conditions
         limits.check([written])
         conditions = await limits.beside(len(written), lambda: read_filter(written))
-    hits = await collection.search(
-        body.query,
-        body.k,
-        conditions=conditions,
-        hybrid=body.hybrid,
-        rerank=body.rerank,
-        rerank_weight=body.rerank_weight,
-        candidates=body.candidates,
-        effort=body.effort,
-    )
+    given = body.model_dump(exclude={"query", "filter"}) | {"filter": conditions}
+    hits = await collection.search(body.query, SearchOptions.of(**given))
     request.note(hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
     characters = sum(len(hit.text) for hit in hits)
     content = await limits.beside(characters, lambda: _hits_to_json(hits, limits.check_response))

@@ -39,7 +39,7 @@ VALID = {
     "/api/embed": {"model": "toy", "input": ["a dog", "the sea"]},
     "/api/embeddings": {"model": "toy", "prompt": "a dog"},
     "/api/show": {"model": "toy"},
-    "/v1/search": {"query": "a dog", "k": 2, "filter": {"lang": "en"}, "hybrid": True, "rerank": True},
+    "/v1/search": {"query": "a dog", "k": 2, "filter": {"lang": "en"}, "mode": "hybrid", "rerank": True},
     "/v1/documents": {"documents": [{"id": "new", "text": "a cat", "metadata": {"lang": "en"}}]},
     "/v1/documents/delete": {"ids": ["nobody"]},
 }

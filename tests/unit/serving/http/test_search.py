@@ -52,10 +52,10 @@ def test_hits_equal_the_collections(reading, collection):
     assert set(done["latency_ms"]) >= {"encode", "dense"}
 
 
-@pytest.mark.parametrize("hybrid", ["rrf", True])
-def test_words_are_fused_in(reading, collection, hybrid):
-    done = reading.post("/v1/search", json={"query": "a dog", "k": 3, "hybrid": hybrid}).json()
-    expected = collection.search("a dog", k=3, hybrid="rrf")
+@pytest.mark.parametrize("way", [{}, {"mode": "hybrid"}, {"hybrid": True}])
+def test_words_are_fused_in(reading, collection, way):
+    done = reading.post("/v1/search", json={"query": "a dog", "k": 3, **way}).json()
+    expected = collection.search("a dog", k=3, mode="hybrid")
     assert [(hit["id"], hit["scores"]) for hit in done["hits"]] == [(hit.id, hit.scores) for hit in expected]
     assert "lexical" in done["latency_ms"]
 
@@ -82,10 +82,10 @@ def test_without_a_reranker_reranking_is_refused(reading):
 def test_the_effort_reaches_the_search(reading, collection, monkeypatch):
     efforts, search = [], collection.search_steps
     monkeypatch.setattr(
-        collection, "search_steps", lambda *given, **more: efforts.append(more) or search(*given, **more)
+        collection, "search_steps", lambda query, options: efforts.append(options) or search(query, options)
     )
     assert reading.post("/v1/search", json={"query": "a", "effort": 2}).status_code == 200
-    assert [one["effort"] for one in efforts] == [2.0]
+    assert [options.effort for options in efforts] == [2.0]
 
 
 def test_the_map_holds_every_document_and_follows_the_collection(writing):
@@ -207,7 +207,7 @@ def test_a_missing_document_is_a_404(reading):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"hybrid": "bm25"}, "hybrid: Input should be a valid boolean, or 'rrf' or 'weighted'"),
+        ({"mode": "bm25"}, "mode: Input should be 'hybrid', 'dense' or 'lexical'"),
         ({"filter": 5}, "filter: Input should be an object, or a valid string"),
         ({"k": "5"}, "k: Input should be a valid integer"),
     ],
@@ -334,7 +334,7 @@ def test_a_collection_on_milvus_is_served(build, toy_bundle, tmp_path):
     settings = ServerSettings(port=0, collection=address, allow_writes=True, refresh_s=0)
     service = Service.load([str(toy_bundle)], settings)
     with serving(service) as url, httpx.Client(base_url=url) as client:
-        body = {"query": "a dog", "k": 2, "hybrid": True, "filter": {"year": {"lt": 2000}}}
+        body = {"query": "a dog", "k": 2, "filter": {"year": {"lt": 2000}}}
         assert [hit["id"] for hit in client.post("/v1/search", json=body).json()["hits"]] == ["dog", "sea/side"]
         new = {"documents": [{"id": "new", "text": "a violin"}]}
         assert client.post("/v1/documents", json=new).json() == {"added": 1, "replaced": 0}
