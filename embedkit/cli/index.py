@@ -150,6 +150,14 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
         ".txt, .md and .html, or one such file; hits have document, section, start and end as metadata",
     )
     parser.add_argument(
+        "--strict", action="store_true", help="with --split: a file in a folder that cannot be read is an error"
+    )
+    parser.add_argument(
+        "--follow-links",
+        action="store_true",
+        help="with --split: also read files outside of a folder to which links in it lead",
+    )
+    parser.add_argument(
         "--max-tokens", type=int, metavar="N", help="maximum size of a window; default: as many as the model takes"
     )
     parser.add_argument(
@@ -252,6 +260,8 @@ def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _Counte
         text_column=arguments.text_column,
         id_column=arguments.id_column,
         skip_empty=arguments.skip_empty,
+        strict=arguments.strict,
+        follow_links=arguments.follow_links,
     )
     return _CountedWindows(windows)
 

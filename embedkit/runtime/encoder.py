@@ -283,6 +283,7 @@ class Encoder(Model[Tokenizer]):
         overlap: int = 0,
         role: Role | None = None,
         prompt_name: str | None = None,
+        headings: Sequence[str] | None = None,
     ) -> list[list[Span]]:
         """Divide texts into windows that the model encodes without truncation.
 
@@ -295,6 +296,8 @@ class Encoder(Model[Tokenizer]):
             overlap: maximum number of tokens that consecutive windows share.
             role: as for :meth:`tokenize`.
             prompt_name: as for :meth:`tokenize`.
+            headings: N texts that will stand on a line before each window of a text, for which room is left, at
+                most half of it; "" for none.
 
         Returns:
             for each text the first character and the end of each window, exclusive; none for a text without
@@ -308,7 +311,11 @@ class Encoder(Model[Tokenizer]):
         width = room if max_tokens is None else check_whole(max_tokens, "max_tokens", most=room)
         shared = check_whole(overlap, "overlap", least=0)
         checked = check_items(list(check_iterable(texts)))
-        return [self._windows(text, prompt, width, shared) for text in checked]
+        above = [""] * len(checked) if headings is None else list(check_iterable(headings, "headings"))
+        if len(above) != len(checked):
+            raise InputError(f"expected {len(checked)} headings, one for each text, got {len(above)}")
+        pairs = zip(checked, check_items(above), strict=True)
+        return [self._windows(text, prompt, width, shared, heading) for text, heading in pairs]
 
     def check_token_ids(self, ids: Sequence[Sequence[int]]) -> Tokens:
         """Token ids of this model made elsewhere, special tokens included, as :meth:`encode_tokens` takes them.
@@ -482,8 +489,13 @@ class Encoder(Model[Tokenizer]):
             raise InputError(f"the prompt fills all {self.max_length} tokens of {self.name}")
         return room
 
-    def _windows(self, text: str, prompt: str, size: int, overlap: int) -> list[Span]:
-        most = self.max_length - self._room(prompt) + size
+    def _windows(self, text: str, prompt: str, size: int, overlap: int, heading: str = "") -> list[Span]:
+        room = self._room(prompt)
+        if heading:
+            taken = len(self._tokenizer.tokenize([heading], prompt=prompt).ids[0]) - (self.max_length - room)
+            size = min(size, room - min(taken, room // 2))
+            overlap = min(overlap, size - 1)
+        most = self.max_length - room + size
 
         def fits(window: str) -> bool:
             tokens = self._tokenizer.tokenize([window], prompt=prompt)

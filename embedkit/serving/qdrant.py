@@ -260,7 +260,7 @@ def _key(field: str) -> str:
 def _point(document: Document, embedding: FloatArray, analysis: int | None) -> rest.PointStruct:
     vectors: dict[str, Any] = {"embedding": embedding.tolist()}
     if analysis is not None:
-        vectors["words"] = _words(document.text, analysis)
+        vectors["words"] = _words(document.content, analysis)
     payload = {"id": document.id, "text": document.text, "metadata": document.metadata or {}}
     return rest.PointStruct(id=_point_id(document.id), vector=vectors, payload=payload)
 

@@ -351,7 +351,9 @@ ROWS = {
     "embedkit.Encoder.unknown_share": encoder_row("unknown_share", "texts"),
     "embedkit.Encoder.token_spans": encoder_row("token_spans", "texts", "special_tokens", "prompt_name"),
     "embedkit.Encoder.windows": encoder_row(
-        "windows", "texts", "max_tokens", "overlap", "prompt_name", role=kind("document", "None")
+        *("windows", "texts", "max_tokens", "overlap", "prompt_name"),
+        role=kind("document", "None"),
+        headings=Kind(lambda _: None, frozenset({"None"}), frozenset(SEVERAL_TEXTS)),
     ),
     "embedkit.Encoder.check_token_ids": row(
         lambda kit: kit.encoder.check_token_ids, ids=kind([[2, 3]], "empty list")
@@ -455,6 +457,8 @@ ROWS = {
     "embedkit.serving.retrieval.splitting.split_documents": row(
         lambda _: split_documents,
         *("encoder", "max_tokens", "overlap", "text_column", "id_column", "skip_empty"),
+        strict=FLAG,
+        follow_links=FLAG,
         source=DOCUMENTS_GIVEN,
         run=listed,
     ),

@@ -366,7 +366,7 @@ class Collection:
             return
         if self._models.queries is not None and not self._models.is_recorded(info):
             documents, embeddings = self.store.sample(SAMPLE)
-            texts = [document.text for document in documents]
+            texts = [document.content for document in documents]
             agreement(self._models.queries, texts, embeddings, info.model)
         self._agreed = info.fingerprint
 

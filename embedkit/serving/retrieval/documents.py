@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 NamedRecords = Iterator[tuple[str, Mapping[str, Any]]]
 """Records, each with its location for error messages."""
 
+_LONGEST_HEADING: Final = 160  # characters
+
 DocumentSource = str | os.PathLike[str] | Iterable[str | Mapping[str, Any] | tuple[str, str]]
 
 
@@ -34,13 +36,34 @@ class Document:
 
     Attributes:
         id: the given id, or the row number.
-        text: the text that is embedded.
+        text: the text that is shown.
         metadata: the other columns of its record.
     """
 
     id: str
     text: str
     metadata: dict[str, Any] | None = None
+
+    @property
+    def content(self) -> str:
+        """The text below its title and the path of its sections: what is embedded, indexed and re-ranked."""
+        heading = heading_of(self.metadata or {})
+        return f"{heading}\n{self.text}" if heading and not self.text.startswith(heading) else self.text
+
+
+def heading_of(metadata: Mapping[str, Any]) -> str:
+    """Return the title and the path of sections in metadata, as ``Guide > Install > GPUs``; "" without either.
+
+    The middle of a long one is left out, so that it takes no more than a part of a window.
+    """
+    title, section = (value if isinstance(value, str) else "" for value in map(metadata.get, ("title", "section")))
+    title = " ".join(title.split())
+    parts = [title, section] if not section.startswith(title) else [section]
+    heading = " > ".join(filter(None, parts))
+    if len(heading) <= _LONGEST_HEADING:
+        return heading
+    half = _LONGEST_HEADING // 2
+    return f"{heading[: half - 2]} … {heading[1 - half :]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

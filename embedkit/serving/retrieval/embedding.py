@@ -73,7 +73,9 @@ def embed_documents(
     group = _CHUNK * _CHUNKS_PER_PROCESS * getattr(encoder, "processes", 0) or _CHUNK
     for first in range(0, len(store), group):
         rows = range(first, min(first + group, len(store)))
-        chunks = [[store.read(row).text for row in rows[at : at + _CHUNK]] for at in range(0, len(rows), _CHUNK)]
+        chunks = [
+            [store.read(row).content for row in rows[at : at + _CHUNK]] for at in range(0, len(rows), _CHUNK)
+        ]
         kept = [journal.find(texts) if journal else None for texts in chunks]
         missing = [texts for texts, embeddings in zip(chunks, kept, strict=True) if embeddings is None]
         made = iter(_split(embed_texts([text for texts in missing for text in texts], encoder), missing))

@@ -194,7 +194,8 @@ def search_steps(
                 stages.enter("fused", fuse(dense, stages.ranking))
         clock.lap("lexical")
     if options.reranks:
-        texts = [[view.read(row).text for row in stages.ranking.rows[:wanted].tolist()] for stages in all_stages]
+        chosen = [stages.ranking.rows[:wanted].tolist() for stages in all_stages]
+        texts = [[view.read(row).content for row in rows] for rows in chosen]
         for stages, scores in zip(all_stages, (yield Score(queries, texts)), strict=True):
             _reorder(stages, scores, 1.0 if options.rerank_weight is None else options.rerank_weight)
         clock.lap("rerank")

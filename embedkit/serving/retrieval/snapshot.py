@@ -126,7 +126,7 @@ def write_segment(
 
 
 def _write_words(folder: Path, store: DocumentStore, *, show_progress_bar: bool | None) -> WordCounts:
-    texts = (store.read(row).text for row in range(len(store)))
+    texts = (store.read(row).content for row in range(len(store)))
     with Progress("words", len(store), unit="documents", enabled=show_progress_bar) as progress:
         words: Words = words_module().weighted_words(texts, progress)
         return words.save(folder)

@@ -194,7 +194,9 @@ def _compare(
     store: DocumentStore, rows: npt.NDArray[np.int64], embeddings: FloatArray, encoder: TextEncoder
 ) -> None:
     documents = [store.read(int(row)) for row in rows]
-    cosines = np.einsum("nd,nd->n", embed_texts([document.text for document in documents], encoder), embeddings)
+    forms = ([document.text for document in documents], [document.content for document in documents])
+    made = [embed_texts(texts, encoder) for texts in (forms if forms[0] != forms[1] else forms[:1])]
+    cosines = np.max([np.einsum("nd,nd->n", rows_made, embeddings) for rows_made in made], axis=0)
     worst = int(cosines.argmin())
     if not cosines[worst] >= LEAST_COSINE:
         raise FingerprintError(

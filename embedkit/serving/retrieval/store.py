@@ -72,7 +72,7 @@ class Plan:
     def _query_model(self, documents: DocumentStore) -> QueryModel | None:
         if self.queries is None:
             return None
-        texts = [documents.read(int(row)).text for row in evenly_spaced(len(documents), SAMPLE)]
+        texts = [documents.read(int(row)).content for row in evenly_spaced(len(documents), SAMPLE)]
         cosine = agreement(self.queries, texts, embed_texts(texts, self.encoder), self.encoder.name)
         name, fingerprint = self.queries.name, self.queries.fingerprint
         return QueryModel(model=name, source=self.queries_source, fingerprint=fingerprint, agreement=cosine)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ import pytest
 from embedkit import Collection, Encoder
 from embedkit.cli.main import main
 from embedkit.errors import DataError, InputError
-from embedkit.serving.retrieval.splitting import is_documents, split_documents
+from embedkit.serving.retrieval.documents import Columns, named_records, to_documents
+from embedkit.serving.retrieval.html_sections import read_html
+from embedkit.serving.retrieval.splitting import is_text_source, split_documents
 
 GUIDE = """Before any heading.
 
@@ -46,8 +50,8 @@ PAGE = """<!DOCTYPE html><html><head><title>Not shown</title><style>p { color: r
 
 
 @pytest.fixture
-def encoder(toy_bundle: Path) -> Encoder:
-    return Encoder.load(toy_bundle)
+def encoder(write_toy_bundle, tmp_path_factory) -> Encoder:
+    return Encoder.load(write_toy_bundle(tmp_path_factory.mktemp("wide") / "toy.onnx", max_length=48))
 
 
 @pytest.fixture
@@ -93,6 +97,42 @@ class TestMarkdown:
         assert {window["section"] for window in windows} == {"", "Sea"}
         assert windows[0]["text"].startswith("---")
         assert "A bird." in [window["text"] for window in windows]
+        assert all(window["text"] == text[window["start"] : window["end"]] for window in windows)
+
+    @pytest.mark.parametrize(
+        "front",
+        [
+            "\n\n---\n# a comment\ntitle: 'The sea'\n---\n",
+            "---\nlast update: 2024-05-06\ntitle: The sea\ntags: [one, two]\n---\n",
+            '---\n"title": "The sea"\n...\n',
+            "---\nsummary: one: two\ntitle: The sea\n---\n",  # no YAML, but meant as such
+        ],
+    )
+    def test_front_matter_is_read_as_yaml(self, tmp_path, encoder, front):
+        (tmp_path / "a.md").write_text(f"{front}A bird.\n", encoding="utf-8")
+        windows = list(split_documents(tmp_path / "a.md", encoder))
+        assert {(window["title"], window["section"]) for window in windows} == {("The sea", "")}
+        assert windows[-1]["text"] == "A bird."
+        if "tags" in front:
+            assert windows[-1]["tags"] == ["one", "two"]
+            assert windows[-1]["last update"] == "2024-05-06"
+
+    def test_front_matter_cannot_grow(self, tmp_path, encoder):
+        lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
+        (tmp_path / "a.md").write_text("---\n{}\n---\nA bird.\n".format("\n".join(lines)), encoding="utf-8")
+        windows = list(split_documents(tmp_path / "a.md", encoder))
+        assert "a1" not in windows[-1]
+        assert windows[-1]["text"] == "A bird."
+
+    def test_a_heading_without_text_is_a_window_unless_another_is_below_it(self, tmp_path, encoder):
+        text = "# House\n\n## Garden\n\n## Kitchen\n\nBread.\n\n# Sea\n"
+        (tmp_path / "a.md").write_text(text, encoding="utf-8")
+        windows = list(split_documents(tmp_path / "a.md", encoder))
+        assert [(window["section"], window["text"]) for window in windows] == [
+            ("House > Garden", "## Garden"),
+            ("House > Kitchen", "Bread."),
+            ("Sea", "# Sea"),
+        ]
         assert all(window["text"] == text[window["start"] : window["end"]] for window in windows)
 
     def test_a_rule_is_no_front_matter(self, tmp_path, encoder):
@@ -157,6 +197,26 @@ class TestHtml:
         (tmp_path / "a.html").write_text(page, encoding="utf-8")
         assert [window["text"] for window in split_documents(tmp_path / "a.html", encoder)] == [text]
 
+    def test_the_title_is_a_field_of_all_windows(self, tmp_path, encoder):
+        page = "<title>The\n sea &amp; birds</title><svg><title>no</title></svg><h1>One</h1><p>A bird.<h2>Two</h2>"
+        (tmp_path / "a.html").write_text(page, encoding="utf-8")
+        windows = list(split_documents(tmp_path / "a.html", encoder))
+        assert {window["title"] for window in windows} == {"The sea & birds"}
+        assert [(window["section"], window["text"]) for window in windows] == [
+            ("One", "A bird."),
+            ("One > Two", "Two"),
+        ]
+        assert page[windows[1]["start"] : windows[1]["end"]] == "Two"
+
+    @pytest.mark.parametrize(
+        "part",
+        ["<a/", "<!--", "<svg>", "<a b='", '<a b="', "</", "<![", "&#", "<title>", "< ", "<a b=c ", "&a", "<pre>"],
+    )
+    def test_hostile_pages_take_seconds_at_most(self, part):
+        started = time.process_time()
+        read_html(part * 100_000 + "</title>" * 100_000)
+        assert time.process_time() - started < 20  # in quadratic time: hours
+
     def test_lines_of_a_heading_are_apart(self, tmp_path, encoder):
         (tmp_path / "a.html").write_text("<h1>The<br>sea</h1><p>Music.", encoding="utf-8")
         assert [window["section"] for window in split_documents(tmp_path / "a.html", encoder)] == ["The sea"]
@@ -209,10 +269,77 @@ class TestWindows:
         with pytest.raises(DataError, match="document 2: the text is empty"):
             list(split_documents(rows, encoder))
 
-    def test_another_encoding_is_an_error(self, tmp_path, encoder):
+    def test_a_file_that_cannot_be_decoded_is_left_out_and_counted(self, tmp_path, encoder, caplog):
         (tmp_path / "a.md").write_bytes("one\nnaïve".encode("latin-1"))
+        (tmp_path / "b.txt").write_bytes("no mark".encode("utf-16-le"))
+        (tmp_path / "c.txt").write_text("A bird.", encoding="utf-8")
+        assert [window["document"] for window in split_documents(tmp_path, encoder)] == ["c.txt"]
+        assert "a.md:2 is not UTF-8 text" in caplog.text
+        assert "left out 2 files that cannot be read" in caplog.text
         with pytest.raises(DataError, match=r"a\.md:2 is not UTF-8 text"):
-            list(split_documents(tmp_path, encoder))
+            list(split_documents(tmp_path, encoder, strict=True))
+        with pytest.raises(DataError, match=r"a\.md:2 is not UTF-8 text"):
+            list(split_documents(tmp_path / "a.md", encoder))
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("a.txt", "naïve".encode("utf-16")),
+            ("a.md", codecs.BOM_UTF16_BE + "naïve".encode("utf-16-be")),
+            ("a.txt", "naïve".encode("utf-32")),
+            ("a.txt", "naïve".encode("utf-8-sig")),
+            ("a.html", "<meta charset=iso-8859-1><p>naïve".encode("latin-1")),
+            ("a.html", b"<meta charset=utf-8 /><p>na\xc3\xafve"),
+            ("a.html", b"<META http-equiv=x content='text/html; charset=\"Windows-1252\"'>na\xefve"),
+            ("a.htm", b"<?xml version='1.0' encoding='latin1'?><p>na\xefve</p>"),
+        ],
+    )
+    def test_files_are_decoded_as_they_say(self, tmp_path, encoder, name, content):
+        (tmp_path / name).write_bytes(content)
+        assert [window["text"] for window in split_documents(tmp_path / name, encoder)] == ["naïve"]
+
+    def test_links_out_of_the_folder_are_left_out(self, tmp_path, encoder, caplog):
+        for name in ("docs/a.md", "docs/sub/b.md", "other/c.md", "other/d.md"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("a bird", encoding="utf-8")
+        docs = tmp_path / "docs"
+        (docs / "inside.md").symlink_to("sub/b.md")
+        (docs / "secret.md").symlink_to(tmp_path / "other" / "c.md")
+        (docs / "folder").symlink_to(tmp_path / "other")
+        (docs / "loop").symlink_to(docs)
+
+        def found(**options: bool) -> list[str]:
+            return [window["document"] for window in split_documents(docs, encoder, **options)]
+
+        assert found() == ["a.md", "inside.md", "sub/b.md"]
+        assert "left out links that lead outside of the folder: folder, secret.md;" in caplog.text
+        outside = ["folder/c.md", "folder/d.md", "secret.md"]
+        assert found(follow_links=True) == sorted(["a.md", "inside.md", "sub/b.md", *outside])
+
+    def test_windows_leave_room_for_the_headings_that_are_embedded_with_them(self, tmp_path, encoder):
+        text = "# The dog and the bird\n\n" + "a dog in the garden. " * 40
+        (tmp_path / "a.md").write_text(text, encoding="utf-8")
+        documents = list(
+            to_documents(named_records(split_documents(tmp_path / "a.md", encoder)), Columns(id="id"))
+        )
+        assert len(documents) > 1
+        assert documents[0].content == f"The dog and the bird\n{documents[0].text}"
+        assert not encoder.tokenize([document.content for document in documents]).overflowing
+
+    def test_headings_and_titles_are_found_by_both_rankings(self, encoder, tmp_path):
+        rows = [
+            {"id": n, "text": f"a tree {n}", "title": title} for n, title in enumerate(["bread", "the moon", ""])
+        ]
+        rows.append({"id": 3, "text": "music", "title": 4, "section": "Kitchen > milk"})
+        collection = Collection.build(rows, encoder=encoder, path=tmp_path / "idx", lexical=True)
+        assert [hit.id for hit in collection.search("moon", k=1, hybrid=True)] == ["1"]
+        (hit,) = collection.search("Kitchen > milk\nmusic", k=1)
+        assert hit.text == "music"
+        assert hit.score == pytest.approx(1, abs=1e-5)
+        copied = Collection.build(collection, encoder=encoder, path=tmp_path / "copy")
+        given = encoder.encode([row["text"] for row in rows])
+        Collection.build(rows, encoder=encoder, path=tmp_path / "given", embeddings=given)
+        assert len(copied) == len(rows)
 
     def test_a_missing_file_is_an_error_without_a_number(self, tmp_path, encoder):
         with pytest.raises(DataError, match=r"nothing\.txt cannot be read: No such file or directory$"):
@@ -220,14 +347,14 @@ class TestWindows:
 
     def test_a_folder_without_documents_is_an_error(self, tmp_path, encoder):
         (tmp_path / "scan.pdf").write_bytes(b"%PDF")
-        with pytest.raises(DataError, match=r"has no text, Markdown or HTML: \.txt"):
+        with pytest.raises(DataError, match=r"has no text, Markdown or HTML: \.htm"):
             list(split_documents(tmp_path, encoder))
 
     def test_which_sources_are_documents(self, folder, tmp_path):
-        assert is_documents(folder)
-        assert is_documents(str(folder / "page.html"))
-        assert not is_documents(tmp_path / "a.jsonl")
-        assert not is_documents(["a text"])
+        assert is_text_source(folder)
+        assert is_text_source(str(folder / "page.html"))
+        assert not is_text_source(tmp_path / "a.jsonl")
+        assert not is_text_source(["a text"])
 
 
 class TestCommand:
