@@ -64,13 +64,6 @@ API = {
     "sklearn": ("scikit-learn", "embedkit.integrations.sklearn", ["TextEmbedder"]),
     "langchain": ("LangChain", "embedkit.integrations.langchain", ["EmbedkitEmbeddings"]),
     "llama-index": ("LlamaIndex", "embedkit.integrations.llama_index", ["EmbedkitEmbedding"]),
-    "haystack": (
-        "Haystack",
-        "embedkit.integrations.haystack",
-        ["EmbedkitTextEmbedder", "EmbedkitDocumentEmbedder"],
-    ),
-    "keybert": ("KeyBERT", "embedkit.integrations.keybert", ["EmbedkitBackend"]),
-    "spacy": ("spaCy", "embedkit.integrations.spacy", ["SpacyEmbedder"]),
     "mteb": ("MTEB", "embedkit.integrations.mteb", ["MtebEncoder", "MtebCrossEncoder"]),
     "protocols": ("Protocols", "embedkit", ["TextEncoder", "PairScorer", "VectorIndex"]),
 }

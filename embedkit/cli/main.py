@@ -36,7 +36,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("embedkit.cli.train", extra="train"),
     "adapt": Command("embedkit.cli.adapt", extra="train,export"),
-    "methods": Command("embedkit.cli.methods"),
+    "methods": Command("embedkit.cli.methods", extra="train"),
     "report": Command("embedkit.cli.report", extra="train"),
     "export": Command("embedkit.cli.export", extra="export"),
     "distill-static": Command("embedkit.cli.distill_static", extra="export"),

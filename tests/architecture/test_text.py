@@ -58,9 +58,6 @@ def test_every_module_has_a_docstring():
 
 NOT_INSTALLED_EVERYWHERE = {
     "embedkit/serving/qdrant.py": "qdrant_client",
-    "embedkit/integrations/haystack.py": "haystack",
-    "embedkit/integrations/keybert.py": "keybert",
-    "embedkit/integrations/spacy.py": "spacy",
 }
 
 

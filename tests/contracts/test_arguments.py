@@ -533,30 +533,6 @@ ROWS = {
         embed_batch_size=COUNT.refusing(*HUGE),
         model_name=BUNDLE,
     ),
-    "embedkit.integrations.haystack.EmbedkitTextEmbedder": adapter_row("haystack", "EmbedkitTextEmbedder"),
-    "embedkit.integrations.haystack.EmbedkitTextEmbedder.run": method_row(
-        "haystack", "EmbedkitTextEmbedder", "run", "text"
-    ),
-    "embedkit.integrations.haystack.EmbedkitDocumentEmbedder": adapter_row("haystack", "EmbedkitDocumentEmbedder"),
-    "embedkit.integrations.haystack.EmbedkitDocumentEmbedder.run": method_row(
-        "haystack",
-        "EmbedkitDocumentEmbedder",
-        "run",
-        documents=made(lambda _: [integration("haystack").Document(content="a dog")], "empty list"),
-    ),
-    "embedkit.integrations.keybert.EmbedkitBackend": adapter_row("keybert", "EmbedkitBackend"),
-    "embedkit.integrations.keybert.EmbedkitBackend.embed": method_row(
-        "keybert", "EmbedkitBackend", "embed", documents=ANY_TEXTS, verbose=FLAG.of(False)
-    ),
-    "embedkit.integrations.spacy.SpacyEmbedder": adapter_row("spacy", "SpacyEmbedder"),
-    "embedkit.integrations.spacy.SpacyEmbedder.pipe": method_row(
-        "spacy",
-        "SpacyEmbedder",
-        "pipe",
-        stream=kind([], "empty list"),
-        batch_size=COUNT.refusing(*HUGE),
-        run=listed,
-    ),
     "embedkit.integrations.mteb.MtebEncoder": row(
         lambda _: lambda **model: integration("mteb").MtebEncoder(**model), "encoder"
     ),
@@ -708,9 +684,8 @@ def outcome(row: Row, kit: Kit, argument: str, value: Any) -> str:
 def test_each_cell_is_a_result_or_an_own_error(
     function: str, argument: str, kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package in ("haystack", "keybert", "mteb", "spacy"):
-        if f".integrations.{package}" in function:
-            pytest.importorskip(package)
+    if ".integrations.mteb" in function:
+        pytest.importorskip("mteb")
     monkeypatch.chdir(tmp_path)  # some cells are names of new folders
     row = ROWS[function]
     kind = row.arguments[argument]

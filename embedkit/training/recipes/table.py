@@ -1,33 +1,21 @@
-"""The table of methods and recipes, and its copy that `embedkit methods` reads without importing torch.
-
-``python -m embedkit.training.recipes.table`` writes the copy; a test compares the two.
-"""
+"""The table of methods and recipes, as `embedkit methods` prints it."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
-from embedkit.modeling.sizes import SIZES
 from embedkit.training.method import BatchSpec
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.stage import Recipe, one_stage
 
-COPY = Path(__file__).parents[2] / "cli" / "methods.json"
-
 # Tables of the configuration that presets set, apart from the method's own settings.
 _TABLES = ("student", "optim", "dev")
 
 
-def build_table() -> dict[str, dict[str, dict[str, Any]]]:
-    """Map size and name to kind, paper, needs, idea, and the documented defaults of that size."""
-    return {size: _of_size(size) for size in SIZES}
-
-
-def _of_size(size: str) -> dict[str, dict[str, Any]]:
+def build_table(size: str) -> dict[str, dict[str, Any]]:
+    """Return kind, paper, needs, idea and the documented defaults for a size, by name of method or recipe."""
     methods = {name: _row("method", one_stage(name), method.__doc__, size) for name, method in METHODS.items()}
     recipes = {name: _row("recipe", entry, entry.function.__doc__, size) for name, entry in RECIPES.items()}
     return {**methods, **recipes}
@@ -68,7 +56,3 @@ def _settings(config: type[Any], preset: Any) -> dict[str, Any]:
                 "doc": field.metadata.get("doc", ""),
             }
     return rows
-
-
-if __name__ == "__main__":
-    COPY.write_text(json.dumps(build_table(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
