@@ -21,7 +21,7 @@ from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_bundle, find_model, published_models
 from embedkit.training.config import RunConfig, override
-from embedkit.training.loop import Control
+from embedkit.training.loop import RunControl
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import LEAST_AGREEMENT, HeldOut, prepare
 from embedkit.training.teachers import CachedVectors, TeacherVectors
@@ -117,7 +117,7 @@ def adapt(
     config: RunConfig,
     folder: str | os.PathLike[str],
     output: str | os.PathLike[str],
-    control: Control | None = None,
+    control: RunControl | None = None,
 ) -> Adaptation | None:
     """Continue the training of a bundle, and write the result in the form of the bundle.
 
@@ -138,13 +138,13 @@ def adapt(
     """
     if not isinstance(config, RunConfig):
         raise InputError(f"config must be a result of adaptation_config, not {shown(config)}")
-    if control is not None and not isinstance(control, Control):
-        raise InputError(f"control must be a Control, not {shown(control)}")
+    if control is not None and not isinstance(control, RunControl):
+        raise InputError(f"control must be a RunControl, not {shown(control)}")
     folder, output = check_path(folder, "folder"), check_path(output, "output")
     if config.student.source is None:
         raise ConfigError("an adaptation starts from a bundle: student.source is missing")
     old = Encoder.load(config.student.source)
-    control = control or Control()
+    control = control or RunControl()
     if _marks(old.manifest.teacher).isdisjoint(_teacher_marks(config)):
         logger.warning(
             "%s does not record that it has the embedding space of the new teacher, which the new encoder learns: "

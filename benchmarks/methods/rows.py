@@ -65,16 +65,11 @@ ROWS = {
         steps={"settings.self_supervised_optim.steps": 1 / 3, "optim.steps": 2 / 3},
         teacher=True,
     ),
-    "dclr": Row("dclr", teacher=True),
     "sct-distillation, joint": Row(
         "sct-distillation",
         {**QUEUE, "joint": True, "self_supervised": QUEUE},
         rates={"optim.lr": "sct-distillation"},
         teacher=True,
     ),
-    "sct-distillation, shuffled": Row(
-        "sct-distillation", {**QUEUE, "group_mass": 0.1}, rates={"optim.lr": "sct-distillation"}, teacher=True
-    ),
-    "mse, joint": Row("mse", {"joint": True, "self_supervised": QUEUE}, rates={"optim.lr": "mse"}, teacher=True),
 }
 """Rows whose rates are used by others come first."""

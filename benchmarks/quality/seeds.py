@@ -2,7 +2,7 @@
 
     python benchmarks/quality/seeds.py --data DIR models/static.onnx static-1001.onnx static-1002.onnx
 
-Bundles whose names differ only in their last number are seeds of one model, as for `embedkit evaluate --seeds`.
+Bundles whose names differ only in their last number are seeds of one model.
 All seeds of tiny start from the same mini, so the variation of mini is not part of theirs.
 Reads the test sets in DIR and the teacher's figures in results.json, which run.py writes. Writes seeds.json and
 seeds.md next to this file. Figures are kept for each bundle, so seeds can be measured one by one; delete a model
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,11 +28,11 @@ from scipy.stats import t
 from embedkit import Encoder
 from embedkit.atomic import atomic_file
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.significance import seed_group
 from embedkit.evaluation.tasks import evaluate
 from embedkit.progress import Progress
 
 CONFIDENCE = 0.95
+_NUMBER = re.compile(r"[-_]?(seed)?[-_]?\d+$")
 
 Seeds = dict[str, dict[str, dict[str, float]]]
 """Model -> fingerprint of the bundle of each seed -> figures."""
@@ -47,7 +48,7 @@ def main() -> None:
     known: Seeds = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
     with Progress("bundles", len(arguments.bundles), unit="bundles") as progress:
         for path in arguments.bundles:
-            encoder, seeds = Encoder.load(path), known.setdefault(seed_group(Path(path).name), {})
+            encoder, seeds = Encoder.load(path), known.setdefault(_NUMBER.sub("", Path(path).stem), {})
             if encoder.fingerprint not in seeds:
                 found = [evaluate(encoder, load_task(task, data=arguments.data)) for task in TASKS]
                 seeds[encoder.fingerprint] = figures(found)

@@ -21,7 +21,7 @@ from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
-from embedkit.training.loop import Control
+from embedkit.training.loop import RunControl
 from embedkit.training.recipes.run import resolve, run
 
 DEV = {
@@ -97,12 +97,12 @@ def _in_process(work: Any, *arguments: Any) -> Any:
 def _calibrate(trial: Trial) -> list[float]:
     clock = _Clock(_CALIBRATION_STEPS)
     with tempfile.TemporaryDirectory() as folder:
-        run(resolve(trial.mapping), Path(folder) / "run", Control(should_stop=clock))
+        run(resolve(trial.mapping), Path(folder) / "run", RunControl(should_stop=clock))
     return clock.step_seconds
 
 
 def _perform(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
-    state = run(resolve(trial.mapping), trial.folder, Control(resume=trial.folder.exists()))
+    state = run(resolve(trial.mapping), trial.folder, RunControl(resume=trial.folder.exists()))
     model = TorchEncoder(SentenceEncoder.load(trial.folder / "model"))
     figures: dict[str, Any] = {
         "steps": state.step,

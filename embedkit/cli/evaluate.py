@@ -72,12 +72,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="scoring convention for re-ranking; default: all that the data support",
     )
     parser.add_argument(
-        "--text",
-        choices=("raw", "senteval"),
-        default="raw",
-        help="texts of STS sets: unchanged, or tokenized and lower-cased as in SentEval; default: raw",
-    )
-    parser.add_argument(
         "--backend",
         choices=("auto", "onnx", "torch"),
         default="auto",
@@ -91,11 +85,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SAMPLES",
         help="add 95%% intervals and paired bootstrap tests against the first model (1000 samples)",
     )
-    parser.add_argument(
-        "--seeds",
-        action="store_true",
-        help="add mean and standard deviation over models whose names differ only in their last number",
-    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write a report: .json or .md")
 
 
@@ -106,7 +95,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     _check_options(arguments)
     names = dict.fromkeys(arguments.tasks)
-    wishes = {"data": arguments.data, "convention": arguments.convention, "text": arguments.text}
+    wishes = {"data": arguments.data, "convention": arguments.convention}
     tasks = [load_task(kept_file(name, lines=".tsv"), **wishes) for name in names]
     sources = list(dict.fromkeys(arguments.models))
     _check_kinds(sources, arguments.backend, tasks)
@@ -122,7 +111,7 @@ def run(arguments: argparse.Namespace) -> None:
             logger.warning("stopped early; these results are complete")
             _show(arguments, evaluated, None)
         raise
-    _show(arguments, evaluated, _compare(evaluated, arguments.significance, seeds=arguments.seeds))
+    _show(arguments, evaluated, _compare(evaluated, arguments.significance))
 
 
 def _show(
@@ -153,36 +142,22 @@ def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
             )
 
 
-def _compare(evaluated: dict[str, list[Evaluation]], samples: int | None, *, seeds: bool) -> Comparison | None:
+def _compare(evaluated: dict[str, list[Evaluation]], samples: int | None) -> Comparison | None:
     """Return the requested statistics; None if there are none."""
-    from embedkit.evaluation.significance import Comparison, certainties, seed_group, spreads
+    from embedkit.evaluation.significance import Comparison, certainties
 
-    if samples is None and not seeds:
+    if samples is None:
         return None
-    groups: dict[str, list[Evaluation]] = {}
-    for source, several in evaluated.items():
-        groups.setdefault(seed_group(source), []).extend(several)
     evaluations = [evaluation for several in evaluated.values() for evaluation in several]
-    return Comparison(
-        samples=samples or 0,
-        certainties=certainties(evaluations, samples=samples) if samples is not None else [],
-        spreads=spreads(groups) if seeds else [],
-    )
+    return Comparison(samples, certainties(evaluations, samples=samples))
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """Reject options that could only fail after all work is done."""
-    from embedkit.evaluation.significance import seed_group
-
-    samples, sources = arguments.significance, dict.fromkeys(arguments.models)
+    samples = arguments.significance
     check_form(arguments.output, ".json", ".md")
     if samples is not None and samples < 2:
         raise InputError(f"expected at least 2 samples for --significance, got {samples}")
-    if arguments.seeds and len(set(map(seed_group, sources))) == len(sources):
-        raise InputError(
-            "--seeds: expected models whose names differ only in their last number (runs/seed-1 runs/seed-2), "
-            f"got {', '.join(sources)}"
-        )
 
 
 def _write_report(path: Path, evaluations: list[Evaluation], comparison: Comparison | None) -> None:

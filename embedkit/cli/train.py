@@ -19,7 +19,7 @@ from embedkit.errors import ConfigError, EmbedkitError
 
 if TYPE_CHECKING:
     from embedkit.training.config import RunConfig
-    from embedkit.training.loop import Control
+    from embedkit.training.loop import RunControl
     from embedkit.training.run_folder import TrainState
 
 logger = logging.getLogger(__name__)
@@ -266,7 +266,7 @@ def _print(state: TrainState, folder: Path, measure: str, *, as_json: bool) -> N
 
 
 @contextlib.contextmanager
-def stop_control(*, resume: bool, insist: bool = True) -> Iterator[Control]:
+def stop_control(*, resume: bool, insist: bool = True) -> Iterator[RunControl]:
     """End training after the current step on the first Ctrl-C or SIGTERM, and immediately on the next one.
 
     Without ``insist``, further signals are ignored: torchrun sends each process a SIGTERM after the Ctrl-C that
@@ -275,7 +275,7 @@ def stop_control(*, resume: bool, insist: bool = True) -> Iterator[Control]:
     Between steps, while text is read, a model encodes or scores it, or the result is exported, the first signal
     ends the command immediately; caches and checkpoints are kept.
     """
-    from embedkit.training.loop import Control
+    from embedkit.training.loop import RunControl
 
     asked = stepping = False
 
@@ -299,7 +299,7 @@ def stop_control(*, resume: bool, insist: bool = True) -> Iterator[Control]:
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, ask) for number in signals]
     try:
-        yield Control(resume, should_stop=lambda: asked, stepping=in_steps)
+        yield RunControl(resume, should_stop=lambda: asked, stepping=in_steps)
     except KeyboardInterrupt:
         logger.info("continue with the same command and --resume")
         raise

@@ -23,14 +23,13 @@ from embedkit.evaluation.sources import (
     plain_suffix,
     read_rows,
 )
-from embedkit.evaluation.sts import STS_TASKS, StsSet, as_senteval, collect_pairs
+from embedkit.evaluation.sts import STS_TASKS, StsSet, collect_pairs
 from embedkit.evaluation.tasks import Conventions, PublishedAverage, PublishedSet, Task
 from embedkit.evaluation.transfer import TRANSFER_TASKS
 from embedkit.records import HubDataset, Row
 from embedkit.runtime.arguments import check_choice, check_path
 
 _CONVENTIONS = ("useb", "mteb")
-TEXTS = ("raw", "senteval")
 
 TASKS: dict[str, PublishedSet | PublishedAverage] = {
     **STS_TASKS,
@@ -47,7 +46,6 @@ def load_task(
     *,
     data: str | os.PathLike[str] | None = None,
     convention: str | None = None,
-    text: str = "raw",
 ) -> Task:
     """Load the data of a task.
 
@@ -57,18 +55,15 @@ def load_task(
         data: the folder that contains named sets; if None, they are loaded from the hub.
         convention: re-ranking convention, ``"useb"`` or ``"mteb"``; None is every convention that the data
             supports.
-        text: ``"raw"``, unchanged, or ``"senteval"``, tokenized and lower-cased (STS sets only).
 
     Raises:
         DataError: the data is missing or malformed, or does not support the convention.
-        InputError: the task, convention or text does not exist.
+        InputError: the task or convention does not exist.
         MissingExtraError: the hub or a Parquet file without the extra ``bench``.
     """
     if convention is not None:
         check_choice(convention, _CONVENTIONS, "convention")
-    check_choice(text, TEXTS, "text")
-    task = _load(check_path(name, "name"), None if data is None else check_path(data, "data"), convention)
-    return as_senteval(task) if text == "senteval" else task
+    return _load(check_path(name, "name"), None if data is None else check_path(data, "data"), convention)
 
 
 def _load(name: str, data: str | None, convention: str | None) -> Task:

@@ -12,7 +12,7 @@ from typing import Any
 from embedkit import __version__
 from embedkit.evaluation.machine import DECIDING_PACKAGES
 from embedkit.evaluation.results import Evaluation, Result
-from embedkit.evaluation.significance import LEVEL, SEED, Certainty, Comparison, Interval, Spread
+from embedkit.evaluation.significance import LEVEL, SEED, Certainty, Comparison, Interval
 from embedkit.evaluation.tables import Table
 from embedkit.runtime.distributions import installed_versions
 
@@ -71,7 +71,7 @@ class _Names:
             },
         )
 
-    def of_set(self, result: Result | Certainty | Spread) -> str:
+    def of_set(self, result: Result | Certainty) -> str:
         label = self.sets[result.source, result.name if isinstance(result, Result) else result.set_name]
         if not result.convention:
             return label
@@ -103,8 +103,6 @@ def _tables(evaluations: Sequence[Evaluation], comparison: Comparison | None, na
     if different := [certainty for certainty in comparison.certainties if certainty.difference is not None]:
         reference = names.models[comparison.certainties[0].fingerprint]
         yield _by_model(f"Difference from {reference}, over the same samples", different, _difference_cell, names)
-    if comparison.spreads:
-        yield _spread_table(comparison.spreads, names)
 
 
 def _figures(evaluations: Sequence[Evaluation], names: _Names) -> Table:
@@ -182,13 +180,3 @@ def _brackets(interval: Interval, *, sign: str) -> str:
     if interval.low is None or interval.high is None:
         return "[undefined]"
     return f"[{100 * interval.low:{sign}.2f}, {100 * interval.high:{sign}.2f}]"
-
-
-def _spread_table(spreads: Sequence[Spread], names: _Names) -> Table:
-    header = ["set", "measure", "models", "seeds", "mean", "deviation", "lowest", "highest"]
-    rows = []
-    for spread in spreads:
-        figures = (spread.mean, spread.deviation, min(spread.values), max(spread.values))
-        count = str(len(spread.values))
-        rows.append([names.of_set(spread), spread.measure, spread.group, count, *map(_percent, figures)])
-    return Table("Over seeds: mean, standard deviation and range", header, rows, words=2)

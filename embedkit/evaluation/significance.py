@@ -1,4 +1,4 @@
-"""Comparison of models: confidence intervals, significance tests, and variation over seeds.
+"""Comparison of models: confidence intervals and significance tests.
 
 Intervals and tests are by the bootstrap: rows (pairs, queries, texts) of each set are drawn with replacement, as
 many as there are; the figure's distribution over many such samples shows how much it depends on the rows that
@@ -9,10 +9,8 @@ systems Koehn (2004) and Berg-Kirkpatrick, Burkett and Klein (2012).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -109,8 +107,6 @@ def _p_value(differences: npt.NDArray[np.float64]) -> float | None:
 Key = tuple[str, str, str | None, str]
 """Source and name of a set, convention and headline measure: what two results must share to be compared."""
 
-_SEED = re.compile(r"[-_.]?(?:seed[-_.]?)?\d+$")
-
 
 @dataclass(frozen=True)
 class Certainty:
@@ -134,35 +130,16 @@ class Certainty:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The headline measure over several seeds of one recipe, whose models' names begin with ``group``.
-
-    The deviation is the standard deviation with N - 1 in the denominator.
-    """
-
-    group: str
-    source: str
-    set_name: str
-    convention: str | None
-    measure: str
-    values: list[float]
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """The statistics that are added to a report, empty if not requested."""
+    """The statistics that are added to a report."""
 
     samples: int
     certainties: list[Certainty]
-    spreads: list[Spread]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dictionary."""
         return {"level": LEVEL, "samples": self.samples, "seed": SEED} | {
             "certainties": [asdict(certainty) for certainty in self.certainties],
-            "seeds": [asdict(spread) for spread in self.spreads],
         }
 
 
@@ -195,37 +172,5 @@ def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Cert
     return list(measured.values())
 
 
-def spreads(groups: Mapping[str, Sequence[Evaluation]]) -> list[Spread]:
-    """Return mean and standard deviation of every headline measure over each group's models.
-
-    The models of a group, by name, differ only in their seed; groups of one are skipped.
-    """
-    return [spread for name, evaluations in groups.items() for spread in _spreads(name, evaluations)]
-
-
-def seed_group(source: str) -> str:
-    """Return the part of a source that is common to all seeds.
-
-    For example ``runs/tiny`` for ``runs/tiny-seed-3`` and for ``runs/tiny-3.onnx``, ``runs`` for ``runs/3``.
-    """
-    path = PurePath(source)
-    path = path.with_suffix("") if path.suffix == ".onnx" else path
-    stem = _SEED.sub("", path.name)
-    return str(path.with_name(stem)) if stem else str(path.parent)
-
-
 def _key(result: Result) -> Key:
     return result.source, result.name, result.convention, result.measure
-
-
-def _spreads(group: str, evaluations: Sequence[Evaluation]) -> list[Spread]:
-    values: dict[Key, list[float]] = {}
-    for evaluation in evaluations:
-        for result in evaluation.results:
-            if result.value is not None:
-                values.setdefault(_key(result), []).append(result.value)
-    return [
-        Spread(group, *key, figures, float(np.mean(figures)), float(np.std(figures, ddof=1)))
-        for key, figures in values.items()
-        if len(figures) > 1
-    ]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import DataError, InputError
+from embedkit.errors import DataError
 from embedkit.evaluation.results import Evidence, Result, build_result
 from embedkit.evaluation.sources import Source, locate, plain_stem, read_rows
-from embedkit.evaluation.tasks import Conventions, EmbeddingPool, Pool, PublishedAverage, PublishedSet, Task
-from embedkit.extras import require
+from embedkit.evaluation.tasks import Conventions, EmbeddingPool, Pool, PublishedAverage, PublishedSet
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset, Row, read_lines
 
@@ -381,37 +379,3 @@ STS_TASKS: dict[str, PublishedSet | PublishedAverage] = {
     ),
     **_TRANSLATED,
 }
-
-_SENTEVAL = (*STS_YEARS, *_ENGLISH)
-
-
-def as_senteval(task: Task) -> Task:
-    """Preprocess the texts of a task; a set without any capital letter is assumed to be preprocessed already.
-
-    Raises:
-        InputError: the task is not one of SentEval's STS sets.
-        MissingExtraError: sacremoses is not installed.
-    """
-    sets = [sts for sts in task.sets if isinstance(sts, StsSet) and sts.name in _SENTEVAL]
-    if len(sets) < len(task.sets):
-        raise InputError(f"{task.name}: SentEval's text is defined for its sets: {', '.join(('sts', *_SENTEVAL))}")
-    return replace(task, sets=[_prepared(sts) for sts in sets])
-
-
-def _prepared(sts: StsSet) -> StsSet:
-    if sts.lower_cased:
-        return sts
-    tokenize = require("sacremoses", extra="bench").MosesTokenizer("en").tokenize
-    lower = not sts.name.startswith("sick")
-    prepare = partial(_prepare, tokenize=partial(tokenize, escape=False, return_str=True), lower=lower)
-    subsets = [
-        ScoredPairs(pairs.name, [*map(prepare, pairs.first)], [*map(prepare, pairs.second)], pairs.scores)
-        for pairs in sts.subsets
-    ]
-    done = "tokenized and lower-cased" if lower else "tokenized"
-    return replace(sts, subsets=subsets, notes=[*sts.notes, f"the text was {done} as in SentEval"])
-
-
-def _prepare(text: str, *, tokenize: Callable[[str], str], lower: bool) -> str:
-    tokens = " ".join(tokenize(text).split())
-    return tokens.lower() if lower else tokens

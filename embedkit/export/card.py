@@ -16,7 +16,7 @@ from embedkit.runtime.manifest import Manifest
 _RUN_CARD = "run.json"
 _CROSS_FIGURES = "cross-model.json"
 # Settings that describe the machine, not the model.
-_LOCAL_SETTINGS = ("data", "cache", "device", "threads", "trackers")
+_LOCAL_SETTINGS = ("data", "cache", "device", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from embedkit.training.corpus import SourceConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.teacher_spaces import JoinConfig, MatryoshkaConfig
 from embedkit.training.teachers import TeacherConfig
-from embedkit.training.trackers import TrackerName
 
 MEASURES = {
     "dev_map": "development MAP",
@@ -155,7 +154,6 @@ class RunConfig:
     device: str | None = setting(None, "cpu, cuda or another torch device; default: cuda if available")
     threads: int | None = setting(None, "number of torch threads; default: torch's own", minimum=1, maximum=1024)
     checkpoint_minutes: float = setting(5.0, "minutes between checkpoints", above=0)
-    trackers: tuple[TrackerName, ...] = setting((), "additional destinations of metrics: tensorboard, wandb")
     student: StudentConfig = setting(factory=StudentConfig)
     corpus: tuple[SourceConfig, ...] = setting(doc="name files or hub sets with --corpus or [[corpus]]")
     views: ViewsConfig = setting(factory=ViewsConfig)

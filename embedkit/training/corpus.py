@@ -23,7 +23,6 @@ from embedkit.config import setting
 from embedkit.errors import ConfigError, DataError
 from embedkit.progress import Progress
 from embedkit.records import HubDataset, Record, read_records
-from embedkit.training.contrasts import contrasts
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +53,6 @@ class SourceConfig:
     )
     limit: int | None = setting(None, "maximum number of rows to read", minimum=1)
     repeat: int = setting(1, "number of times each row occurs in an epoch", minimum=1)
-    contrasts: bool = setting(
-        False, "add variants of short rows: negated, with exchanged roles, with an antonym, as a question"
-    )
     min_words: int = setting(1, "drop rows with fewer words in a view", minimum=1)
     max_words: int | None = setting(None, "drop rows with more words in a view", minimum=1)
 
@@ -69,8 +65,6 @@ class SourceConfig:
                 raise ConfigError(f"{name} must name two columns, not {len(columns)}")
             if columns and self.text_column:
                 raise ConfigError(f"text_column and {name} exclude each other")
-            if columns and self.contrasts:
-                raise ConfigError(f"contrasts need one text per row, but {name} names two")
         if self.view_columns and self.translation_columns:
             raise ConfigError("view_columns and translation_columns exclude each other")
 
@@ -117,8 +111,8 @@ class Corpus:
     Attributes:
         views: number of texts in a row, 1 or 2.
         cards: one :class:`CorpusCard` per source.
-        source_rows: (N,) int64, each row's position among all rows read; contrasts share it with the row they
-            were made from, and translations with their original.
+        source_rows: (N,) int64, each row's position among all rows read, which a translation shares with its
+            original.
         target_rows: (N,) int64, the row whose text the teacher reads: of a translation its original, else itself.
     """
 
@@ -235,15 +229,14 @@ class _Table:
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def add(self, row: tuple[str, ...] | None, variants: Sequence[str] = (), *, translated: bool = False) -> None:
-        """Append a row and its variants, or a text and its translation, which has the text as its target."""
+    def add(self, row: tuple[str, ...] | None, *, translated: bool = False) -> None:
+        """Append a row, or a text and its translation, which has the text as its target."""
         self.read += 1
         if row is None:
             self.empty += 1
             return
         first = len(self)
-        rows = zip(row, strict=True) if translated else (row, *((variant,) for variant in variants))
-        for texts in rows:
+        for texts in [(text,) for text in row] if translated else [row]:
             self.target_rows.append(first if translated else len(self))
             self._append(texts)
 
@@ -276,8 +269,7 @@ def _write(sources: Sequence[SourceConfig], folder: Path, *, show_progress: bool
         table = _Table(file)
         for source in sources:
             for _, _, row in read_rows(source):
-                variants = contrasts(row[0]) if source.contrasts and row else ()
-                table.add(row, variants, translated=bool(source.translation_columns))
+                table.add(row, translated=bool(source.translation_columns))
                 progress.advance()
             marks.append((table.read, table.empty, len(table)))
     if not len(table):

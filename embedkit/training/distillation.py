@@ -1,7 +1,6 @@
 """The common part of methods whose student imitates a teacher's vectors.
 
-The student gets the (first) teacher's width through a dense layer with tanh that is kept at inference. SCT's
-self-supervised loss can be added to the distillation loss.
+The student gets the teacher's width through a dense layer with tanh that is kept at inference.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from embedkit.modeling.layout import Activation
 from embedkit.modeling.pretrained import evaluating
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.teacher_layers import fit_affine
-from embedkit.training.losses import Shuffle, group_shuffle
-from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, View, pooled
-from embedkit.training.self_supervision import JointConfig, SelfSupervision
+from embedkit.training.method import Batch, Method, StepOutput, View, pooled
 
 _RIDGE = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DistillationConfig(JointConfig):
+class DistillationConfig:
     """Settings shared by all distillation methods."""
 
     head: Activation = setting(
@@ -38,31 +35,13 @@ class DistillationConfig(JointConfig):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShuffledConfig(DistillationConfig):
-    """Settings of methods that distil distributions, whose targets can be shuffled."""
-
-    group_mass: float | None = setting(
-        None,
-        "p of DistillCSE: shuffle the teacher's probabilities in groups of this total probability; default: off",
-        above=0,
-        maximum=1,
-    )
-    group_ranks: int = setting(1024, "number of most probable keys that group_mass shuffles", minimum=1)
-
-    @property
-    def shuffle(self) -> Shuffle | None:
-        """The function that shuffles targets, or None."""
-        return group_shuffle(self.group_mass, self.group_ranks)
-
-
 class Distillation(Method):
-    """A method that imitates a teacher, optionally with a self-supervised loss.
+    """A method that imitates a teacher.
 
     A tanh head is added unless the encoder has the teacher's width, a linear head unless a head has that width.
     """
 
-    imitates: ClassVar[bool] = True
+    matches_teacher_space: ClassVar[bool] = True
     config: DistillationConfig
 
     def __init__(
@@ -75,12 +54,6 @@ class Distillation(Method):
             with seeded(seed):
                 encoder.set_head(teacher_dimension, config.head)
         self.encoder, self.config = encoder, config
-        self.self_supervision = SelfSupervision.beside(encoder, config, seed=seed)
-
-    @classmethod
-    def needs(cls, config: DistillationConfig) -> BatchSpec:
-        """Return the views of the distillation, two if joint."""
-        return config.add_views(cls.batch_spec)
 
     @property
     def awaits_start(self) -> bool:
@@ -111,23 +84,9 @@ class Distillation(Method):
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
         """Return the distillation loss from pooled embeddings of the views, before the head, each ``(B, H)``."""
 
-    def enqueue(self, carry: Mapping[str, Tensor]) -> None:
-        """Add the tensors that :meth:`distil` returned as ``carry`` to the queues, if any."""
-
     def forward(self, batch: Batch) -> StepOutput:
-        """Return the distillation loss, plus ``L_SCT`` if joint."""
-        embeddings = [pooled(self.encoder, view) for view in batch.views]
-        output = self.distil(batch, embeddings)
-        if self.self_supervision is None:
-            return output
-        return self.self_supervision.add_to(output, self.encoder, batch, embeddings)
-
-    def after_step(self, outputs: Sequence[StepOutput]) -> None:
-        """Fill the queues of the distillation and of the self-supervised part."""
-        for output in outputs:
-            self.enqueue(output.carry)
-        if self.self_supervision is not None:
-            self.self_supervision.after_step(self.encoder, outputs)
+        """Return the distillation loss."""
+        return self.distil(batch, [pooled(self.encoder, view) for view in batch.views])
 
 
 def congen_preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:

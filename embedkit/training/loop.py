@@ -21,12 +21,11 @@ from embedkit.progress import Progress
 from embedkit.training import processes
 from embedkit.training.batches import Batches
 from embedkit.training.config import RunConfig
-from embedkit.training.method import Batch, Learner, StepOutput
+from embedkit.training.method import Batch, StepOutput, TrainingModule
 from embedkit.training.networks import (
     ActivationPenalty,
     DenseGradients,
     by_rows,
-    compile_encoders,
     round_tables,
     rounded_words,
 )
@@ -58,28 +57,30 @@ logger = logging.getLogger(__name__)
 _LOG_EVERY = 10
 _COST_STEPS = 20
 _COSTLY_SHARE = 0.1
-_AMP = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclasses.dataclass(frozen=True)
-class Control:
+class RunControl:
     """External control of a run: resume, stop, progress.
 
-    Steps are made inside ``stepping()``; after each, ``should_stop()`` ends the run with a checkpoint.
+    Steps are made inside ``stepping()``; after each, ``should_stop()`` ends the run with a checkpoint. The first
+    process calls ``on_record`` with every record of metrics.jsonl: values by name, and ``step``, counted from 1. A
+    resumed run repeats the records after its checkpoint.
     """
 
     resume: bool = False
     should_stop: Callable[[], bool] = lambda: False
     stepping: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     show_progress: bool | None = None
+    on_record: Callable[[Mapping[str, float]], None] = lambda _: None
 
 
 def train(
-    method: Learner,
+    method: TrainingModule,
     batches: Batches,
     config: RunConfig,
     folder: RunFolder,
-    control: Control,
+    control: RunControl,
     evaluate: Callable[[], Scores] | None = None,
 ) -> TrainState:
     """Train a method and write the encoder to ``folder.model``; return the state, not ``finished`` if stopped.
@@ -93,7 +94,7 @@ def train(
     and writes.
 
     Raises:
-        ConfigError: the processes cannot share a batch evenly, or ``optim.compile`` finds no compiler.
+        ConfigError: the processes cannot share a batch evenly.
         TrainingError: the loss is not finite.
         CheckpointError: the checkpoint is damaged or was written with other settings.
         StorageError: the disk is full; the last checkpoint is kept.
@@ -106,11 +107,11 @@ class _Run:
 
     def __init__(
         self,
-        method: Learner,
+        method: TrainingModule,
         batches: Batches,
         config: RunConfig,
         folder: RunFolder,
-        control: Control,
+        control: RunControl,
         evaluate: Callable[[], Scores] | None,
     ) -> None:
         if config.optim.batch_size % processes.count():
@@ -123,11 +124,8 @@ class _Run:
         self.optim = config.optim
         self.device = method.encoder.device
         batches.on_gpu = self.device.type != "cpu"
-        if config.optim.compile:
-            compile_encoders(method, self.device)
         self.optimizer = build_optimizer(method, config.optim)
         self.gradients = DenseGradients(method)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.optim.amp == "fp16")
         self.state = TrainState()
         self.steps_per_epoch, self.total = total_steps(
             batches.steps_per_epoch,
@@ -147,7 +145,7 @@ class _Run:
         torch.manual_seed(self.config.seed)
         resume = self.control.resume
         if resume and self.folder.last.exists():
-            self.state = load_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler)
+            self.state = load_checkpoint(self.folder.last, self.method, self.optimizer)
         if resume and processes.first():
             self.folder.rewind(self.state.step)
         processes.copy_state(self.method)
@@ -163,15 +161,13 @@ class _Run:
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
         show_progress = self.control.show_progress if processes.first() else False
         progress = Progress("train", self.total - first, unit="steps", enabled=show_progress)
-        quicker = contextlib.nullcontext() if self.optim.compile else _quicker_on_cpu(self.method)
         rounded = rounded_words(self.method) if self.round_words else contextlib.nullcontext()
         watched = self.penalty.watch(self.method.encoder.body) if self.penalty else contextlib.nullcontext()
         with (
             self.control.stepping(),
             contextlib.closing(stream),
             progress,
-            self.folder.tracked(first),
-            quicker,
+            _quicker_on_cpu(self.method),
             rounded,
             watched,
         ):
@@ -196,14 +192,10 @@ class _Run:
         outputs = [self._backward(next(stream)) for _ in range(self.optim.accumulate)]
         self.gradients.fill()
         processes.average_gradients(self.method)
-        self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.method.parameters(), self.optim.clip)
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scaler.get_scale() >= scale:  # a smaller scale means an fp16 overflow: the step was skipped
-            self.method.after_step(outputs)
+        self.method.after_step(outputs)
         self.state.step += 1
         self.window += [StepOutput(output.loss.detach(), output.metrics) for output in outputs]
         loss = sum(output.loss.item() for output in outputs) / len(outputs)
@@ -226,7 +218,7 @@ class _Run:
 
     def _backward(self, batch: Batch) -> StepOutput:
         own = batch.share(processes.rank(), processes.count()).to(self.device)
-        with torch.autocast(self.device.type, _AMP[self.optim.amp], enabled=self.optim.amp != "off"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.optim.amp == "bf16"):
             output: StepOutput = self.method(own)
         loss = output.loss
         if self.penalty:
@@ -234,7 +226,7 @@ class _Run:
             loss = loss + penalty
             mean = processes.gather(penalty.detach()[None]).mean()
             output = dataclasses.replace(output, metrics={**output.metrics, "activations": mean})
-        self.scaler.scale(loss / self.optim.accumulate).backward()
+        (loss / self.optim.accumulate).backward()
         return output
 
     def _after_step(self, first: int) -> None:
@@ -267,6 +259,7 @@ class _Run:
     def _write(self, record: dict[str, float]) -> None:
         if processes.first():
             self.folder.log(record)
+            self.control.on_record(record)
 
     def _select(self) -> None:
         """Score the encoder on the development set and keep it if it is strictly better than the best so far.
@@ -351,7 +344,7 @@ class _Run:
 
     def _checkpoint(self) -> None:
         if processes.first():
-            save_checkpoint(self.folder.last, self.method, self.optimizer, self.scaler, self.state)
+            save_checkpoint(self.folder.last, self.method, self.optimizer, self.state)
         self.saved_at = time.monotonic()
 
     def _is_constant(self) -> bool:
@@ -364,7 +357,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _quicker_on_cpu(method: Learner) -> Iterator[None]:
+def _quicker_on_cpu(method: TrainingModule) -> Iterator[None]:
     """Use sparse gradients of word tables and, on a CPU, attention by plain matrix products.
 
     Torch's fused attention saves memory that the short texts of a chunk do not need, and its backward pass is

@@ -1,18 +1,13 @@
-"""Losses that several methods share: distributions over keys, shuffled targets, InfoNCE and squared distance."""
+"""Losses that several methods share: distributions over keys, InfoNCE and squared distance."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-Shuffle = Callable[[Tensor, Tensor], Tensor]
-"""Maps distributions ``(B, K + B)`` and the column of each sentence's own key ``(B,) int64`` to distributions."""
 _BLOCK = 8
 
 
@@ -28,16 +23,11 @@ class Keys(NamedTuple):
     batch: Tensor
 
 
-class Reference(NamedTuple):
+class Distribution(NamedTuple):
     """A target distribution, ``(B, K + B) float32``, and the mean entropy of its rows in nats."""
 
     probabilities: Tensor
     entropy: Tensor
-
-
-def own_columns(keys: Keys) -> Tensor:
-    """Return the column of each sentence's own key: ``(B,) int64``."""
-    return len(keys.queue) + torch.arange(len(keys.batch), device=keys.batch.device)
 
 
 @torch.no_grad()
@@ -57,28 +47,12 @@ def similarity_logits(queries: Tensor, keys: Keys, temperature: float) -> Tensor
 
 
 @torch.no_grad()
-def reference(references: Sequence[Keys], temperature: float, shuffle: Shuffle | None = None) -> Reference:
-    """Return the average of the references' distributions, ``softmax(batch keys / temperature)`` of each.
-
-    Each reference scores its own vectors of the batch against its own keys, so that widths may differ; row j is
-    the same sentence in all keys. Probabilities are averaged, not cosines or vectors.
-
-    ``shuffle`` shuffles probabilities, except those of each sentence's own key.
-    """
-    if len(references) == 1 and shuffle is None:
-        return _ranking(references[0], temperature)
-    probabilities = reduce(Tensor.add_, (_ranking(keys, temperature).probabilities for keys in references))
-    probabilities /= len(references)
-    if shuffle is not None:
-        probabilities = shuffle(probabilities, own_columns(references[0]))
-    return Reference(probabilities, torch.special.entr(probabilities).sum(dim=1).mean())
-
-
-def _ranking(keys: Keys, temperature: float) -> Reference:
+def target_distribution(keys: Keys, temperature: float) -> Distribution:
+    """Return ``softmax(batch keys / temperature)`` of the keys' own vectors of the batch."""
     logits = similarity_logits(keys.batch, keys, temperature)
     # On a CPU, in blocks of rows that stay in cache from one operation to the next.
     entropies = [_normalise(rows) for rows in logits.split(_BLOCK if logits.device.type == "cpu" else len(logits))]
-    return Reference(logits, torch.stack(entropies).sum() / len(logits))
+    return Distribution(logits, torch.stack(entropies).sum() / len(logits))
 
 
 def _normalise(logits: Tensor) -> Tensor:
@@ -144,82 +118,6 @@ def _sum_of_products(first: Tensor, second: Tensor) -> Tensor:
     """Return ``sum_ij first_ij second_ij`` without an intermediate matrix."""
     with torch.autocast(first.device.type, enabled=False):
         return torch.dot(first.flatten(), second.flatten())
-
-
-Grouping = Callable[[Tensor], Tensor]
-"""Maps rows of descending scores, ``(N, C) float``, to the group of each rank, ``(N, C) int64`` from 0."""
-
-
-@torch.no_grad()
-def shuffle_within_groups(scores: Tensor, grouping: Grouping) -> Tensor:
-    """Randomly permute the scores ``(N, C)`` of each row among ranks of the same group, without gradient.
-
-    Rows are shuffled independently by torch's generator, differently at each call. Each row keeps its values; only
-    their columns change. Groups must not decrease with rank.
-    """
-    ranked, columns = scores.sort(dim=1, descending=True)
-    # Sorting a random order stably by group is uniform within groups, however many there are;
-    # adding a random fraction to the group's number would run out of bits.
-    chance = torch.rand_like(ranked).argsort(dim=1)
-    order = chance.gather(1, grouping(ranked).gather(1, chance).argsort(dim=1, stable=True))
-    return torch.empty_like(ranked).scatter_(1, columns.gather(1, order), ranked)
-
-
-@torch.no_grad()
-def shuffle_probabilities(probabilities: Tensor, own: Tensor, *, mass: float, ranks: int) -> Tensor:
-    """Group-P shuffling of a distribution over many keys, one of which is the sentence's own and stays unchanged.
-
-    The own key is excluded, as DistillCSE excludes the diagonal: it holds most of a sharp distribution, and
-    moving its probability would teach that a sentence resembles another more than itself. Of the others, the
-    ``ranks`` most probable are shuffled in groups that each hold a share ``mass`` of their probability; the rest
-    stay in place, because sorting a long queue would cost far more than it changes.
-
-    Args:
-        probabilities: ``(B, C) float``, rows summing to 1.
-        own: ``(B,) int64``, the column of each row's own key.
-        mass: p, the share of a group, in (0, 1].
-        ranks: n, number of other keys to shuffle; all of them if there are fewer.
-
-    Returns:
-        ``(B, C)``, with the same row sums, without gradient.
-    """
-    others = probabilities.scatter(1, own[:, None], -1.0)
-    highest, columns = others.topk(min(ranks, others.shape[1] - 1), dim=1)
-    shuffled = shuffle_within_groups(highest, lambda ranked: group_of_mass(ranked.log(), mass))
-    return probabilities.scatter(1, columns, shuffled)
-
-
-def group_shuffle(mass: float | None, ranks: int) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Return :func:`shuffle_probabilities` with its settings bound, or None if ``mass`` is None."""
-    return None if mass is None else partial(shuffle_probabilities, mass=mass, ranks=ranks)
-
-
-def group_of_mass(ranked: Tensor, mass: float) -> Tensor:
-    """Group-P: groups of equal probability under ``softmax(scores)`` at temperature 1.
-
-    With U_r the cumulative probability up to and including rank r, rank r belongs to group
-    ``floor(U_r / mass)``: a rank that reaches a limit belongs to the next group, and a heavy rank can leave
-    groups empty. The last group takes the remainder.
-
-    Args:
-        ranked: ``(N, C) float``, each row in descending order.
-        mass: p, the probability of a group, in (0, 1].
-    """
-    count = math.ceil(1 / mass - 1e-9)  # 1 / p groups, rounded up; the tolerance gives 49 for p = 1/49
-    reached = ranked.softmax(dim=1).cumsum(dim=1)
-    return (reached / mass).floor().long().clamp(max=count - 1)
-
-
-def group_window(ranked: Tensor, start: int, stop: int) -> Tensor:
-    """Return one group of the ranks from ``start`` up to ``stop`` (exclusive), from 0; other ranks stay alone."""
-    ranks = torch.arange(ranked.shape[1], device=ranked.device)
-    inside = (ranks >= start) & (ranks < stop)
-    return torch.where(inside, start, ranks).expand(ranked.shape)
-
-
-def group_of_length(ranked: Tensor, length: int) -> Tensor:
-    """Return groups of ``length`` ranks each; the last takes the remainder."""
-    return (torch.arange(ranked.shape[1], device=ranked.device) // length).expand(ranked.shape)
 
 
 def info_nce(anchors: Tensor, positives: Tensor, *, temperature: float) -> Tensor:

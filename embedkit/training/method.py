@@ -45,7 +45,7 @@ class BatchSpec:
         if self.teacher and count == 0:
             return "this method needs a teacher: name one with --teacher or [teacher]"
         if count > 1 and not self.several_teachers:
-            return f"this method supports one teacher, not {count}: name it in [teacher]"
+            return f"this method supports one teacher, not {count}: make one of them with [join], or name one"
         return None
 
 
@@ -122,15 +122,15 @@ class StepOutput:
     Attributes:
         loss: scalar to minimise.
         metrics: detached scalars for the log.
-        carry: detached tensors for :meth:`Learner.after_step`, for example the new rows of a queue.
+        state_update: detached tensors for :meth:`TrainingModule.after_step`, for example the new rows of a queue.
     """
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    carry: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    state_update: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
-class Learner(nn.Module, ABC):
+class TrainingModule(nn.Module, ABC):
     """A trainable module: networks, queues and pointers as parameters and buffers, and a loss.
 
     Attributes:
@@ -152,7 +152,7 @@ class Learner(nn.Module, ABC):
         """
 
 
-class Method(Learner):
+class Method(TrainingModule):
     """A training method: a learner that trains a sentence encoder.
 
     Attributes:
@@ -160,14 +160,14 @@ class Method(Learner):
         paper: the publication.
         presets: the paper's settings for each size, overridden by the user's.
         paired: like ``presets``, but keyed by a setting's value, e.g. ``"predictor=code"``.
-        imitates: whether embeddings approximate the teacher's vectors dimension by dimension.
+        matches_teacher_space: whether embeddings approximate the teacher's vectors dimension by dimension.
     """
 
     settings_class: ClassVar[type[Any]]
     paper: ClassVar[str]
     presets: ClassVar[Presets] = {}
     paired: ClassVar[Presets] = {}
-    imitates: ClassVar[bool] = False
+    matches_teacher_space: ClassVar[bool] = False
     encoder: SentenceEncoder
 
     @classmethod
@@ -185,10 +185,10 @@ class Method(Learner):
         """Return the constructor's arguments about teachers: the widths of all, or of the one it imitates."""
         if cls.batch_spec.several_teachers:
             return {"teacher_dimensions": teacher_dimensions}
-        return {"teacher_dimension": teacher_dimensions[0]} if cls.imitates else {}
+        return {"teacher_dimension": teacher_dimensions[0]} if cls.matches_teacher_space else {}
 
 
-class PairLearner(Learner):
+class PairTrainingModule(TrainingModule):
     """Trains a cross-encoder on the labels of pairs; a batch is one view of pairs.
 
     ``loss`` takes logits and labels, each ``(Q, group) float32``, of ``group`` consecutive pairs of each query.

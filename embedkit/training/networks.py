@@ -1,4 +1,4 @@
-"""What the loop changes in networks while it trains them: word tables, activations, compilation.
+"""What the loop changes in networks while it trains them: word tables and activations.
 
 A batch uses few rows of a word table. Torch fills a gradient of the whole table for each chunk of each view and
 adds them up, which is slow compared with a small network's step. :func:`by_rows` makes chunks return the gradients
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embedkit.errors import ConfigError, first_line
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.int4 import quantize_blocks, restore_blocks, round_blocks
@@ -35,7 +34,7 @@ def by_rows(module: nn.Module) -> Iterator[None]:
     """Make the word tables of all encoders inside ``module`` produce sparse gradients within the block.
 
     The values equal those of dense gradients up to the order of summation over chunks. This applies to the CPU
-    only: a GPU fills memory fast enough. torch.compile supports dense gradients only.
+    only: a GPU fills memory fast enough.
     """
     with contextlib.ExitStack() as changed:
         for table in word_tables(module):
@@ -132,28 +131,3 @@ class ActivationPenalty:
         if torch.is_grad_enabled() and activations.detach().abs().amax() > self.limit:
             excess = (activations.float().abs() - self.limit).clamp(min=0)
             self._found.append(excess.square().sum())
-
-
-def compile_encoders(module: nn.Module, device: torch.device) -> None:
-    """Compile the forward pass of every encoder inside ``module``, for any batch size and length.
-
-    Parameters, their names and saved files do not change. Compilation happens during the first passes, which
-    are much slower than later ones.
-
-    Raises:
-        ConfigError: compilation is not possible here, for example because there is no C++ compiler.
-    """
-    _try(device)
-    for part in module.modules():
-        if isinstance(part, SentenceEncoder):
-            part.backbone.compile(dynamic=True)
-        elif isinstance(part, PairEncoder):
-            part.network.compile(dynamic=True)
-
-
-def _try(device: torch.device) -> None:
-    """Compile a trivial function, so that a missing compiler is reported before training begins."""
-    try:
-        torch.compile(torch.sin)(torch.ones(2, device=device))
-    except Exception as error:
-        raise ConfigError(f"optim.compile cannot be used here ({first_line(error)}); leave it out") from error

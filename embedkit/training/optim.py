@@ -44,8 +44,7 @@ class OptimConfig:
     activation_limit: float | None = setting(
         None, "penalise larger inputs of matrix products, which int8 represents badly; default: none", above=0
     )
-    amp: Literal["off", "bf16", "fp16"] = setting("off", "autocast of the networks; losses remain float32")
-    compile: bool = setting(False, "compile the encoders with torch.compile; needs a C++ compiler or a GPU")
+    amp: Literal["off", "bf16"] = setting("off", "autocast of the networks; losses remain float32")
 
 
 TRAINER_OPTIM: Mapping[str, Any] = MappingProxyType(

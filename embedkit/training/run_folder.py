@@ -14,7 +14,7 @@ import platform
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from embedkit.modeling.pretrained import separate, writing_tensors
 from embedkit.records import read_object
 from embedkit.runtime.distributions import installed_versions
 from embedkit.training.optim import AdamW
-from embedkit.training.trackers import Tracker
 from embedkit.write_lock import write_lock
 
 _FORMAT = "1"
@@ -57,10 +56,8 @@ class TrainState:
     finished: bool = False
 
 
-def save_checkpoint(
-    path: Path, method: nn.Module, optimizer: AdamW, scaler: torch.amp.GradScaler, state: TrainState
-) -> None:
-    """Write parameters, buffers, optimizer state, gradient scaler and random state.
+def save_checkpoint(path: Path, method: nn.Module, optimizer: AdamW, state: TrainState) -> None:
+    """Write parameters, buffers, optimizer state and random state.
 
     Raises:
         StorageError: the file cannot be written; the previous checkpoint is kept.
@@ -80,14 +77,13 @@ def save_checkpoint(
         "format": _FORMAT,
         "state": json.dumps(dataclasses.asdict(state)),
         "groups": json.dumps(groups),
-        "scaler": json.dumps(scaler.state_dict()),
     }
     metadata["crc32"] = str(_checksum(metadata, tensors))
     with atomic_file(path) as temporary, writing_tensors():
         save_file(tensors, temporary, metadata)
 
 
-def load_checkpoint(path: Path, method: nn.Module, optimizer: AdamW, scaler: torch.amp.GradScaler) -> TrainState:
+def load_checkpoint(path: Path, method: nn.Module, optimizer: AdamW) -> TrainState:
     """Restore a run from a file written by :func:`save_checkpoint`.
 
     Raises:
@@ -101,8 +97,6 @@ def load_checkpoint(path: Path, method: nn.Module, optimizer: AdamW, scaler: tor
         state = TrainState(**json.loads(metadata["state"]))
         method.load_state_dict(_section(tensors, "method/"))
         _restore_optimizer(optimizer, json.loads(metadata["groups"]), _section(tensors, "optimizer/"))
-        if saved := json.loads(metadata["scaler"]):
-            scaler.load_state_dict(saved)
         torch.set_rng_state(tensors["random/cpu"])
         if torch.cuda.is_available() and "random/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random/cuda"])
@@ -147,8 +141,7 @@ _OWN_TO_A_MACHINE = {"checkpoint_minutes", "threads"}
 class RunFolder:
     """One training run on disk; :mod:`~embedkit.training.recipes` use one folder per stage.
 
-    The folder is created when something is first written. Inside :meth:`tracked`, ``trackers`` receive every
-    record.
+    The folder is created when something is first written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -163,8 +156,6 @@ class RunFolder:
         self.initial = self.path / "initial"
         self.space = self.path / "space.npz"
         self.model = self.path / "model"
-        self.trackers: Sequence[Tracker] = ()
-        self._logged = 0
 
     @property
     def name(self) -> str:
@@ -245,23 +236,12 @@ class RunFolder:
             self._write(self.environment, json.dumps(environment, indent=1))
             self._write(self.inputs, json.dumps(inputs, indent=1))
 
-    @contextlib.contextmanager
-    def tracked(self, step: int) -> Iterator[None]:
-        """Open the trackers for a run that continues after ``step``; close them on exit."""
-        with contextlib.ExitStack() as opened:
-            for tracker in self.trackers:
-                tracker.open(step=step, sent=self._logged)
-                opened.callback(tracker.close)
-            yield
-
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append a record to metrics.jsonl and send it to the trackers."""
+        """Append a record to metrics.jsonl."""
         with storage_errors(self.metrics):
             self.path.mkdir(parents=True, exist_ok=True)
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-        for tracker in self.trackers:
-            tracker.log(record)
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of steps after ``step``, which a resumed run will repeat.
@@ -275,7 +255,6 @@ class RunFolder:
                 whole = [(int(json.loads(line)["step"]), line) for line in lines if line.endswith("\n")]
             except (ValueError, KeyError, TypeError) as error:
                 raise CheckpointError(f"{self.metrics} is damaged; delete it to resume without curves") from error
-            self._logged = max((logged for logged, _ in whole), default=0)
             self._write(self.metrics, "".join(line for logged, line in whole if logged <= step))
 
     def finish(self, card: Mapping[str, Any]) -> None:

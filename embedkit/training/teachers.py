@@ -235,9 +235,7 @@ class AlignedVectors:
         if corpus.has_prompts:
             raise DataError(f"{config.source} holds vectors, which no prompt can change; remove corpus.prompt")
         if len(np.unique(corpus.source_rows)) < len(corpus):
-            raise DataError(
-                f"{config.source} has no vectors for contrasts and translations; leave these out of the corpus"
-            )
+            raise DataError(f"{config.source} has no vectors for translations; leave these out of the corpus")
         self.name = config.name
         self._vectors = _load_aligned(config)
         self._rows = corpus.source_rows

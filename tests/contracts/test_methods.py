@@ -24,15 +24,15 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, ViewsConfig
 from embedkit.training.config import DevConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import Control, train
+from embedkit.training.loop import RunControl, train
 from embedkit.training.losses import Keys
 from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS
+from embedkit.training.methods.sct import cross_view_loss
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.run_folder import RunFolder
-from embedkit.training.self_supervision import JointConfig, cross_view_loss
 
 TEACHER_WIDTH = 24
 TEXTS = [
@@ -56,39 +56,16 @@ FEW = ("none", "shuffle", "deletion")
 
 SWITCHES = [
     ("sct", {}),
-    ("sct", {"wiring": "identical"}),
-    ("sct", {"objective": "cross_entropy"}),
-    ("sct", {"objective": "contrastive"}),
-    ("sct", {"reference": "momentum", "momentum": 0.9}),
-    ("sct", {"projector_blocks": 0}),
-    ("sct", {"queues": "one"}),
-    ("sct", {"queues": "frozen"}),
-    ("sct", {"queues": "none"}),
     ("sct", {"weight": 1.0}),
-    ("sct-distillation", {"wiring": "identical"}),
-    ("sct-distillation", {"objective": "contrastive"}),
     ("sct-distillation", {"queues": "one"}),
-    ("sct-distillation", {"queues": "none"}),
-    ("sct-distillation", {"group_mass": 0.5}),
+    ("sct-distillation", {"queues": "one", "views": 1, "regression": 3.0, "head": "linear"}),
     ("sct-distillation", {"joint": True}),
-    ("sct-distillation", {"joint": True, "self_supervised": {"reference": "momentum"}}),
-    ("congen", {"group_mass": 0.5, "group_ranks": 8}),
-    ("congen", {"joint": True}),
-    ("ckd", {"joint": True}),
-    ("mse", {"joint": True}),
-    ("mse", {"joint": True, "self_supervised": {"reference": "momentum", "projector_blocks": 0}}),
     ("bsl", {"predictor": "code", "scale": "code"}),
     ("bsl", {"momentum": 0.5}),
     ("pcl", {"preset": "pcl_paper"}),
     ("pcl", {"peer": "tied"}),
-    ("dclr", {"noise_times": 0}),
-    ("distillcse", {"shuffle": "length", "group_length": 2}),
-    ("distillcse", {"shuffle": "window", "window_stop": 3}),
-    ("distillcse", {"shuffle": "none"}),
     ("distillcse", {"teacher_weights": [1, 2]}),
 ]
-# Methods that can add SCT's loss to their own.
-JOINT = [name for name, entry in METHODS.items() if issubclass(entry.settings_class, JointConfig)]
 # Recipes that train a sentence encoder; those of cross-encoders have a suite of their own.
 ENCODER_RECIPES = [name for name, entry in RECIPES.items() if not entry.scores_pairs]
 # Every method with its defaults, and with each of its switches.
@@ -133,7 +110,7 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
         entry, settings = METHODS[name], dict(settings or {})
         config = from_mapping(entry.settings_class, merge(shrink(entry.settings_class), settings))
         teachers = [TableTeacher.random(len(TEXTS), TEACHER_WIDTH)] if entry.batch_spec.teacher else []
-        if entry.batch_spec.several_teachers and getattr(config, "objective", None) != "contrastive":
+        if entry.batch_spec.several_teachers:
             teachers.append(TableTeacher.random(len(TEXTS), TEACHER_WIDTH + 4, "somebody"))
         teacher_arguments = entry.teacher_arguments([teacher.dimension for teacher in teachers])
         method = entry(make_encoder(), config, seed=1, **teacher_arguments)
@@ -188,7 +165,9 @@ class TestStep:
         output = method(batches.batch(0))
         assert output.loss.shape == ()
         assert output.loss.dtype == torch.float32
-        assert not any(tensor.requires_grad for tensor in (*output.metrics.values(), *output.carry.values()))
+        assert not any(
+            tensor.requires_grad for tensor in (*output.metrics.values(), *output.state_update.values())
+        )
 
     def test_the_same_seed_gives_the_same_method(self, make, name, settings):
         torch.manual_seed(1)
@@ -217,7 +196,7 @@ class Fit:
                 self.config,
                 RunFolder(self.folder),
                 # The functions are called in this turn only.
-                Control(resume or number > 0, lambda: next(seen) == steps, show_progress=False),  # noqa: B023
+                RunControl(resume or number > 0, lambda: next(seen) == steps, show_progress=False),  # noqa: B023
                 evaluate=lambda: {"dev": score(method.encoder)},  # noqa: B023
             )
         return state, method
@@ -252,7 +231,7 @@ def test_the_same_under_autocast_and_accumulation(make, name, options, tmp_path)
     assert same(snapshot(whole()[1]), snapshot(parts(stop_after=(3,))[1]))
 
 
-@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if not entry.imitates])
+@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if not entry.matches_teacher_space])
 def test_a_head_that_is_not_trained_is_removed(make_encoder, name):
     encoder, entry = make_encoder(), METHODS[name]
     encoder.set_head(7)
@@ -268,102 +247,50 @@ def test_the_trained_encoder_loads_unchanged(make, name, tmp_path):
     method.encoder.save(tmp_path / "copy")
     loaded = SentenceEncoder.load(tmp_path / "copy")
     assert loaded.fingerprint() == method.encoder.fingerprint()
-    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].imitates else 16)
+    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].matches_teacher_space else 16)
     texts = TEXTS[:5]
     assert np.array_equal(TorchEncoder(loaded).encode(texts), TorchEncoder(method.encoder).encode(texts))
 
 
-class TestSwitches:
-    """Each switch of SCT has its documented effect, checked on queues and losses."""
-
-    def loss(self, make, settings, name="sct", step=0):
-        method, batches = make(name, settings)
-        torch.manual_seed(0)
-        with torch.no_grad():
-            return method, method(batches.batch(step))
+class TestSCT:
+    """What enters SCT's queues, and the loss that ``joint`` adds."""
 
     def test_references_enter_the_queue_of_their_view(self, make):
-        method, output = self.loss(make, {})
+        method, batches = make("sct")
+        output = method(batches.batch(0))
         method.after_step([output])
         first, second = method.self_supervision.queues.rows
-        assert torch.equal(first[:6], output.carry["reference1"])
-        assert torch.equal(second[:6], output.carry["reference2"])
+        assert torch.equal(first[:6], output.state_update["reference1"])
+        assert torch.equal(second[:6], output.state_update["reference2"])
         assert not torch.equal(first, second)
 
-    def test_references_and_queries_come_from_different_passes(self, make):
-        """The reference comes from the encoder with its own dropout, and without the projector."""
-        method, batches = make("sct", {"projector_blocks": 0})
+    def test_references_come_from_a_pass_of_their_own_without_the_projector(self, make):
+        method, batches = make("sct")
         batch = batches.batch(0)
-        output = method(batch)
-        assert torch.allclose(output.carry["reference1"].norm(dim=1), torch.ones(6))
-        again = method(batch)
-        assert not torch.allclose(output.carry["reference1"], again.carry["reference1"])
+        first, again = (method(batch).state_update["reference1"] for _ in range(2))
+        assert torch.allclose(first.norm(dim=1), torch.ones(6))
+        assert not torch.allclose(first, again)
+        method.eval()
+        expected = functional.normalize(pooled(method.encoder, batch.views[0]), dim=1)
+        assert torch.allclose(method(batch).state_update["reference1"], expected, atol=1e-6)
 
-    def test_one_queue_is_shared_and_takes_the_first_view(self, make):
-        method, output = self.loss(make, {"queues": "one"})
-        method.after_step([output])
-        first, second = method.self_supervision.queues.rows
-        assert first.data_ptr() == second.data_ptr()
-        assert torch.equal(first[:6], output.carry["reference1"])
-
-    def test_momentum_follows_slowly(self, make):
-        method, batches = make("sct", {"reference": "momentum", "momentum": 0.75})
-        average = method.self_supervision.average.network
-        start = snapshot(average)
-        assert same(start, snapshot(method.encoder))
-        assert not any(parameter.requires_grad for parameter in average.parameters())
-        with torch.no_grad():
-            for parameter in method.encoder.parameters():
-                parameter.add_(1.0)
-        method.after_step([method(batches.batch(0))])
-        weight = "backbone.embeddings.word_embeddings.weight"
-        assert torch.allclose(snapshot(average)[weight], start[weight] + 0.25)
-
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {"wiring": "identical"},
-            {"objective": "cross_entropy"},
-            {"objective": "contrastive"},
-            {"queues": "none"},
-        ],
-        ids=identifier,
-    )
-    @pytest.mark.parametrize("name", ["sct", "sct-distillation"])
-    def test_switches_change_the_loss(self, make, name, settings):
-        # Cross-entropy exceeds KL by the targets' entropy, which is below rounding at the default temperature.
-        flat = {"reference_temperature": 1.0}
-        plain, switched = (self.loss(make, {**flat, **given}, name)[1].loss for given in ({}, settings))
-        assert abs(switched - plain) > 1e-3 * plain
-
-    @pytest.mark.parametrize("name", JOINT)
-    def test_joint_adds_scts_loss_on_the_pooled_embeddings(self, make, name):
-        """Without projector and dropout each reference equals the view itself, so the loss is known."""
-        beside = {"projector_blocks": 0, "temperature": 0.3, "reference_temperature": 0.2}
-        method, batches = make(name, {"joint": True, "self_supervised": beside})
+    def test_joint_adds_scts_loss_on_the_projected_pooled_embeddings(self, make):
+        method, batches = make("sct-distillation", {"joint": True})
         method.eval()
         batch = batches.batch(0)
         output = method(batch)
         views = [functional.normalize(pooled(method.encoder, view), dim=1) for view in batch.views]
-        queues = method.self_supervision.queues.rows
-        expected = cross_view_loss(
-            tuple(views),
-            (Keys(queues[0], views[0]), Keys(queues[1], views[1])),
-            temperature=0.3,
-            reference_temperature=0.2,
-        )
-        assert torch.allclose(output.metrics["self_supervised"], expected, atol=1e-5)
+        added = method.self_supervision
+        projected = [functional.normalize(added.projector(pooled(method.encoder, v)), dim=1) for v in batch.views]
+        keys = [Keys(queue, view) for queue, view in zip(added.queues.rows, views, strict=True)]
+        expected = cross_view_loss(projected, keys, temperature=0.04, reference_temperature=0.03)
+        assert torch.allclose(output.metrics["self_supervised"], expected, atol=1e-4)
         assert torch.equal(output.loss, output.metrics["distillation"] + output.metrics["self_supervised"])
-        alone = make(name)[0].eval()
-        assert torch.allclose(output.metrics["distillation"], alone(make(name)[1].batch(0)).loss)
+        alone = make("sct-distillation")[0].eval()
+        assert torch.allclose(output.metrics["distillation"], alone(batch).loss)
         method.after_step([output])
-        for queue, view in zip(method.self_supervision.queues.rows, views, strict=True):
+        for queue, view in zip(added.queues.rows, views, strict=True):
             assert torch.allclose(queue[:6], view, atol=1e-6)
-
-    @pytest.mark.parametrize("name", JOINT)
-    def test_joint_requires_two_views(self, make, name):
-        assert len(make(name, {"joint": True})[1].batch(0).views) == 2
-        assert len(make(name)[1].batch(0).views) == METHODS[name].batch_spec.views
 
 
 # Stops of a recipe after its first stage and one step of the second.
@@ -417,7 +344,7 @@ class TestRuns:
         for number, steps in enumerate((*stops, None)):
             torch.manual_seed(seed + number)
             seen = iter(range(1, 100))
-            control = Control(number > 0, lambda: next(seen) == steps, show_progress=False)  # noqa: B023
+            control = RunControl(number > 0, lambda: next(seen) == steps, show_progress=False)  # noqa: B023
             state = run(config, folder, control)
             if steps is not None:
                 assert not state.finished

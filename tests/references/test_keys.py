@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedkit.training.components import VectorQueue
-from embedkit.training.losses import Keys, cross_entropy, own_cross_entropy, reference, similarity_logits
+from embedkit.training.losses import Keys, cross_entropy, own_cross_entropy, similarity_logits, target_distribution
 
 WIDTH, BATCH = 24, 5
 
@@ -41,7 +41,7 @@ class TestAgainstTorch:
     def test_reference(self, size, temperature):
         _, keys = sample(size)
         logarithms = logits_of(keys.batch, keys, temperature).log_softmax(dim=1)
-        found = reference([keys], temperature)
+        found = target_distribution(keys, temperature)
         entropy = -(logarithms.exp() * logarithms).sum(dim=1).mean()
         assert torch.allclose(found.probabilities, logarithms.exp(), rtol=1e-4, atol=1e-7)
         assert found.entropy.item() == pytest.approx(entropy.item(), abs=1e-5)
@@ -49,7 +49,7 @@ class TestAgainstTorch:
     @pytest.mark.parametrize("soft", [True, False])
     def test_loss_and_gradient(self, size, temperature, soft):
         queries, keys = sample(size)
-        target = reference([keys], 0.1).probabilities if soft else size + torch.arange(BATCH)
+        target = target_distribution(keys, 0.1).probabilities if soft else size + torch.arange(BATCH)
         expected = functional.cross_entropy(logits_of(queries, keys, temperature), target)
         (3 * expected).backward()
         expected_gradient, queries.grad = queries.grad, None
@@ -67,7 +67,7 @@ class TestAgainstTorch:
         for enabled in (False, True):
             queries, keys = sample(size)
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-                target = reference([keys], temperature)
+                target = target_distribution(keys, temperature)
                 loss = cross_entropy(queries, keys, target.probabilities, temperature=temperature) - target.entropy
                 loss = loss + own_cross_entropy(queries, keys, temperature=temperature)
             loss.backward()
@@ -79,7 +79,7 @@ class TestAgainstTorch:
 
 def test_the_target_is_not_changed():
     queries, keys = sample(7)
-    target = reference([keys], 0.1).probabilities
+    target = target_distribution(keys, 0.1).probabilities
     before = target.clone()
     cross_entropy(queries, keys, target, temperature=0.1).backward()
     assert torch.equal(target, before)
@@ -114,7 +114,7 @@ def test_a_long_queue_is_not_copied():
         queries, own = units(BATCH, step).requires_grad_(), units(BATCH, 9 + step)
         with largest:
             keys = Keys(queue.rows, own)
-            cross_entropy(queries, keys, reference([keys], 0.1).probabilities, temperature=0.1).backward()
+            cross_entropy(queries, keys, target_distribution(keys, 0.1).probabilities, temperature=0.1).backward()
             queue.enqueue(own)
     assert queue.rows.data_ptr() == place
     assert largest.size == BATCH * (len(queue) + BATCH)

@@ -21,7 +21,7 @@ from embedkit.modeling.sizes import Size
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.loop import Control
+from embedkit.training.loop import RunControl
 
 WORDS = ["cat", "dog", "train", "city", "mother", "sister", "sea", "summer", "water", "day", "good", "blue"]
 
@@ -86,9 +86,11 @@ def test_the_new_bundle_is_nearer_and_of_the_same_form(student, changes, tmp_pat
 def test_it_can_be_interrupted_and_resumed(student, changes, tmp_path):
     config = adaptation_config(student, changes)
     steps = iter([False] * 10 + [True])
-    assert adapt(config, tmp_path / "run", tmp_path / "new.onnx", Control(should_stop=lambda: next(steps))) is None
+    assert (
+        adapt(config, tmp_path / "run", tmp_path / "new.onnx", RunControl(should_stop=lambda: next(steps))) is None
+    )
     assert not (tmp_path / "new.onnx").exists()
-    found = adapt(config, tmp_path / "run", tmp_path / "new.onnx", Control(resume=True))
+    found = adapt(config, tmp_path / "run", tmp_path / "new.onnx", RunControl(resume=True))
     assert found.steps == 30
 
 

@@ -6,7 +6,6 @@ from embedkit.training.method import Method
 from embedkit.training.methods.bsl import BSL
 from embedkit.training.methods.ckd import CKD
 from embedkit.training.methods.congen import MSE, ConGen
-from embedkit.training.methods.dclr import DCLR
 from embedkit.training.methods.distillcse import DistillCSE
 from embedkit.training.methods.pcl import PCL
 from embedkit.training.methods.sct import SCT, SCTDistillation
@@ -20,7 +19,6 @@ METHODS: dict[str, type[Method]] = {
     "bsl": BSL,
     "pcl": PCL,
     "simcse": SimCSE,
-    "dclr": DCLR,
     "distillcse": DistillCSE,
     "congen": ConGen,
     "ckd": CKD,

@@ -16,6 +16,7 @@ because they would never be used.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -27,7 +28,6 @@ from torch.nn import functional
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.seeding import seeded
-from embedkit.training.components import MovingAverage
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
 
 Scale = Literal["paper", "code"]
@@ -55,6 +55,27 @@ def _cosine(predictions: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cosine of rows, in float32 regardless of autocast."""
     with torch.autocast(predictions.device.type, enabled=False):
         return functional.cosine_similarity(predictions.float(), targets.detach().float(), dim=1).mean()
+
+
+class MovingAverage(nn.Module):
+    """An exponential moving average of a network's parameters, which get no gradients.
+
+    It starts equal to the network. ``momentum`` is the weight of the old average in an update: 1 never moves, 0
+    copies.
+    """
+
+    network: SentenceEncoder
+
+    def __init__(self, network: SentenceEncoder, *, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.network = copy.deepcopy(network).requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, source: SentenceEncoder) -> None:
+        """Move towards ``source``: average = momentum * average + (1 - momentum) * source."""
+        for average, current in zip(self.network.parameters(), source.parameters(), strict=True):
+            average.lerp_(current, 1 - self.momentum)
 
 
 class Predictor(nn.Module):
@@ -139,7 +160,9 @@ class BSL(Method):
         embeddings = pooled(self.encoder, first), pooled(self.encoder, second)
         # A view at a time, so that batch normalisation sees each view alone.
         predictions = self.predictor(embeddings[0]), self.predictor(embeddings[1])
-        loss = bootstrap_loss(predictions, (self._aim(first), self._aim(second)), scale=self.config.scale)
+        loss = bootstrap_loss(
+            predictions, (self._target_embeddings(first), self._target_embeddings(second)), scale=self.config.scale
+        )
         return StepOutput(loss)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:  # noqa: ARG002 - the weights are sufficient
@@ -147,6 +170,6 @@ class BSL(Method):
         self.target.update(self.encoder)
 
     @torch.no_grad()
-    def _aim(self, view: View) -> Tensor:
+    def _target_embeddings(self, view: View) -> Tensor:
         """Return target embeddings, in train mode and therefore with independent dropout."""
         return pooled(self.target.network, view)

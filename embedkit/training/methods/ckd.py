@@ -16,7 +16,7 @@ loss, 0.2.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -63,8 +63,9 @@ class CKD(Distillation):
         student = unit_embeddings(self.encoder, embeddings[0])
         keys = Keys(self.queue.rows, teacher)
         loss = own_cross_entropy(student, keys, temperature=self.config.temperature)
-        return StepOutput(loss, carry={"teacher": teacher})
+        return StepOutput(loss, state_update={"teacher": teacher})
 
-    def enqueue(self, carry: Mapping[str, Tensor]) -> None:
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Add the batch's teacher vectors to the queue."""
-        self.queue.enqueue(carry["teacher"])
+        for output in outputs:
+            self.queue.enqueue(output.state_update["teacher"])

@@ -11,10 +11,6 @@ Differs from the authors' code: the queue starts with random unit rows, flushed 
 holds the teacher's vectors of K training sentences that are then left out of training; it is part of the
 checkpoint.
 
-Several teachers are an extension: each has a queue of its own width, filled with the same sentences, and the
-target is the average of their distributions. The student is scored against the first teacher's vectors and has
-its width. ``group_mass`` shuffles the target as DistillCSE (Xu et al., Findings of EMNLP 2023) shuffles cosines.
-
 MSE is the L2 baseline of this paper and of SCT's (TACL 2023): the squared distance between the vectors of student
 and teacher is minimised, and sentences are not compared with each other. Both sides are normalised to unit length,
 as teacher vectors are throughout this package; the papers do not specify it. They give no settings for this
@@ -24,16 +20,16 @@ baseline, so the presets are ConGen's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components import TeacherQueues, VectorQueue
-from embedkit.training.distillation import Distillation, DistillationConfig, ShuffledConfig, congen_preset
-from embedkit.training.losses import Keys, Shuffle, cross_entropy, reference, squared_distance
+from embedkit.training.components import VectorQueue
+from embedkit.training.distillation import Distillation, DistillationConfig, congen_preset
+from embedkit.training.losses import Keys, cross_entropy, squared_distance, target_distribution
 from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
 
 
@@ -41,11 +37,9 @@ def congen_loss(
     students: tuple[Tensor, Tensor],
     keys: Keys,
     *,
-    others: Sequence[Keys] = (),
     temperature: float,
     teacher_temperature: float,
     control: float = 0.5,
-    shuffle: Shuffle | None = None,
 ) -> Tensor:
     """Return the cross-entropy of each view's similarity distribution with the teacher's for view 1.
 
@@ -56,20 +50,17 @@ def congen_loss(
     Args:
         students: s1, s2, each ``(B, T) float, unit rows``.
         keys: past and current teacher vectors of view 1.
-        others: keys of further teachers, for the same sentences row by row. p is then the average over all
-            teachers; the student is scored against ``keys`` only.
         temperature: temperature of the student's distributions.
         teacher_temperature: temperature of the teacher's distribution.
         control: weight of view 1, in [0, 1]; view 2 has weight ``1 - control``.
-        shuffle: shuffles probabilities in p, except those of each sentence's own key.
     """
-    target = reference((keys, *others), teacher_temperature, shuffle).probabilities
+    target = target_distribution(keys, teacher_temperature).probabilities
     first, second = (cross_entropy(student, keys, target, temperature=temperature) for student in students)
     return control * first + (1 - control) * second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConGenConfig(ShuffledConfig):
+class ConGenConfig(DistillationConfig):
     """Settings of ConGen; the defaults are the authors' for Tiny."""
 
     queue_size: int = setting(
@@ -85,12 +76,12 @@ class ConGenConfig(ShuffledConfig):
 class ConGen(Distillation):
     """Distillation of one teacher distribution into both views of a sentence.
 
-    A head is added unless the student has the first teacher's width.
+    A head is added unless the student has the teacher's width.
     """
 
     settings_class: ClassVar[type[Any]] = ConGenConfig
     paper: ClassVar[str] = "Limkonchotiwat et al., Findings of EMNLP 2022"
-    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True, several_teachers=True)
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True)
     config: ConGenConfig
     # README of the authors' code.
     presets: ClassVar[Presets] = {
@@ -100,37 +91,32 @@ class ConGen(Distillation):
     }
 
     def __init__(
-        self, encoder: SentenceEncoder, config: ConGenConfig, *, seed: int, teacher_dimensions: Sequence[int]
+        self, encoder: SentenceEncoder, config: ConGenConfig, *, seed: int, teacher_dimension: int
     ) -> None:
-        super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimensions[0])
-        self.queues = TeacherQueues(
-            VectorQueue(config.queue_size, width, seed=seed) for width in teacher_dimensions
-        )
+        super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimension)
+        self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
 
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
         """Return the cross-entropy of both views with the teacher's distribution of view 1."""
-        vectors = [teacher[0] for teacher in batch.teachers]
-        keys = [Keys(queue.rows, rows) for queue, rows in zip(self.queues.each, vectors, strict=True)]
-        students = unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])
+        teacher = batch.teacher[0]
         loss = congen_loss(
-            students,
-            keys[0],
-            others=keys[1:],
+            (unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])),
+            Keys(self.queue.rows, teacher),
             temperature=self.config.temperature,
             teacher_temperature=self.config.teacher_temperature,
             control=self.config.control,
-            shuffle=self.config.shuffle,
         )
-        return StepOutput(loss, carry=self.queues.carry([[rows] for rows in vectors]))
+        return StepOutput(loss, state_update={"teacher": teacher})
 
-    def enqueue(self, carry: Mapping[str, Tensor]) -> None:
-        """Add the batch's teacher vectors of view 1 to the queues."""
-        self.queues.enqueue(carry)
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Add the batch's teacher vectors of view 1 to the queue."""
+        for output in outputs:
+            self.queue.enqueue(output.state_update["teacher"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MSEConfig(DistillationConfig):
-    """Settings of MSE, all of them for the optional self-supervised loss and the head."""
+    """Settings of MSE: those of the head."""
 
 
 class MSE(Distillation):

@@ -23,9 +23,9 @@ a cache; batches may have any length.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,15 +35,7 @@ from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.components import training_head
-from embedkit.training.losses import (
-    Grouping,
-    group_of_length,
-    group_of_mass,
-    group_window,
-    info_nce,
-    shuffle_within_groups,
-    without_diagonal,
-)
+from embedkit.training.losses import info_nce, without_diagonal
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import trainer_presets
 
@@ -63,6 +55,39 @@ def average_cosines(teachers: Sequence[Tensor], weights: Sequence[float]) -> Ten
     """Return the weighted average of several teachers' cosines: ``(N, N - 1) float32``; weights sum to 1."""
     weighted = [weight * cosines_with_others(rows) for rows, weight in zip(teachers, weights, strict=True)]
     return torch.stack(weighted).sum(dim=0)
+
+
+@torch.no_grad()
+def shuffle_within_groups(scores: Tensor, mass: float) -> Tensor:
+    """Randomly permute the scores ``(N, C)`` of each row among the ranks of each :func:`rank_groups` group.
+
+    Rows are shuffled independently by torch's generator, differently at each call. Each row keeps its values; only
+    their columns change. The result has no gradient.
+    """
+    ranked, columns = scores.sort(dim=1, descending=True)
+    # Sorting a random order stably by group is uniform within groups, however many there are;
+    # adding a random fraction to the group's number would run out of bits.
+    chance = torch.rand_like(ranked).argsort(dim=1)
+    order = chance.gather(1, rank_groups(ranked, mass).gather(1, chance).argsort(dim=1, stable=True))
+    return torch.empty_like(ranked).scatter_(1, columns.gather(1, order), ranked)
+
+
+def rank_groups(ranked: Tensor, mass: float) -> Tensor:
+    """Return the group of each rank, ``(N, C) int64`` from 0: groups of equal probability.
+
+    The probability is ``softmax(scores)`` at temperature 1.
+
+    With U_r the cumulative probability up to and including rank r, rank r belongs to group
+    ``floor(U_r / mass)``: a rank that reaches a limit belongs to the next group, and a heavy rank can leave
+    groups empty. The last group takes the remainder.
+
+    Args:
+        ranked: ``(N, C) float``, each row in descending order.
+        mass: p, the probability of a group, in (0, 1].
+    """
+    count = math.ceil(1 / mass - 1e-9)  # 1 / p groups, rounded up; the tolerance gives 49 for p = 1/49
+    reached = ranked.softmax(dim=1).cumsum(dim=1)
+    return (reached / mass).floor().long().clamp(max=count - 1)
 
 
 def similarity_distillation_loss(
@@ -93,22 +118,16 @@ class DistillCSEConfig:
         (),
         "one per teacher, normalised to sum to 1; default: equal. Authors' code: 0.33 for base, 0.67 for large",
     )
-    shuffle: Literal["mass", "length", "window", "none"] = setting(
-        "mass",
-        "groups within which ranks are shuffled: of equal probability (the paper), of equal length, or one window",
+    group_mass: float = setting(
+        0.1,
+        "p, probability of a group of ranks, which are shuffled; 0.05 to 0.15 in the paper",
+        above=0,
+        maximum=1,
     )
-    group_mass: float = setting(0.1, "p, probability of a group; 0.05 to 0.15 in the paper", above=0, maximum=1)
-    group_length: int = setting(6, "number of ranks in a group of equal length", minimum=1)
-    window_start: int = setting(0, "first rank of the window, counted from 0", minimum=0)
-    window_stop: int = setting(12, "last rank of the window, exclusive", minimum=1)
 
     def __post_init__(self) -> None:
         if self.teacher_weights and (min(self.teacher_weights) < 0 or sum(self.teacher_weights) == 0):
             raise ConfigError("teacher_weights must be non-negative and not all 0")
-        if self.window_start >= self.window_stop:
-            raise ConfigError(
-                f"window_start = {self.window_start} must be less than window_stop = {self.window_stop}"
-            )
 
 
 class DistillCSE(Method):
@@ -131,7 +150,6 @@ class DistillCSE(Method):
         self.head = training_head(encoder, seed=seed)
         weights = config.teacher_weights or (1.0,) * len(teacher_dimensions)
         self.weights = [weight / sum(weights) for weight in weights]
-        self.grouping = _GROUPINGS[config.shuffle](config)
 
     @classmethod
     def settings_problem(cls, config: DistillCSEConfig, teachers: int) -> str | None:
@@ -147,9 +165,8 @@ class DistillCSE(Method):
         embeddings, again = (pooled(self.encoder, batch.views[0]) for _ in range(2))
         first = self.head(embeddings)
         contrast = info_nce(first, self.head(again), temperature=config.contrastive_temperature)
-        targets = average_cosines([vectors[0] for vectors in batch.teachers], self.weights)
-        if self.grouping is not None:
-            targets = shuffle_within_groups(targets, self.grouping)
+        averages = average_cosines([vectors[0] for vectors in batch.teachers], self.weights)
+        targets = shuffle_within_groups(averages, config.group_mass)
         distillation = similarity_distillation_loss(
             cosines_with_others(first),
             targets,
@@ -158,11 +175,3 @@ class DistillCSE(Method):
         )
         parts = {"contrastive": contrast.detach(), "distillation": distillation.detach()}
         return StepOutput(contrast + config.distillation * distillation, parts)
-
-
-_GROUPINGS: dict[str, Callable[[DistillCSEConfig], Grouping | None]] = {
-    "mass": lambda config: partial(group_of_mass, mass=config.group_mass),
-    "length": lambda config: partial(group_of_length, length=config.group_length),
-    "window": lambda config: partial(group_window, start=config.window_start, stop=config.window_stop),
-    "none": lambda _: None,
-}

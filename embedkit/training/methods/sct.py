@@ -19,64 +19,185 @@ built.
 ``views = 1`` encodes each sentence once, in half the time: if the teacher sees a single text and the student has
 no dropout, both directions are equal. ``regression`` adds the squared distance from the teacher's vectors, which
 determines an embedding's position and not only its neighbours.
-
-Several teachers are an extension: each has queues of its own width, filled with the same sentences, and targets
-are the average of their distributions. The student is scored against the first teacher's vectors and has its
-width. ``group_mass`` shuffles targets as DistillCSE (Xu et al., Findings of EMNLP 2023) shuffles cosines.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components import CrossViewQueues, QueueKind, TeacherQueues
-from embedkit.training.distillation import Distillation, ShuffledConfig
-from embedkit.training.losses import Keys, squared_distance
-from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled, unit_embeddings
-from embedkit.training.self_supervision import Objective, SCTConfig, SelfSupervision, cross_view_loss
+from embedkit.modeling.seeding import seeded
+from embedkit.training.components import VectorQueue
+from embedkit.training.distillation import Distillation, DistillationConfig
+from embedkit.training.losses import Distribution, Keys, cross_entropy, squared_distance, target_distribution
+from embedkit.training.method import (
+    Batch,
+    BatchSpec,
+    Method,
+    Presets,
+    StepOutput,
+    View,
+    pooled,
+    unit_embeddings,
+)
 
 _PAPER = "Limkonchotiwat et al., TACL 2023"
 
 
-def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
-    return {"optim": {"lr": lr}, "settings": settings}
+def cross_view_loss(
+    online: Sequence[Tensor],
+    keys: Sequence[Keys],
+    *,
+    temperature: float,
+    reference_temperature: float,
+    weight: float = 0.5,
+) -> Tensor:
+    """Match each online view's similarity distribution to the reference distribution of the other view.
+
+    With keys Q1, Q2 and r1, r2 their batch parts, ``t2 = softmax(r2 Q2 / reference_temperature)`` is the target
+    of ``c1 = softmax(z1 Q2 / temperature)``, and ``t1`` that of ``c2 = softmax(z2 Q1 / temperature)``; the loss is
+    the divergence KL(t | c). The keys get no gradient.
+
+    Args:
+        online: z1, z2, each ``(B, D) float, unit rows``; or a single view that serves as both.
+        keys: Q1, Q2 of view 1 and view 2; or Q1 only.
+        temperature: temperature of the online distributions.
+        reference_temperature: temperature of the reference distributions.
+        weight: weight of each direction; 0.5 in the paper, 1.0 in the authors' code.
+    """
+    known: dict[tuple[int, int], Distribution] = {}  # views that share queue and vectors have one target
+
+    def divergence(view: Tensor, keys: Keys) -> Tensor:
+        identity = keys.queue.data_ptr(), keys.batch.data_ptr()
+        if identity not in known:
+            known[identity] = target_distribution(keys, reference_temperature)
+        target = known[identity]
+        # The target's entropy has no gradient.
+        return cross_entropy(view, keys, target.probabilities, temperature=temperature) - target.entropy
+
+    losses = [divergence(view, own) for view, own in zip(online, reversed(keys), strict=True)]
+    return weight * (losses[0] + losses[-1])
+
+
+class CrossViewQueues(nn.Module):
+    """D1 and D2, which hold the reference vectors of view 1 and view 2; ``shared`` is one queue of view 1 only."""
+
+    def __init__(self, size: int, dimension: int, *, seed: int, shared: bool = False) -> None:
+        super().__init__()
+        self.queues = nn.ModuleList(
+            VectorQueue(size, dimension, seed=2 * seed + number) for number in range(1 if shared else 2)
+        )
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """D1 and D2, each ``(K, D), unit rows``."""
+        return self._each[0].rows, self._each[-1].rows
+
+    @property
+    def _each(self) -> list[VectorQueue]:
+        return [cast(VectorQueue, queue) for queue in self.queues]
+
+    def keys(self, views: Sequence[Tensor]) -> list[Keys]:
+        """Return the keys of each view: its queue, and its reference vectors of the batch, ``(B, D)``."""
+        return [Keys(rows, vectors) for rows, vectors in zip(self.rows, views, strict=False)]
+
+    def enqueue(self, views: Sequence[Tensor]) -> None:
+        """Add the reference vectors ``(B, D)`` of each view."""
+        for queue, vectors in zip(self._each, views, strict=False):
+            queue.enqueue(vectors)
+
+
+class Projector(nn.Module):
+    """SCT's projector: blocks of Linear(D -> expansion*D), ReLU, Linear(expansion*D -> D), in series.
+
+    There is no normalisation layer and no activation between blocks (SCT, section 3.3, and the authors' code).
+    """
+
+    def __init__(self, dimension: int, *, blocks: int, expansion: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for _ in range(blocks):
+            hidden = expansion * dimension
+            layers += [nn.Linear(dimension, hidden), nn.ReLU(), nn.Linear(hidden, dimension)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Map ``(B, D)`` to ``(B, D)``."""
+        projected: Tensor = self.layers(embeddings)
+        return projected
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SCTDistillationConfig(ShuffledConfig):
-    """Settings of SCT distillation; the defaults are the authors' for Tiny."""
+class SCTConfig:
+    """Settings of SCT; the defaults are the paper's for BERT-Tiny."""
 
-    queue_size: int = setting(131_072, "K, number of teacher vectors in a queue; Mini 65,536", minimum=0)
-    temperature: float = setting(0.04, "temperature of the student's distributions; Mini and Small 0.05", above=0)
+    queue_size: int = setting(
+        131_072, "K, number of vectors in a queue; Tiny and Mini 131,072, Small 65,536", minimum=0
+    )
+    temperature: float = setting(0.04, "temperature of the online distributions; Mini and Small 0.03", above=0)
     reference_temperature: float = setting(
-        0.03, "temperature of the teacher's distributions; Mini and Small 0.04", above=0
+        0.03, "temperature of the reference distributions; Mini 0.01, Small 0.02", above=0
     )
     weight: float = setting(0.5, "weight of each direction; 1.0 in the authors' code", above=0)
-    objective: Objective = setting("kl", "cross_entropy and contrastive are ablations")
-    wiring: Literal["cross", "identical"] = setting("cross", "identical views are an ablation")
-    views: Literal[1, 2] = setting(
-        2, "1: encode each sentence once and learn its own distribution, for students without dropout"
-    )
-    regression: float = setting(
-        0.0, "weight of the squared distance from the teacher's vectors, added to the loss", minimum=0
-    )
-    queues: QueueKind = setting("two", "one is equivalent and cheaper if the teacher sees a single view")
+    projector_blocks: int = setting(3, "number of blocks in the projector", minimum=1)
+    projector_expansion: int = setting(10, "ratio of a block's hidden width to the embedding's", minimum=1)
 
-    def __post_init__(self) -> None:
-        if self.objective == "contrastive" and self.group_mass is not None:
-            raise ConfigError(
-                "group_mass cannot be combined with objective = contrastive, which has no probabilities to shuffle"
+
+class SelfSupervision(nn.Module):
+    """SCT's loss and its state apart from the encoder: projector and queues.
+
+    The encoder is passed in at each call, so that it is registered only once, in the method.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, config: SCTConfig, *, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        with seeded(seed):
+            self.projector = Projector(
+                encoder.pooled_width, blocks=config.projector_blocks, expansion=config.projector_expansion
             )
-        if self.views == 1 and (self.joint or self.queues == "two"):
-            raise ConfigError('views = 1 requires queues = "one" and joint = false')
+        self.queues = CrossViewQueues(config.queue_size, encoder.pooled_width, seed=seed)
+
+    def forward(
+        self, encoder: SentenceEncoder, batch: Batch, embeddings: Sequence[Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of two views, and the reference vectors for :meth:`after_step` to enqueue.
+
+        ``embeddings`` are pooled embeddings of the views with gradient, each ``(B, H)``. The loss acts on the
+        projected pooled embedding, before any head.
+        """
+        references = [reference_embeddings(encoder, view) for view in batch.views]
+        loss = cross_view_loss(
+            [functional.normalize(self.projector(rows).float(), dim=1) for rows in embeddings],
+            self.queues.keys(references),
+            temperature=self.config.temperature,
+            reference_temperature=self.config.reference_temperature,
+            weight=self.config.weight,
+        )
+        return loss, {"reference1": references[0], "reference2": references[1]}
+
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Enqueue the reference vectors."""
+        for output in outputs:
+            self.queues.enqueue([output.state_update["reference1"], output.state_update["reference2"]])
+
+
+@torch.no_grad()
+def reference_embeddings(encoder: SentenceEncoder, view: View) -> Tensor:
+    """Return unit rows ``(B, H) float32``, in train mode and therefore with independent dropout masks."""
+    return functional.normalize(pooled(encoder, view).float(), dim=1)
+
+
+def _preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:
+    return {"optim": {"lr": lr}, "settings": settings}
 
 
 class SCT(Method):
@@ -101,23 +222,50 @@ class SCT(Method):
     def forward(self, batch: Batch) -> StepOutput:
         """Return ``L_SCT`` of two views."""
         embeddings = pooled(self.encoder, batch.views[0]), pooled(self.encoder, batch.views[1])
-        loss, carry = self.self_supervision(self.encoder, batch, embeddings)
-        return StepOutput(loss, carry=carry)
+        loss, references = self.self_supervision(self.encoder, batch, embeddings)
+        return StepOutput(loss, state_update=references)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
-        """Add the batch's reference vectors to the queues; update the moving average, if any."""
-        self.self_supervision.after_step(self.encoder, outputs)
+        """Add the batch's reference vectors to the queues."""
+        self.self_supervision.after_step(outputs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SCTDistillationConfig(DistillationConfig):
+    """Settings of SCT distillation; the defaults are the authors' for BERT-Tiny."""
+
+    queue_size: int = setting(131_072, "K, number of teacher vectors in a queue; Mini 65,536", minimum=0)
+    temperature: float = setting(0.04, "temperature of the student's distributions; Mini and Small 0.05", above=0)
+    reference_temperature: float = setting(
+        0.03, "temperature of the teacher's distributions; Mini and Small 0.04", above=0
+    )
+    weight: float = setting(0.5, "weight of each direction; 1.0 in the authors' code", above=0)
+    views: Literal[1, 2] = setting(
+        2, "1: encode each sentence once and learn its own distribution, for students without dropout"
+    )
+    regression: float = setting(
+        0.0, "weight of the squared distance from the teacher's vectors, added to the loss", minimum=0
+    )
+    queues: Literal["two", "one"] = setting(
+        "two", "one is equivalent and cheaper if the teacher sees a single view"
+    )
+    joint: bool = setting(False, "add SCT's self-supervised loss, as in the paper")
+    self_supervised: SCTConfig = setting(factory=SCTConfig, doc="settings of the loss added by joint")
+
+    def __post_init__(self) -> None:
+        if self.views == 1 and (self.joint or self.queues == "two"):
+            raise ConfigError('views = 1 requires queues = "one" and joint = false')
 
 
 class SCTDistillation(Distillation):
     """Cross-view distillation of an encoder that gets a dense head of the teacher's width.
 
-    A head is added unless the student has the first teacher's width.
+    A head is added unless the student has the teacher's width.
     """
 
     settings_class: ClassVar[type[Any]] = SCTDistillationConfig
     paper: ClassVar[str] = _PAPER
-    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True, several_teachers=True)
+    batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, teacher=True)
     config: SCTDistillationConfig
     # README of the authors' code.
     presets: ClassVar[Presets] = {
@@ -127,55 +275,53 @@ class SCTDistillation(Distillation):
     }
 
     def __init__(
-        self,
-        encoder: SentenceEncoder,
-        config: SCTDistillationConfig,
-        *,
-        seed: int,
-        teacher_dimensions: Sequence[int],
+        self, encoder: SentenceEncoder, config: SCTDistillationConfig, *, seed: int, teacher_dimension: int
     ) -> None:
-        super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimensions[0])
-        self.queues = TeacherQueues(
-            CrossViewQueues(config.queue_size, width, kind=config.queues, seed=seed)
-            for width in teacher_dimensions
+        super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimension)
+        self.queues = CrossViewQueues(
+            config.queue_size, teacher_dimension, seed=seed, shared=config.queues == "one"
+        )
+        self.self_supervision = (
+            SelfSupervision(encoder, config.self_supervised, seed=seed) if config.joint else None
         )
 
     @classmethod
-    def needs(cls, config: SCTDistillationConfig) -> BatchSpec:  # type: ignore[override]
+    def needs(cls, config: SCTDistillationConfig) -> BatchSpec:
         """Return the requirements for the configured number of views."""
-        return config.add_views(dataclasses.replace(cls.batch_spec, views=config.views))
+        return dataclasses.replace(cls.batch_spec, views=config.views)
 
-    @classmethod
-    def settings_problem(cls, config: SCTDistillationConfig, teachers: int) -> str | None:
-        """Report several teachers of an objective that has no distributions to average."""
-        if config.objective == "contrastive" and teachers > 1:
-            return "objective = contrastive supports one teacher: name it in [teacher]"
-        return None
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return the distillation loss, plus ``L_SCT`` if joint."""
+        embeddings = [pooled(self.encoder, view) for view in batch.views]
+        output = self.distil(batch, embeddings)
+        if self.self_supervision is None:
+            return output
+        extra, references = self.self_supervision(self.encoder, batch, embeddings)
+        return StepOutput(
+            output.loss + extra,
+            metrics={"distillation": output.loss.detach(), "self_supervised": extra.detach()},
+            state_update={**output.state_update, **references},
+        )
 
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """Return ``L_CD``, plus the weighted squared distance from the (first) teacher's vectors."""
-        keys = [
-            tuple(Keys(rows, view) for rows, view in zip(queues.rows, vectors, strict=False))
-            for queues, vectors in zip(self.queues.each, batch.teachers, strict=True)
-        ]
+        """Return ``L_CD``, plus the weighted squared distance from the teacher's vectors."""
         students = [unit_embeddings(self.encoder, rows) for rows in embeddings]
         loss = cross_view_loss(
             students,
-            keys[0],
-            others=keys[1:],
+            self.queues.keys(batch.teacher),
             temperature=self.config.temperature,
             reference_temperature=self.config.reference_temperature,
-            objective=self.config.objective,
-            identical_view=self.config.wiring == "identical",
             weight=self.config.weight,
-            shuffle=self.config.shuffle,
         )
         if self.config.regression:
             pairs = zip(students, batch.teacher, strict=True)
             distance = torch.stack([squared_distance(student, vectors) for student, vectors in pairs]).mean()
             loss = loss + self.config.regression * distance
-        return StepOutput(loss, carry=self.queues.carry(batch.teachers))
+        return StepOutput(loss, state_update={f"teacher{view}": rows for view, rows in enumerate(batch.teacher)})
 
-    def enqueue(self, carry: Mapping[str, Tensor]) -> None:
-        """Add the batch's teacher vectors to the queues."""
-        self.queues.enqueue(carry)
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Add the batch's teacher vectors, and if joint its reference vectors, to the queues."""
+        for output in outputs:
+            self.queues.enqueue([output.state_update[f"teacher{view}"] for view in range(self.config.views)])
+        if self.self_supervision is not None:
+            self.self_supervision.after_step(outputs)

@@ -31,7 +31,7 @@ from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, PairBatchSource, check_count, pair_batch
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows, SourceConfig, read_rows, row_hash
-from embedkit.training.method import Batch, BatchSpec, PairLearner
+from embedkit.training.method import Batch, BatchSpec, PairTrainingModule
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes.score_distillation import ranking_evaluation, ranking_sets
 from embedkit.training.recipes.stage import Recipe, Stage
@@ -218,10 +218,12 @@ def _train(stage: Stage, settings: LabelledPairsConfig, _: Sequence[PairTeacher]
     evaluate = ranking_evaluation(config, settings.dev, student)
     if settings.loss == "bce":
         pairs = PairBatchSource(labels.corpus, student.tokenizer, scores=labels.values, both_orders=False, **made)
-        learner = PairLearner(student, functional.binary_cross_entropy_with_logits)
+        learner = PairTrainingModule(student, functional.binary_cross_entropy_with_logits)
         return stage.fit(learner, pairs, config.optim, evaluate)
     groups = QueryGroups(labels, student.tokenizer, group=settings.group, **made)
-    return stage.fit(PairLearner(student, listwise_loss, group=settings.group), groups, config.optim, evaluate)
+    return stage.fit(
+        PairTrainingModule(student, listwise_loss, group=settings.group), groups, config.optim, evaluate
+    )
 
 
 LABELLED_PAIRS = Recipe(

@@ -21,15 +21,14 @@ from embedkit.modeling.torch_encoder import to_device
 from embedkit.training import processes
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus
-from embedkit.training.loop import Control, evaluation_steps, total_steps
+from embedkit.training.loop import RunControl, evaluation_steps, total_steps
 from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
-from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
 from embedkit.training.recipes.stage import (
-    Materials,
     Recipe,
+    RunData,
     Split,
     Stage,
     corpus_inputs,
@@ -41,7 +40,6 @@ from embedkit.training.run_folder import RunFolder, TrainState, environment
 from embedkit.training.students import build_student, find_start
 from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
 from embedkit.training.teachers import CachedVectors, TeacherVectors
-from embedkit.training.trackers import find_trackers
 
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
@@ -81,8 +79,7 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
 def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterator[str]:
     """Yield what is wrong with settings that have no use in a run."""
     yield from _unused_for_pairs(config, entry, settings)
-    yield from _uncompilable(config, settings)
-    imitating = [name for name, method in METHODS.items() if method.imitates]
+    imitating = [name for name, method in METHODS.items() if method.matches_teacher_space]
     if config.dev.held_out is not None and config.method not in imitating and not entry.scores_pairs:
         yield (
             "dev.held_out measures the distance from a teacher's vectors: it needs a method that imitates them "
@@ -96,23 +93,11 @@ def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterato
     teachers = config.every_teacher if _reads_vectors(entry) else ()
     prompts = [source.prompt for source in config.corpus if source.prompt is not None]
     if not teachers and any(source.translation_columns for source in config.corpus):
-        yield "translation_columns need a teacher whose vectors the method imitates"
+        yield "translation_columns need a teacher whose vectors the method matches_teacher_space"
     if prompts and (len(teachers) != 1 or teachers[0].aligned):
         yield "corpus.prompt is for one teacher that encodes the texts"
     elif prompts and len(prompts) < len(config.corpus) and teachers[0].prompt is None:
         yield 'some sources have no prompt: set one for them in teacher.prompt, "" for none'
-
-
-def _uncompilable(config: RunConfig, settings: Any) -> Iterator[str]:
-    """Yield what the optimizer of any stage cannot combine with compilation."""
-    names = () if settings is None else [field.name for field in dataclasses.fields(settings)]
-    stages = {f"settings.{name}": getattr(settings, name) for name in names}
-    for name, optim in {"optim": config.optim, **stages}.items():
-        if isinstance(optim, OptimConfig) and optim.compile:
-            if config.student.word_table == "int4":
-                yield f'student.word_table = "int4" cannot be combined with {name}.compile'
-            if optim.activation_limit is not None:
-                yield f"{name}.activation_limit cannot be combined with {name}.compile"
 
 
 def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterator[str]:
@@ -197,7 +182,7 @@ def find_method(name: object) -> Recipe:
     raise ConfigError(f"unknown method {name!r}; {hint}")
 
 
-def run(config: RunConfig, folder: str | Path, control: Control | None = None) -> TrainState:
+def run(config: RunConfig, folder: str | Path, control: RunControl | None = None) -> TrainState:
     """Train the model described by ``config``, together with the other processes if started by torchrun.
 
     Once the returned state is ``finished``, the encoder is in ``folder/model``.
@@ -205,12 +190,10 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
     Raises:
         EmbedkitError: some part of the run failed; the last checkpoint is kept.
     """
-    control, place = control or Control(), RunFolder(folder)
+    control, place = control or RunControl(), RunFolder(folder)
     with processes.group(config.device), _threads(config.threads), _out_of_memory_named():
         place.check(to_mapping(config), resume=control.resume)
-        # Report missing packages and devices before any expensive work.
-        find_trackers(config.trackers, place.path, name="", config={})
-        to_device(torch.nn.Identity(), config.device)
+        to_device(torch.nn.Identity(), config.device)  # before any expensive work
         processes.wait()  # before any process writes, which check() would reject
         entry = find_method(config.method)
         settings = from_mapping(entry.settings_class, config.settings)
@@ -244,7 +227,9 @@ def run(config: RunConfig, folder: str | Path, control: Control | None = None) -
     return state
 
 
-def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, control: Control) -> TrainState:
+def _run_pairs(
+    config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, control: RunControl
+) -> TrainState:
     """Train a cross-encoder, which its recipe builds when the pairs are known."""
     if processes.count() > 1:
         raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
@@ -256,7 +241,7 @@ def _run_pairs(config: RunConfig, entry: Recipe, settings: Any, place: RunFolder
         inputs |= {f"the teacher {teacher.name}": teacher.fingerprint for teacher in teachers}
         place.check_inputs(inputs)
         place.start(to_mapping(config), environment(), inputs, resume=control.resume)
-        materials = Materials(corpus, (), None, Split.of(corpus, None), beside)
+        materials = RunData(corpus, (), None, Split.of(corpus, None), beside)
         state = entry.function(Stage(config, materials, place, control), settings, teachers)
         if state.finished:
             card = _card(config, config.name or place.name, materials, state)
@@ -290,7 +275,7 @@ def _warn_of_long_queues(
 ) -> None:
     """Warn of a queue that is longer than the corpus; of a published one, which nobody chose, only say so."""
     size = settings.get("queue_size", 0)
-    if size > rows and settings.get("queues") not in ("none", "frozen"):
+    if size > rows:
         logger.log(
             logging.INFO if size == published.get("queue_size") else logging.WARNING,
             "%s.queue_size = %s exceeds the corpus of %s rows: the queue holds several vectors of each "
@@ -343,7 +328,7 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _card(config: RunConfig, name: str, materials: Materials, state: TrainState) -> dict[str, Any]:
+def _card(config: RunConfig, name: str, materials: RunData, state: TrainState) -> dict[str, Any]:
     return {
         "name": name,
         "method": config.method,
@@ -439,7 +424,7 @@ def plan(config: RunConfig) -> Plan:
         rows, evaluates = settings.epoch_rows(entry.check(config, settings, corpus)), bool(settings.dev)
     else:
         find_start(config)
-        materials = read_texts(config, Control())
+        materials = read_texts(config, RunControl())
         _check_corpus(config, entry, settings, materials.corpus)
         rows, evaluates = len(materials.split.train), bool(materials.dev or materials.split.held_out)
     per_epoch, total = total_steps(

@@ -46,8 +46,8 @@ from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, pair_batch
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows, SourceConfig
-from embedkit.training.loop import Control, Scores
-from embedkit.training.method import Batch, BatchSpec, PairLearner
+from embedkit.training.loop import RunControl, Scores
+from embedkit.training.method import Batch, BatchSpec, PairTrainingModule
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
 from embedkit.training.recipes.stage import Recipe, Stage, corpus_inputs
 from embedkit.training.run_folder import TrainState
@@ -171,7 +171,7 @@ def _train(stage: Stage, settings: ScoreDistillationConfig, teachers: Sequence[P
     if pairs is None:
         return TrainState()
     student = _student(config, settings, pairs)
-    method = PairLearner(student, functools.partial(pair_loss, settings.loss), group=settings.group)
+    method = PairTrainingModule(student, functools.partial(pair_loss, settings.loss), group=settings.group)
     tokenizer = PairTokenizer(student.tokenizer.json, min(student.max_length, settings.length))
     batches = PairGroups(
         pairs, tokenizer, batch_size=config.optim.batch_size, group=settings.group, seed=config.seed
@@ -185,7 +185,7 @@ def prepare_pairs(
     queries: Corpus,
     passages: Corpus,
     teachers: Sequence[PairTeacher],
-    control: Control,
+    control: RunControl,
 ) -> Pairs | None:
     """Mine and score the pairs; None if the run was stopped."""
     cache = Path(config.cache)

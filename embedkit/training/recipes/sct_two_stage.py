@@ -11,11 +11,10 @@ from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
-from embedkit.training.methods.sct import SCT, SCTDistillation, SCTDistillationConfig
+from embedkit.training.methods.sct import SCT, SCTConfig, SCTDistillation, SCTDistillationConfig
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Recipe, Stage, check_stage
 from embedkit.training.run_folder import TrainState
-from embedkit.training.self_supervision import SCTConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,5 +64,4 @@ SCT_TWO_STAGE = Recipe(
     },
     batch_spec=SCTDistillation.batch_spec,
     paper="authors' code of Limkonchotiwat et al., TACL 2023",
-    settings_problem=lambda settings, count: SCTDistillation.settings_problem(settings.distillation, count),
 )

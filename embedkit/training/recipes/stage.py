@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from embedkit.config import to_mapping
 from embedkit.errors import ConfigError
 from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs, load_scored_pairs
 from embedkit.modeling.encoder import SentenceEncoder
@@ -24,14 +23,13 @@ from embedkit.training.batches import Batches, BatchSource, check_batches, chunk
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows, SourceConfig
 from embedkit.training.distillation import Distillation
-from embedkit.training.loop import Control, Scores, train
-from embedkit.training.method import BatchSpec, Learner, Presets
+from embedkit.training.loop import RunControl, Scores, train
+from embedkit.training.method import BatchSpec, Presets, TrainingModule
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.teacher_spaces import JoinedVectors, RotatedVectors
 from embedkit.training.teachers import TeacherVectors, load_vectors
-from embedkit.training.trackers import find_trackers
 
 _LARGEST_SHARE = 0.1
 
@@ -73,7 +71,7 @@ class Split:
             )
         kept = np.ones(len(corpus), dtype=bool)
         for rows in held_out.values():
-            kept[np.isin(corpus.source_rows, corpus.source_rows[rows])] = False  # with contrasts, originals
+            kept[np.isin(corpus.source_rows, corpus.source_rows[rows])] = False
         return cls(np.repeat(np.flatnonzero(kept), repeats[kept]), held_out)
 
 
@@ -93,7 +91,7 @@ class HeldOut:
 
 
 @dataclasses.dataclass(frozen=True)
-class Materials:
+class RunData:
     """Data shared by all stages of a run; ``beside`` is what a recipe of pairs reads beside its corpus."""
 
     corpus: Corpus
@@ -122,7 +120,7 @@ def corpus_inputs(sources: Sequence[SourceConfig], corpus: Corpus) -> dict[str, 
     return inputs
 
 
-def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
+def prepare(config: RunConfig, control: RunControl, *, teacher: bool) -> RunData:
     """Load the corpus, the development pairs and, if ``teacher``, the teachers' vectors.
 
     Raises:
@@ -133,7 +131,7 @@ def prepare(config: RunConfig, control: Control, *, teacher: bool) -> Materials:
     return read_teachers(config, control, materials) if teacher else materials
 
 
-def read_texts(config: RunConfig, control: Control) -> Materials:
+def read_texts(config: RunConfig, control: RunControl) -> RunData:
     """Load the development pairs and the corpus.
 
     Raises:
@@ -142,10 +140,10 @@ def read_texts(config: RunConfig, control: Control) -> Materials:
     pairs = _dev_pairs(config)
     with processes.first_alone():  # the others read its results from the cache
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
-    return Materials(corpus, (), pairs, Split.of(corpus, config.dev.held_out))
+    return RunData(corpus, (), pairs, Split.of(corpus, config.dev.held_out))
 
 
-def read_teachers(config: RunConfig, control: Control, materials: Materials) -> Materials:
+def read_teachers(config: RunConfig, control: RunControl, materials: RunData) -> RunData:
     """Add the teachers' vectors of the corpus, which are computed if they are not cached.
 
     Raises:
@@ -188,9 +186,9 @@ class Stage:
     """Everything that a stage of a run needs, apart from a method and an encoder."""
 
     config: RunConfig
-    materials: Materials
+    materials: RunData
     folder: RunFolder
-    control: Control
+    control: RunControl
 
     def inside(self, *names: str, **changes: Any) -> Stage:
         """Return a stage whose run folder is a sub-folder of this one's, with other attributes changed."""
@@ -238,7 +236,7 @@ class Stage:
         )
 
     def fit(
-        self, method: Learner, batches: Batches, optim: OptimConfig, evaluate: Callable[[], Scores] | None
+        self, method: TrainingModule, batches: Batches, optim: OptimConfig, evaluate: Callable[[], Scores] | None
     ) -> TrainState:
         """Train a method, moved to the run's device, on its batches; the result is written to ``folder.model``.
 
@@ -248,12 +246,9 @@ class Stage:
             ConfigError: the device cannot be used.
             TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
         """
-        config, folder = dataclasses.replace(self.config, optim=optim), self.folder
-        to_device(method, config.device)
-        if processes.first():
-            plain = to_mapping(self.config)
-            folder.trackers = find_trackers(config.trackers, folder.path, name=folder.name, config=plain)
-        return train(method, batches, config, folder, self.control, evaluate)
+        to_device(method, self.config.device)
+        config = dataclasses.replace(self.config, optim=optim)
+        return train(method, batches, config, self.folder, self.control, evaluate)
 
     def _start_head(self, method: Distillation) -> None:
         """Fit the head to the teacher's space on a sample of the training text, unless it leads there already.

@@ -41,7 +41,15 @@ from embedkit.training import processes
 from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig, check_batches
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, in_chunks
-from embedkit.training.method import Batch, BatchSpec, Method, PairLearner, StepOutput, pooled, unit_embeddings
+from embedkit.training.method import (
+    Batch,
+    BatchSpec,
+    Method,
+    PairTrainingModule,
+    StepOutput,
+    pooled,
+    unit_embeddings,
+)
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Recipe, Stage
 from embedkit.training.run_folder import RunFolder, TrainState
@@ -138,7 +146,7 @@ def _check(config: RunConfig, settings: TransEncoderConfig, corpus: Corpus) -> N
         )
     orders = 2 if settings.both_orders else 1
     for spec, count, optim in (
-        (PairLearner.batch_spec, orders * len(corpus), settings.cross_optim),
+        (PairTrainingModule.batch_spec, orders * len(corpus), settings.cross_optim),
         (CrossToEncoder.batch_spec, len(corpus), config.optim),
     ):
         check_batches(spec, count, batch_size=optim.batch_size, views=_AS_IT_IS)
@@ -246,7 +254,7 @@ def _train_cross(stage: Stage, settings: TransEncoderConfig, member: _Member, la
         both_orders=settings.both_orders,
     )
     evaluate = None if dev is None else lambda: {"dev": evaluate_cross_encoder(TorchCrossEncoder(cross), dev)}
-    learner = PairLearner(cross, functional.binary_cross_entropy_with_logits)
+    learner = PairTrainingModule(cross, functional.binary_cross_entropy_with_logits)
     return stage.fit(learner, batches, settings.cross_optim, evaluate)
 
 

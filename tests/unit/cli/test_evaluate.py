@@ -151,14 +151,6 @@ def test_models_are_compared_on_request(toy_bundle, write_toy_bundle, pairs, tmp
     assert "expected at least 2 samples" in capsys.readouterr().err
 
 
-def test_seeds_of_one_recipe_are_summarised(write_toy_bundle, pairs, tmp_path, capsys):
-    seeds = [str(write_toy_bundle(tmp_path / f"toy-{n}.onnx", name=f"toy {n}")) for n in (1, 2)]
-    assert main(["evaluate", *seeds, "--task", str(pairs), "--seeds"]) == 0
-    assert "Over seeds: mean, standard deviation and range" in capsys.readouterr().out
-    assert main(["evaluate", seeds[0], "--task", str(pairs), "--seeds"]) == 1
-    assert "names differ only in their last number" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("name", "start"), [("report.md", "# Evaluation"), ("report.json", "{")])
 def test_reports_are_written(toy_bundle, pairs, tmp_path, name, start):
     target = tmp_path / "new" / name

@@ -32,7 +32,6 @@ def full_bundle(write_toy_bundle, tmp_path):
             "optim": {"lr": 0.0005},
             "corpus": [{"path": "a", "view_columns": []}, {"path": "b"}],
             "device": None,
-            "trackers": ["wandb", "tensorboard"],
         },
         licence="Apache-2.0",
     )
@@ -86,7 +85,6 @@ def test_the_configuration_is_shown_on_request(full_bundle, capsys):
         "corpus[0].path a",
         "corpus[1].path b",
         "optim.lr 0.0005",
-        "trackers wandb, tensorboard",
     ]
 
 

@@ -103,11 +103,6 @@ class TestConfiguration:
         (tmp_path / "recipe.toml").write_text('method = "sct"\n[[corpus]]\npath = "-"\n', encoding="utf-8")
         assert "standard input" in fail(capsys, str(tmp_path / "recipe.toml"))
 
-    def test_sct_with_several_teachers_distils(self, capsys, tmp_path):
-        recipe = tmp_path / "r.toml"
-        recipe.write_text('[[teachers]]\nsource = "a"\n[[teachers]]\nsource = "b"\n')
-        assert check(capsys, str(recipe), *self.BARE)["method"] == "sct-distillation"
-
     def test_sct_with_a_teacher_distils(self, capsys):
         flags = [*self.BARE, "--teacher", "org/model", "--teacher-name", "big"]
         found = check(capsys, *flags)
@@ -128,7 +123,7 @@ class TestConfiguration:
     def test_several_teachers(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
         recipe.write_text('[teacher]\nsource = "c"\nprecision = "bf16"\n')
-        flags = [str(recipe), "--method", "congen", "--corpus", "a.txt"]
+        flags = [str(recipe), "--method", "distillcse", "--corpus", "a.txt"]
         both = [*("--teacher", "a", "--teacher", "b"), *("--teacher-name", "A", "--teacher-name", "B")]
         found = check(capsys, *flags, *both)
         assert [(teacher["source"], teacher["name"]) for teacher in found["teachers"]] == [("a", "A"), ("b", "B")]

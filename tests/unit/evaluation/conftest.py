@@ -109,9 +109,7 @@ def make_speed():
             about = {"name": name, "precision": precision, "runtime": "onnxruntime 1", "fingerprint": f"f-{label}"}
             about |= {"dimension": 16, "max_length": 128, "size_bytes": (sizes or {}).get(label, 5_000_000)}
             cells = [
-                summarise(
-                    Cell(f"{words} words", batch), [Turn([batch * words * seconds / 24] * 100, None)], None
-                )
+                summarise(Cell(f"{words} words", batch), [Turn([batch * words * seconds / 24] * 100, None)], None)
                 for words in (8, 24, 72)
                 for batch in (1, 32)
             ]

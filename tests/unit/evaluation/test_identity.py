@@ -8,7 +8,7 @@ import pytest
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.report import to_markdown, to_text
-from embedkit.evaluation.significance import Comparison, certainties, spreads
+from embedkit.evaluation.significance import Comparison, certainties
 from embedkit.evaluation.tasks import evaluate
 
 CORPUS = [{"_id": "d1", "text": "red apple"}, {"_id": "d2", "text": "blue sky"}]
@@ -132,19 +132,11 @@ def two(words, write_lines):
     return [evaluate(words, load_task(str(path))) for path in (right, wrong)]
 
 
-def test_sets_of_one_name_are_not_seeds_of_each_other(two):
-    found = spreads({"runs": [*two, *two]})
-    assert [result.values for result in found] == [pytest.approx([1, 1]), pytest.approx([-1, -1])]
-    text = to_text(two, Comparison(0, [], found))
-    assert [line.split()[-1] for line in text.splitlines()[1:3]] == ["100.00", "-100.00"]
-    assert text.count("test (A/test.csv)") == text.count("test (B/test.csv)") == 2
-
-
 def test_sets_of_one_name_are_compared_each_with_itself(two):
     found = certainties(two, samples=20)
     assert [result.value for result in found] == [pytest.approx(1), pytest.approx(-1)]
     assert [result.difference for result in found] == [None, None]
-    assert "test (B/test.csv)" in to_markdown(two, Comparison(20, found, []))
+    assert "test (B/test.csv)" in to_markdown(two, Comparison(20, found))
 
 
 def test_dots_belong_to_the_name_of_a_set(write_lines):
@@ -167,7 +159,7 @@ def test_two_models_of_one_name_are_columns_that_can_be_told_apart(words, write_
     other = type(words)()
     other.fingerprint = "0" * 64
     both = [evaluate(model, task) for model in (words, other)]
-    comparison = Comparison(20, certainties(both, samples=20), [])
+    comparison = Comparison(20, certainties(both, samples=20))
     text = to_text(both, comparison)
     assert text.splitlines()[0].split()[3:] == ["words", "(ffffffff)", "words", "(00000000)"]
     assert "Difference from words (ffffffff)" in text

@@ -10,7 +10,7 @@ from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.pairs import Thresholds, separation
 from embedkit.evaluation.report import to_json, to_markdown, to_text
 from embedkit.evaluation.results import Evaluation, Evidence, Result
-from embedkit.evaluation.significance import Comparison, Samples, certainties, seed_group, spreads
+from embedkit.evaluation.significance import Comparison, Samples, certainties
 from embedkit.evaluation.sts import correlation
 from embedkit.evaluation.tasks import evaluate
 
@@ -109,46 +109,20 @@ def test_a_set_of_two_tasks_counts_once():
     assert only.difference is None
 
 
-def test_seeds_have_a_mean_and_a_deviation():
-    groups = {"runs": [evaluation(str(n), RIGHT[n:]) for n in range(3)], "other": [evaluation("x", RIGHT)]}
-    (found,) = spreads(groups)
-    values = [RIGHT[n:].mean() for n in range(3)]
-    assert (found.group, found.values) == ("runs", pytest.approx(values))
-    assert (found.mean, found.deviation) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values, ddof=1)))
-
-
-@pytest.mark.parametrize(
-    ("source", "group"),
-    [
-        ("runs/tiny-seed-3", "runs/tiny"),
-        ("runs/tiny_seed3", "runs/tiny"),
-        ("runs/tiny-3.onnx", "runs/tiny"),
-        ("runs/seed-12", "runs"),
-        ("runs/3", "runs"),
-        ("runs/tiny", "runs/tiny"),
-        ("org/model-v2", "org/model-v"),
-    ],
-)
-def test_seeds_are_recognized_by_their_last_number(source, group):
-    assert seed_group(source) == group
-
-
 def test_reports_show_what_was_compared():
     several = [evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)]
-    comparison = Comparison(100, certainties(several, samples=100), spreads({"runs": several}))
+    comparison = Comparison(100, certainties(several, samples=100))
     text = to_text(several, comparison)
     assert "95% intervals over 100 samples of the rows, seed 0" in text
     assert "Difference from a, over the same samples" in text
     (line,) = [line for line in text.splitlines() if "p = " in line]
     assert line.split()[:3] == ["mine", "accuracy", "+50.00"]
     assert line.endswith("p = 0.020")
-    assert "mine  accuracy    runs      2  50.00      35.36   25.00    75.00" in text
     markdown = to_markdown(several, comparison)
     assert "## Difference from a, over the same samples" in markdown
     assert "| set | measure | b |\n|---|---|---:|\n" in markdown
     report = json.loads(json.dumps(to_json(several, comparison), allow_nan=False))
     assert report["comparison"]["samples"] == 100
     assert report["comparison"]["certainties"][1]["difference"]["p_value"] == pytest.approx(2 / 101)
-    assert report["comparison"]["seeds"][0]["values"] == [0.25, 0.75]
     assert "evidence" not in report["evaluations"][0]["results"][0]
     assert "comparison" not in to_json(several)

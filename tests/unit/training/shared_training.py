@@ -23,8 +23,8 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig
 from embedkit.training.config import DevConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import Control, train
-from embedkit.training.method import PairLearner
+from embedkit.training.loop import RunControl, train
+from embedkit.training.method import PairTrainingModule
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.trans_encoder import CrossToEncoder
@@ -39,13 +39,12 @@ SCT = {**QUEUE, "projector_expansion": 2}
 # process has the batches of two.
 EXACT = {
     "sct": ("sct", SCT, {}),
-    "sct-momentum": ("sct", {**SCT, "reference": "momentum", "momentum": 0.5}, {}),
     "sct-distillation": ("sct-distillation", QUEUE, {}),
     "sct-joint": ("sct-distillation", {**QUEUE, "joint": True, "self_supervised": SCT}, {}),
     "congen": ("congen", QUEUE, {}),
     "ckd": ("ckd", QUEUE, {}),
     "simcse": ("simcse", {}, {}),
-    "distillcse": ("distillcse", {"shuffle": "none"}, {}),
+    "distillcse": ("distillcse", {"group_mass": 1e-9}, {}),
     "bsl": ("bsl", {"momentum": 0.5}, {}),
     "pcl": ("pcl", {}, {}),
     "pcl-tied": ("pcl", {"peer": "tied"}, {}),
@@ -59,8 +58,6 @@ EXACT = {
 RANDOM = {
     "random-sct": ("sct", SCT, {}),
     "random-distillcse": ("distillcse", {}, {}),
-    "random-dclr": ("dclr", {}, {}),
-    "random-half": ("sct", SCT, {"amp": "fp16"}),
 }
 
 
@@ -80,7 +77,7 @@ class Toy:
         scores = np.random.default_rng(1).random(len(corpus), dtype=np.float32)
         if name == "encoder-to-cross":
             pair_encoder = PairEncoder.from_encoder(encoder, max_length=14, seed=4)
-            self.method = PairLearner(pair_encoder, functional.binary_cross_entropy_with_logits)
+            self.method = PairTrainingModule(pair_encoder, functional.binary_cross_entropy_with_logits)
             self.batches = PairBatchSource(corpus, pair_encoder.tokenizer, scores=scores, batch_size=8, seed=5)
         else:
             spec = CrossToEncoder.batch_spec if name == "cross-to-encoder" else METHODS[name].batch_spec
@@ -112,7 +109,9 @@ class Toy:
             config,
             RunFolder(place),
             # Only one process is told to stop.
-            Control(resume, lambda: next(seen) == stop_after and distributed.get_rank() == 1, show_progress=False),
+            RunControl(
+                resume, lambda: next(seen) == stop_after and distributed.get_rank() == 1, show_progress=False
+            ),
             evaluate,
         )
 

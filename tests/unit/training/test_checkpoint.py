@@ -17,13 +17,12 @@ from embedkit.training.run_folder import TrainState, load_checkpoint, save_check
 
 
 class Parts:
-    """Return a module with a parameter of each kind, its optimizer and scaler."""
+    """Return a module with a parameter of each kind, and its optimizer."""
 
     def __init__(self, seed, width=3, size=4, algorithm="adamw"):
         torch.manual_seed(seed)
         self.module = nn.Sequential(nn.Linear(width, 2), VectorQueue(size, 2, seed=seed))
         self.optimizer = build_optimizer(self.module, OptimConfig(algorithm=algorithm))
-        self.scaler = torch.amp.GradScaler("cpu", enabled=True, init_scale=2.0**seed)
         self.state = TrainState(step=seed, best_score=seed / 7, best_step=1, stale_epochs=2, seconds=1.5)
 
     def step(self):
@@ -33,10 +32,10 @@ class Parts:
         self.module[1].enqueue(torch.randn(3, 2))
 
     def save(self, path):
-        save_checkpoint(path, self.module, self.optimizer, self.scaler, self.state)
+        save_checkpoint(path, self.module, self.optimizer, self.state)
 
     def load(self, path):
-        return load_checkpoint(path, self.module, self.optimizer, self.scaler)
+        return load_checkpoint(path, self.module, self.optimizer)
 
     def everything(self):
         return [tensor.tolist() for tensor in self.module.state_dict().values()]
@@ -61,7 +60,6 @@ def test_everything_is_restored_and_training_continues_the_same(tmp_path, algori
     other.step()
     state = other.load(path)
     assert state == parts.state
-    assert other.scaler.get_scale() == 2.0**5
     resumed = torch.randn(3)
     parts.load(path)
     assert torch.equal(resumed, torch.randn(3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import shutil
 
 import numpy as np
 import pytest
@@ -12,24 +11,22 @@ import torch
 from torch import nn
 from toys import stage_config, without_dropout
 
-from embedkit.errors import ConfigError
 from embedkit.export.pipeline import export
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.training import batches, loop, networks
+from embedkit.training import batches, loop
 from embedkit.training.batches import chunk_view
 from embedkit.training.config import StudentConfig
-from embedkit.training.loop import Control, train
+from embedkit.training.loop import RunControl, train
 from embedkit.training.method import pooled
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
 from embedkit.training.networks import (
     ActivationPenalty,
     DenseGradients,
     by_rows,
-    compile_encoders,
     round_tables,
     rounded_words,
     word_tables,
@@ -134,7 +131,7 @@ def trained(make_encoder, make_batches, tmp_path):
         method = without_dropout(Spy(make_encoder(), SimCSEConfig(), seed=0))
         method.seen = []
         config = stage_config(optim=OptimConfig(batch_size=8, steps=3, lr=0.1, epsilon=1.0, **optim), seed=0)
-        train(method, make_batches(method, 8), config, RunFolder(tmp_path / name), Control(show_progress=False))
+        train(method, make_batches(method, 8), config, RunFolder(tmp_path / name), RunControl(show_progress=False))
         return method
 
     return trained
@@ -217,7 +214,7 @@ def test_a_run_saves_what_a_bundle_can_store(make_encoder, make_batches, tmp_pat
     config = stage_config(optim=optim, seed=0, student=StudentConfig(word_table="int4"))
     folder = RunFolder(tmp_path / "run")
 
-    train(method, make_batches(method, 4, texts=TEXTS), config, folder, Control(show_progress=False))
+    train(method, make_batches(method, 4, texts=TEXTS), config, folder, RunControl(show_progress=False))
 
     saved = SentenceEncoder.load(folder.model)
     rounded = copy.deepcopy(saved)
@@ -263,37 +260,3 @@ def test_the_gradient_lowers_the_activation(product):
     penalty.take(1).backward()
 
     assert activations.grad.tolist() == [[0.0, pytest.approx(0.02), 0.0]]
-
-
-COMPILER = next(filter(shutil.which, ("g++", "clang++", "c++")), None)
-
-
-@pytest.mark.release  # torch compiles C++ for as long as a hundred other tests take
-@pytest.mark.skipif(COMPILER is None, reason="torch.compile needs a C++ compiler, and there is none here")
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
-def test_a_compiled_run_equals_an_uncompiled_one(make_encoder, make_batches, tmp_path):
-    """With texts of several lengths, which use one graph."""
-    losses, states = [], []
-    for compiled in (False, True):
-        method = SimCSE(without_dropout(make_encoder()), SimCSEConfig(), seed=0)
-        batches = make_batches(method, 8)
-        folder = RunFolder(tmp_path / str(compiled))
-        optim = OptimConfig(batch_size=8, steps=3, lr=0.1, epsilon=1.0, compile=compiled)
-        train(method, batches, stage_config(optim=optim, seed=0), folder, Control(show_progress=False))
-        losses.append(folder.metrics.read_text().split('"loss": ')[1].split(",")[0])
-        states.append(method.state_dict())
-    assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-4)
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.allclose(states[0][name], states[1][name], atol=1e-5) for name in states[0])
-    assert not any("_orig_mod" in name for name in SentenceEncoder.load(folder.model).state_dict())
-
-
-def test_a_missing_compiler_is_reported_before_training(make_encoder, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("no compiler found\nand much more")
-
-    monkeypatch.setattr(networks.torch, "compile", fail)
-    with pytest.raises(
-        ConfigError, match=r"optim\.compile cannot be used here \(no compiler found\); leave it out"
-    ):
-        compile_encoders(make_encoder(), torch.device("cpu"))

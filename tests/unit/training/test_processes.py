@@ -17,7 +17,7 @@ from toys import stage_config
 
 from embedkit.errors import ConfigError
 from embedkit.training import processes
-from embedkit.training.loop import Control, train
+from embedkit.training.loop import RunControl, train
 from embedkit.training.method import View
 from embedkit.training.optim import OptimConfig
 
@@ -128,7 +128,7 @@ class TestShares:
     def test_an_uneven_share_is_refused(self, monkeypatch):
         monkeypatch.setattr(processes, "count", lambda: 3)
         with pytest.raises(ConfigError, match=r"3 processes cannot share optim\.batch_size = 8 evenly"):
-            train(None, None, stage_config(optim=OptimConfig(batch_size=8), seed=0), None, Control())
+            train(None, None, stage_config(optim=OptimConfig(batch_size=8), seed=0), None, RunControl())
 
 
 class TestAlone:

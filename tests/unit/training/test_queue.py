@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.training.components import CrossViewQueues, VectorQueue
+from embedkit.training.components import VectorQueue
+from embedkit.training.methods.sct import CrossViewQueues
 
 
 @given(st.integers(0, 7), st.lists(st.integers(0, 9), max_size=8))
@@ -46,22 +47,9 @@ def test_is_part_of_the_state_and_takes_no_gradient():
     assert list(queue.parameters()) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "size", "filled"),
-    [("two", 2, 6, (1, 2)), ("one", 1, 6, (1, 1)), ("frozen", 2, 6, None), ("none", 2, 0, None)],
-)
-def test_kinds_of_queues(kind, count, size, filled):
-    queues = CrossViewQueues(6, 2, kind=kind, seed=0)
-    before = [rows.clone() for rows in queues.rows]
-    queues.enqueue(torch.full((2, 2), 1.0), torch.full((2, 2), 2.0))
-    assert len(queues.queues) == count
-    assert [len(rows) for rows in queues.rows] == [size, size]
-    if filled is None:
-        assert all(torch.equal(rows, old) for rows, old in zip(queues.rows, before, strict=True))
-    else:
-        assert [rows[0, 0].item() for rows in queues.rows] == list(filled)
-
-
-def test_two_queues_start_differently():
-    first, second = CrossViewQueues(6, 2, kind="two", seed=0).rows
-    assert not torch.equal(first, second)
+@pytest.mark.parametrize(("shared", "filled"), [(False, [1, 2]), (True, [1, 1])])
+def test_each_view_has_its_queue_or_both_share_that_of_the_first(shared, filled):
+    queues = CrossViewQueues(6, 2, seed=0, shared=shared)
+    queues.enqueue([torch.full((2, 2), 1.0), torch.full((2, 2), 2.0)])
+    assert [rows[0, 0].item() for rows in queues.rows] == filled
+    assert torch.equal(*queues.rows) == shared

@@ -11,7 +11,7 @@ from embedkit.errors import ConfigError, DataError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import Control
+from embedkit.training.loop import RunControl
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import HeldOut, Split
 from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
@@ -127,7 +127,7 @@ def test_prompts_are_those_of_each_source(prepare, make_encoder, tmp_path):
 def test_vectors_by_row_fit_neither(prepare, sources, tmp_path):
     np.save(tmp_path / "v.npy", np.ones((3 if "de" in sources else 2, 4), dtype=np.float32))
     corpus = prepare(None if "de" in sources else {"plain": "query: "}, **sources)
-    with pytest.raises(DataError, match=r"contrasts and translations|remove corpus.prompt"):
+    with pytest.raises(DataError, match=r"no vectors for translations|remove corpus.prompt"):
         AlignedVectors(TeacherConfig(source=str(tmp_path / "v.npy"), name="api"), corpus)
 
 
@@ -136,7 +136,6 @@ def test_vectors_by_row_fit_neither(prepare, sources, tmp_path):
     [
         ({"translation_columns": ("a",)}, "translation_columns must name two columns, not 1"),
         ({"translation_columns": ("a", "b"), "text_column": "a"}, "text_column and translation_columns exclude"),
-        ({"translation_columns": ("a", "b"), "contrasts": True}, "contrasts need one text per row"),
         ({"translation_columns": ("a", "b"), "view_columns": ("a", "b")}, "view_columns and translation_columns"),
     ],
 )
@@ -199,7 +198,7 @@ def test_a_run_of_plain_text_and_translations_draws_both_sides_to_the_original(
         **({"join": {"dimension": 8}} if joined else {}),
     }
 
-    run(resolve(mapping), tmp_path / "run", Control(show_progress=False))
+    run(resolve(mapping), tmp_path / "run", RunControl(show_progress=False))
 
     model = SentenceEncoder.load(tmp_path / "run" / "model")
     assert model.tokenizer.vocabulary_size == 100

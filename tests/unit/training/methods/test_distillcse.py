@@ -36,7 +36,7 @@ def batch(make_view):
 
 @pytest.mark.parametrize("weights", [(), (1.0, 3.0)])
 def test_the_loss_is_that_of_head_outputs_and_averaged_cosines(make, batch, embeddings, weights):
-    method = make(shuffle="none", distillation=0.7, teacher_weights=weights)
+    method = make(group_mass=1e-9, distillation=0.7, teacher_weights=weights)
     with torch.no_grad():
         heads = method.head(embeddings(method.encoder))
         contrast = info_nce(heads, heads, temperature=0.05)
@@ -52,23 +52,18 @@ def test_the_loss_is_that_of_head_outputs_and_averaged_cosines(make, batch, embe
     assert torch.allclose(output.metrics["distillation"], distillation, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"group_mass": 1.0}, {"shuffle": "length"}, {"shuffle": "window", "window_stop": 4}],
-    ids=str,
-)
-def test_each_step_shuffles_differently(make, batch, settings):
-    settings = {"group_mass": 0.95, "group_length": 3, **settings}
-    method = make(**settings).eval()
+@pytest.mark.parametrize("mass", [0.95, 1.0])
+def test_each_step_shuffles_differently(make, batch, mass):
+    method = make(group_mass=mass).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         losses = {float(method(batch).metrics["distillation"]) for _ in range(8)}
-        plain = float(make(shuffle="none").eval()(batch).metrics["distillation"])
+        plain = float(make(group_mass=1e-9).eval()(batch).metrics["distillation"])
     assert len(losses - {plain}) > 1
 
 
 def test_distillation_is_of_the_first_pass_with_itself(make, batch):
-    method = make(shuffle="none").train()
+    method = make(group_mass=1e-9).train()
     torch.manual_seed(0)
     with torch.no_grad():
         first = method.head(pooled(method.encoder, batch.views[0]))
@@ -84,7 +79,7 @@ def test_distillation_is_of_the_first_pass_with_itself(make, batch):
 
 
 def test_only_the_first_view_of_each_teacher_counts(make, batch):
-    method = make(shuffle="none").eval()
+    method = make(group_mass=1e-9).eval()
     noisy = Batch(batch.views, tuple((vectors, torch.zeros(5, 2)) for vectors in VECTORS))
     assert torch.equal(method(batch).loss, method(noisy).loss)
 
@@ -100,8 +95,3 @@ class TestWeights:
     def test_others_are_refused(self, weights, message):
         with pytest.raises(ConfigError, match=message):
             DistillCSEConfig(teacher_weights=weights)
-
-
-def test_a_window_that_ends_before_it_starts_is_refused():
-    with pytest.raises(ConfigError, match="window_start = 5 must be less than window_stop = 5"):
-        DistillCSEConfig(window_start=5, window_stop=5)

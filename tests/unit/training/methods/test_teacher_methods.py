@@ -12,13 +12,11 @@ from embedkit.training.losses import Keys, own_cross_entropy, squared_distance
 from embedkit.training.method import Batch, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.methods.congen import congen_loss
-from embedkit.training.methods.sct import SCTDistillation, SCTDistillationConfig
-from embedkit.training.self_supervision import cross_view_loss
+from embedkit.training.methods.sct import cross_view_loss
 
 WIDTH = 6
 GENERATOR = torch.Generator().manual_seed(0)
 FIRST, SECOND = functional.normalize(torch.randn(2, 5, WIDTH, generator=GENERATOR), dim=2)
-WIDE = functional.normalize(torch.randn(2, 5, WIDTH + 3, generator=GENERATOR), dim=2)
 
 
 @pytest.fixture
@@ -38,12 +36,12 @@ def units(rows):
 def test_congen_compares_both_views_with_the_teachers_first(make, make_view, embeddings):
     method = make("congen", queue_size=8, control=0.3, temperature=0.07)
     students = units(embeddings(method.encoder)), units(embeddings(method.encoder, " today"))
-    keys = Keys(method.queues[0].rows, FIRST)
+    keys = Keys(method.queue.rows, FIRST)
     expected = congen_loss(students, keys, temperature=0.07, teacher_temperature=0.05, control=0.3)
     output = method(Batch((make_view(), make_view(" today")), ((FIRST, SECOND),)))
     assert torch.allclose(output.loss, expected, atol=1e-5)
     method.after_step([output])
-    assert torch.equal(method.queues[0].rows[:5], FIRST)
+    assert torch.equal(method.queue.rows[:5], FIRST)
 
 
 def test_ckd_finds_the_own_teacher_vector(make, make_view, embeddings):
@@ -68,69 +66,15 @@ def test_a_head_is_added_only_where_widths_differ(make, name):
     assert make(name, 16).encoder.head is None
 
 
-class TestSeveralTeachers:
-    """Each teacher has its own queues, the student the first one's width."""
-
-    @pytest.fixture
-    def batch(self, make_view):
-        return Batch((make_view(), make_view(" today")), ((FIRST, SECOND), tuple(WIDE)))
-
-    def test_congen_averages_the_distributions_of_the_first_view(self, make, batch, embeddings):
-        method = make("congen", WIDTH, WIDTH + 3, queue_size=8)
-        students = units(embeddings(method.encoder)), units(embeddings(method.encoder, " today"))
-        keys = Keys(method.queues[0].rows, FIRST), Keys(method.queues[1].rows, WIDE[0])
-        expected = congen_loss(students, keys[0], others=keys[1:], temperature=0.05, teacher_temperature=0.05)
-        output = method(batch)
-        assert torch.allclose(output.loss, expected, atol=1e-5)
-        method.after_step([output])
-        for queue, vectors in zip(method.queues, (FIRST, WIDE[0]), strict=True):
-            assert torch.equal(queue.rows[:5], vectors)
-
-    def test_sct_averages_the_distributions_of_each_view(self, make, batch, embeddings):
-        method = make("sct-distillation", WIDTH, WIDTH + 3, queue_size=8)
-        students = units(embeddings(method.encoder)), units(embeddings(method.encoder, " today"))
-        keys = [
-            (Keys(queues.rows[0], first), Keys(queues.rows[1], second))
-            for queues, (first, second) in zip(method.queues, batch.teachers, strict=True)
-        ]
-        expected = cross_view_loss(
-            students, keys[0], others=keys[1:], temperature=0.04, reference_temperature=0.03
-        )
-        output = method(batch)
-        assert torch.allclose(output.loss, expected, atol=1e-5)
-        method.after_step([output])
-        for queues, vectors in zip(method.queues, batch.teachers, strict=True):
-            for queue, rows in zip(queues.queues, vectors, strict=True):
-                assert torch.equal(queue.rows[:5], rows)
-
-    @pytest.mark.parametrize(
-        ("name", "queues"),
-        [
-            ("congen", ["queues.0", "queues.1"]),
-            ("sct-distillation", [f"queues.{teacher}.queues.{view}" for teacher in range(2) for view in range(2)]),
-        ],
-    )
-    def test_queues_have_the_names_in_checkpoints(self, make, name, queues):
-        state = make(name, WIDTH, WIDTH + 3, queue_size=8).state_dict()
-        expected = [f"{queue}.{part}" for queue in queues for part in ("rows", "pointer")]
-        assert [key for key in state if key.startswith("queues.")] == expected
-
-    def test_a_loss_without_distributions_has_nothing_to_average(self):
-        config = SCTDistillationConfig(objective="contrastive")
-        assert SCTDistillation.settings_problem(config, 1) is None
-        assert "contrastive supports one teacher" in SCTDistillation.settings_problem(config, 2)
-        assert SCTDistillation.settings_problem(SCTDistillationConfig(), 2) is None
-
-
 def test_one_view_learns_its_own_distribution(make, make_view, embeddings):
     method = make("sct-distillation", queue_size=8, queues="one", views=1)
-    student, keys = units(embeddings(method.encoder)), Keys(method.queues[0].rows[0], FIRST)
+    student, keys = units(embeddings(method.encoder)), Keys(method.queues.rows[0], FIRST)
     expected = cross_view_loss((student, student), (keys, keys), temperature=0.04, reference_temperature=0.03)
     output = method(Batch((make_view(),), ((FIRST,),)))
     assert method.needs(method.config).views == 1
     assert torch.allclose(output.loss, expected, atol=1e-5)
     method.after_step([output])
-    assert torch.equal(method.queues[0].queues[0].rows[:5], FIRST)
+    assert torch.equal(method.queues.rows[0][:5], FIRST)
 
 
 def test_regression_adds_the_squared_distance_of_every_view(make, make_view, embeddings):

@@ -6,7 +6,7 @@ import pytest
 
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.loop import Control
+from embedkit.training.loop import RunControl
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Stage
 
@@ -69,10 +69,10 @@ def test_named_teachers_come_first(mapping, stages, toy_bundle, tmp_path):
 
 def test_finished_members_are_not_trained_again(mapping, stages, tmp_path):
     seen = iter(range(1, 100))
-    stopped = Control(should_stop=lambda: next(seen) == 3, show_progress=False)
+    stopped = RunControl(should_stop=lambda: next(seen) == 3, show_progress=False)
     assert not run(resolve(mapping), tmp_path / "run", stopped).finished
     stages.clear()
-    assert run(resolve(mapping), tmp_path / "run", Control(resume=True, show_progress=False)).finished
+    assert run(resolve(mapping), tmp_path / "run", RunControl(resume=True, show_progress=False)).finished
     assert [place[-1] for place, *_ in stages] == ["2", "1", "2", "run"]
 
 

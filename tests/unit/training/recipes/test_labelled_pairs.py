@@ -14,7 +14,7 @@ from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import Control
+from embedkit.training.loop import RunControl
 from embedkit.training.recipes.labelled_pairs import Labels, QueryGroups
 from embedkit.training.recipes.run import Plan, plan, resolve, run
 
@@ -55,7 +55,7 @@ def recipe(encoder, pairs, tmp_path):
 
 
 def train(recipe, folder, **control):
-    return run(resolve(recipe), folder, Control(show_progress=False, **control))
+    return run(resolve(recipe), folder, RunControl(show_progress=False, **control))
 
 
 @pytest.mark.parametrize("loss", ["bce", "listwise"])

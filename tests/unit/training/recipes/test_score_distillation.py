@@ -22,7 +22,7 @@ from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.loop import Control
+from embedkit.training.loop import RunControl
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
 from embedkit.training.recipes.run import Plan, plan, resolve, run, training_text
 from embedkit.training.recipes.score_distillation import (
@@ -173,12 +173,12 @@ def test_groups_span_the_range_of_scores(corpora, toy_tokenizer_json):
 
 def test_a_student_learns_its_teacher_s_scores_and_a_stopped_run_ends_alike(recipe, tmp_path):
     config = resolve(recipe)
-    whole = run(config, tmp_path / "whole", Control(show_progress=False))
+    whole = run(config, tmp_path / "whole", RunControl(show_progress=False))
     stops = itertools.chain([False] * 4, itertools.repeat(True))
-    part = run(config, tmp_path / "part", Control(should_stop=lambda: next(stops), show_progress=False))
+    part = run(config, tmp_path / "part", RunControl(should_stop=lambda: next(stops), show_progress=False))
     assert not part.finished
 
-    part = run(config, tmp_path / "part", Control(resume=True, show_progress=False))
+    part = run(config, tmp_path / "part", RunControl(resume=True, show_progress=False))
 
     assert part.finished
     assert part.step == whole.step == 6
@@ -190,13 +190,13 @@ def test_a_student_learns_its_teacher_s_scores_and_a_stopped_run_ends_alike(reci
 def test_the_text_of_a_run_includes_its_queries(recipe, tmp_path):
     """An export that keeps the word pieces of this text keeps those of the queries."""
     recipe["optim"]["steps"] = 1
-    run(resolve(recipe), tmp_path / "run", Control(show_progress=False))
+    run(resolve(recipe), tmp_path / "run", RunControl(show_progress=False))
     assert training_text(tmp_path / "run") == [*PASSAGES, *QUERIES]
 
 
 def test_training_brings_the_student_nearer(recipe, tmp_path):
     recipe["optim"]["steps"] = 60
-    run(resolve(recipe), tmp_path / "run", Control(show_progress=False))
+    run(resolve(recipe), tmp_path / "run", RunControl(show_progress=False))
     run(resolve({**recipe, "optim": {**recipe["optim"], "steps": 1, "lr": 1e-9}}), tmp_path / "start")
 
     pairs = list(itertools.product(QUERIES[:4], PASSAGES))
@@ -210,7 +210,7 @@ def test_training_brings_the_student_nearer(recipe, tmp_path):
 def test_a_student_starts_from_the_bundle_of_an_encoder_and_keeps_its_words(recipe, tmp_path):
     recipe["student"] = {"source": "tiny.onnx", "dropout": 0.0, "freeze_words": True}
 
-    run(resolve(recipe), tmp_path / "run", Control(show_progress=False))
+    run(resolve(recipe), tmp_path / "run", RunControl(show_progress=False))
 
     model, tiny = PairEncoder.load(tmp_path / "run" / "model"), from_bundle(find_model("tiny"))
     assert (model.config.num_hidden_layers, model.max_length) == (3, 20)
@@ -256,7 +256,7 @@ def test_teachers_and_batches_read_fewer_tokens_than_the_student(recipe, toy_cro
 
     monkeypatch.setattr(PairGroups, "batch", watched)
     student = {**recipe["student"], "positions": 20, "max_length": 16}
-    run(resolve({**recipe, "student": student, "settings": settings[8]}), tmp_path / "run", Control())
+    run(resolve({**recipe, "student": student, "settings": settings[8]}), tmp_path / "run", RunControl())
     assert max(lengths) == 8
     assert PairEncoder.load(tmp_path / "run" / "model").max_length == 20
 
@@ -284,7 +284,7 @@ def test_the_scores_of_several_teachers_are_their_mean(recipe, corpora, toy_cros
     settings = from_mapping(ScoreDistillationConfig, config.settings)
     teachers = load_pair_teachers(config, settings)
 
-    pairs = prepare_pairs(config, settings, *corpora, teachers, Control(show_progress=False))
+    pairs = prepare_pairs(config, settings, *corpora, teachers, RunControl(show_progress=False))
 
     asked = np.repeat(QUERIES, pairs.candidates.shape[1]).tolist()
     texts = list(zip(asked, corpora[1].texts(pairs.candidates.ravel()), strict=True))
@@ -349,7 +349,7 @@ def test_what_training_lacks_is_reported_before_pairs_are_mined(recipe, tmp_path
 
 
 def test_the_card_names_the_teacher_as_configured(recipe, tmp_path):
-    run(resolve(merge(recipe, {"teacher": {"name": "large"}})), tmp_path / "run", Control(show_progress=False))
+    run(resolve(merge(recipe, {"teacher": {"name": "large"}})), tmp_path / "run", RunControl(show_progress=False))
     assert json.loads((tmp_path / "run" / "run.json").read_text())["teacher"]["name"] == "large"
 
 

@@ -14,8 +14,8 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import PairBatchSource
-from embedkit.training.loop import Control
-from embedkit.training.method import PairLearner
+from embedkit.training.loop import RunControl
+from embedkit.training.method import PairTrainingModule
 from embedkit.training.recipes import trans_encoder
 from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Stage
@@ -67,7 +67,7 @@ def starts(monkeypatch):
 
 
 def go(mapping, folder, **control):
-    return run(resolve(mapping), folder, Control(show_progress=False, **control))
+    return run(resolve(mapping), folder, RunControl(show_progress=False, **control))
 
 
 def same(first, second):
@@ -257,7 +257,7 @@ def test_every_weight_of_the_cross_encoder_learns(make_encoder, make_corpus, sen
     cross = PairEncoder.from_encoder(make_encoder(), max_length=16, seed=0)
     labels = np.linspace(0, 1, 6, dtype=np.float32)
     batches = PairBatchSource(corpus, PairTokenizer(toy_tokenizer_json, 16), scores=labels, batch_size=6, seed=0)
-    method = PairLearner(cross.eval(), functional.binary_cross_entropy_with_logits)
+    method = PairTrainingModule(cross.eval(), functional.binary_cross_entropy_with_logits)
     batch = batches.batch(0)
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     output = method(batch)
