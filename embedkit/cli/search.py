@@ -33,22 +33,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a search, as :class:`SearchOptions` describes them."""
-    from embedkit.serving.retrieval.options import MODES, SearchOptions
-
-    about = {name: field.metadata["doc"] for name, field in SearchOptions.__dataclass_fields__.items()}
-    parser.add_argument("-k", type=int, default=10, help=f"{about['k']}; default: 10")
-    parser.add_argument("--mode", choices=MODES, help=about["mode"])
+    """Add the options of a search; :class:`SearchOptions` defines and checks them."""
+    parser.add_argument("-k", type=int, default=10, help="number of results; default: 10")
+    parser.add_argument(
+        "--mode",
+        choices=("hybrid", "dense", "lexical"),
+        help="rank by meaning (dense), by keywords (lexical) or by both; default: both if there are keywords",
+    )
     parser.add_argument(
         "--hybrid", dest="mode", action="store_const", const="hybrid", help="short for --mode hybrid"
     )
-    parser.add_argument("--filter", metavar="FILTER", help=f'{about["filter"]}, or "lang = en, year >= 2020"')
+    parser.add_argument(
+        "--filter",
+        metavar="FILTER",
+        help="""conditions on the metadata: "lang = en, year >= 2020", or as JSON {"tag": {"in": ["a", "b"]}}""",
+    )
     parser.add_argument(
         "--rerank", metavar="MODEL", help="a cross-encoder, or another encoder, that orders the candidates"
     )
-    parser.add_argument("--rerank-weight", type=float, metavar="X", help=about["rerank_weight"])
-    parser.add_argument("--candidates", type=int, metavar="N", help=about["candidates"])
-    parser.add_argument("--effort", type=float, default=1.0, metavar="X", help=about["effort"])
+    parser.add_argument(
+        "--rerank-weight",
+        type=float,
+        metavar="X",
+        help="weight of the re-ranker's scores, 0 to 1, beside those of the search; default: 1",
+    )
+    parser.add_argument(
+        "--candidates", type=int, metavar="N", help="documents passed from each stage to the next; default: 50"
+    )
+    parser.add_argument(
+        "--effort",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="search breadth of an approximate index: 2 finds more and takes longer; default: 1",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:

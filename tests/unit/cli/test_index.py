@@ -125,7 +125,7 @@ def test_documents_and_queries_by_two_models(tmp_path, documents, toy_bundle, wr
     assert Collection.open(index).manifest.queries.source == str(student)
     assert main(["search", index, "a good dog"]) == 0
     assert main(["search", index, "a good dog", "-m", str(toy_bundle)]) == 0
-    assert build(documents, toy_bundle, index, "--queries", "tiny") == 1
+    assert build(documents, toy_bundle, str(tmp_path / "other"), "--queries", "tiny") == 1
     assert "tiny gives 384 dimensions" in capsys.readouterr().err
 
 

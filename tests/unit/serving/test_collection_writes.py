@@ -330,10 +330,9 @@ def test_writes_during_a_merge_are_kept(in_pieces, encoder, monkeypatch):
 
 
 def test_a_merge_yields_to_a_write_that_replaced_its_segments(in_pieces, monkeypatch):
-    meanwhile(monkeypatch, lambda: in_pieces.compact(index="sq8"))
-    before = all_hits(in_pieces)
+    meanwhile(monkeypatch, lambda: in_pieces.compact(lexical=True))
     assert not in_pieces.merge()
-    assert all_hits(in_pieces) == before
+    assert len(in_pieces.manifest.segments) == 1
     in_pieces.verify()
 
 
