@@ -28,6 +28,7 @@ from embedkit.training.teachers import TeacherVectors
 
 _PREFETCH = 4
 _CHUNK_TOKENS = 128  # minimum tokens of a chunk, except the last
+_MOST_CHUNK_TOKENS = 8192
 _MOST_PADDING = 1.1  # maximum ratio of padded to unpadded tokens in a chunk
 _GPU_CHUNKS = 4
 _GPU_LENGTHS = 16  # of which a chunk's length is a multiple
@@ -305,11 +306,12 @@ def chunk_view(tokens: Tokens, pad_id: int, *, gpu_limit: int | None = None) -> 
 
 
 def _cuts(lengths: npt.NDArray[np.int64]) -> list[int]:
-    """Return where to split ascending lengths so that padding stays low and chunks are not needlessly small."""
+    """Return where to split ascending lengths so that padding and memory stay low, and chunks few."""
     cuts, start, tokens = [], 0, 0
     for row, length in enumerate(lengths.tolist()):
         padded = length * (row - start + 1)
-        if tokens >= _CHUNK_TOKENS and padded > _MOST_PADDING * (tokens + length):
+        is_padding = tokens >= _CHUNK_TOKENS and padded > _MOST_PADDING * (tokens + length)
+        if row > start and (is_padding or padded > _MOST_CHUNK_TOKENS):
             cuts.append(row)
             start, tokens = row, 0
         tokens += length

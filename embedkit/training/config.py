@@ -19,6 +19,7 @@ from embedkit.training.teachers import TeacherConfig
 MEASURES = {
     "dev_map": "development MAP",
     "dev_spearman": "development Spearman",
+    "dev_ndcg": "development nDCG@10",
     "held_out_cosine": "cosine with the teacher on held-out text",
 }
 """Scores that select a step, by their names in ``run.json``."""
@@ -187,6 +188,8 @@ class RunConfig:
     @property
     def measure(self) -> str:
         """Name of the selection score, one of :data:`MEASURES`."""
+        if self.method == "contrastive" and self.settings.get("dev"):
+            return "dev_ndcg"
         return measure_of(self.method, on_pairs=self.dev.pairs is not None)
 
     @property

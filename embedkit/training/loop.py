@@ -227,6 +227,8 @@ class _Run:
             mean = processes.gather(penalty.detach()[None]).mean()
             output = dataclasses.replace(output, metrics={**output.metrics, "activations": mean})
         (loss / self.optim.accumulate).backward()
+        if self.penalty:
+            self.penalty.take(1)  # what chunks that were computed again for the gradient recorded a second time
         return output
 
     def _after_step(self, first: int) -> None:

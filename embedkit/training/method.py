@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,10 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training import processes
+
+_MOST_TOKENS = 16_384  # of a view whose activations are kept for the gradient
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Size -> table of a run's configuration ("optim", "settings", "student") -> the paper's values for that size."""
@@ -225,6 +229,18 @@ def _rows(network: Callable[..., Tensor], view: View) -> Tensor:
     inputs: list[tuple[Tensor, ...]] = list(view.chunks)
     if view.token_types:
         inputs = [(*chunk, types) for chunk, types in zip(view.chunks, view.token_types, strict=True)]
+    tokens = sum(ids.numel() for ids, _ in view.chunks)
+    encode = network if tokens <= _MOST_TOKENS or not torch.is_grad_enabled() else _recomputed(network)
     with processes.own_randomness(view.order.device):
-        rows = [network(*tensors) for tensors in inputs]
+        rows = [encode(*tensors) for tensors in inputs]
     return processes.gather(torch.cat(rows)[view.order])
+
+
+def _recomputed(network: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the network without its activations, which are computed again for the gradient, chunk by chunk.
+
+    Values and gradients stay the same, and memory becomes that of one chunk, so a batch may be of any size.
+
+    Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021.
+    """
+    return functools.partial(checkpoint, network, use_reentrant=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,43 @@ def _by_words(queries: Corpus, passages: Corpus, config: MiningConfig, *, show_p
 def _top(scores: FloatArray, depth: int) -> Rows:
     rows: Rows = np.argpartition(-scores, depth - 1, axis=1)[:, :depth].astype(np.int64)
     return np.take_along_axis(rows, np.argsort(-np.take_along_axis(scores, rows, 1), axis=1, kind="stable"), 1)
+
+
+def nearest_negatives(
+    queries: FloatArray,
+    passages: FloatArray,
+    positives: Sequence[Rows],
+    *,
+    depth: int,
+    margin: float,
+    known: Sequence[Rows] = (),
+) -> list[Rows]:
+    """Return the ``depth`` passages nearest to each query, best first, without those that may answer it.
+
+    A passage may answer a query if its cosine exceeds ``margin`` times that of the query's best positive, unless
+    it is ``known`` not to. Where none is left, the last of those considered is returned.
+
+    Args:
+        queries: ``(Q, D) float32``, unit rows.
+        passages: ``(P, D) float32``, unit rows.
+        positives: rows of passages for each query, which are left out; none for no limit.
+        depth: maximum number of passages for each query.
+        margin: above 0.
+        known: rows of passages for each query, or nothing.
+    """
+    found = list[Rows]()
+    for start in range(0, len(queries), _QUERIES_PER_PART):
+        scores = queries[start : start + _QUERIES_PER_PART] @ passages.T
+        for row, of_query in enumerate(scores, start):
+            own = positives[row]
+            limit = margin * of_query[own].max() if len(own) else np.inf
+            of_query[own] = -np.inf
+            ranked = _top(of_query[None], min(len(of_query), 4 * depth + len(own)))[0]
+            ranked = ranked[of_query[ranked] > -np.inf]
+            is_known = np.isin(ranked, known[row]) if len(known) else False
+            kept = ranked[(of_query[ranked] <= limit) | is_known]
+            found.append((kept if len(kept) else ranked[-1:])[:depth])
+    return found
 
 
 def _draw(ranked: Rows, count: int, generator: np.random.Generator) -> Rows:

@@ -125,9 +125,7 @@ assert -1.0 <= evaluate_pairs(Encoder.load({str(toy_bundle)!r}), pairs) <= 1.0
     assert not loaded_by(script) & HEAVY
 
 
-@pytest.mark.parametrize(
-    "command", ["--help", "--version", "models", *(f"{name} --help" for name in COMMANDS)]
-)
+@pytest.mark.parametrize("command", ["--help", "--version", "models", *(f"{name} --help" for name in COMMANDS)])
 def test_commands_without_a_model_load_no_arrays_and_no_event_loop(command):
     script = f"""
 import contextlib

@@ -295,6 +295,7 @@ class TestSCT:
 
 # Stops of a recipe after its first stage and one step of the second.
 LATER = {"distillcse-rounds": (5, 2, 5, 5)}
+ONE_STAGE = {"contrastive"}
 
 
 class TestRuns:
@@ -368,12 +369,13 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("name", "stops"),
         [
-            *((name, (2, 3)) for name in METHODS),
+            *((name, (2, 3)) for name in (*METHODS, *ONE_STAGE)),
             ("sct", (6,)),  # at the very end, which does not depend on the method
-            *((name, (2, 1, 3, 1, *later)) for name in ENCODER_RECIPES for later in [LATER.get(name, (2,))]),
+            *((name, (2, 1, 3, 1, *LATER.get(name, (2,)))) for name in ENCODER_RECIPES if name not in ONE_STAGE),
             *(
                 pytest.param(name, stops, marks=pytest.mark.release)
                 for name in ENCODER_RECIPES
+                if name not in ONE_STAGE
                 for stops in [(2, 3), (6,), (7,), (5, 3)]
             ),
             *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from embedkit.training.recipes.contrastive import CONTRASTIVE
 from embedkit.training.recipes.distillcse_rounds import DISTILLCSE_ROUNDS
 from embedkit.training.recipes.labelled_pairs import LABELLED_PAIRS
 from embedkit.training.recipes.score_distillation import SCORE_DISTILLATION
@@ -17,4 +18,5 @@ RECIPES: dict[str, Recipe] = {
     "trans-encoder": TRANS_ENCODER,
     "score-distillation": SCORE_DISTILLATION,
     "labelled-pairs": LABELLED_PAIRS,
+    "contrastive": CONTRASTIVE,
 }

@@ -233,7 +233,7 @@ def _run_pairs(
     """Train a cross-encoder, which its recipe builds when the pairs are known."""
     if processes.count() > 1:
         raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
-    teachers = load_pair_teachers(config, settings) if entry.batch_spec.several_teachers else ()
+    teachers = load_pair_teachers(config, settings.length) if entry.batch_spec.several_teachers else ()
     with place.claimed():
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
         beside = entry.check(config, settings, corpus)

@@ -217,24 +217,24 @@ def _missing(settings: ScoreDistillationConfig, teachers: int) -> str | None:
     return None
 
 
-def load_pair_teachers(config: RunConfig, settings: ScoreDistillationConfig) -> tuple[PairTeacher, ...]:
-    """Load the cross-encoders that score pairs.
+def load_pair_teachers(config: RunConfig, length: int) -> tuple[PairTeacher, ...]:
+    """Load the cross-encoders that score pairs of at most ``length`` tokens.
 
     Raises:
         ConfigError: one is not a cross-encoder.
         ModelNotFoundError, ModelError, BundleError: one cannot be loaded.
     """
-    return tuple(_teacher(teacher, settings, config) for teacher in config.every_teacher)
+    return tuple(_teacher(teacher, length, config) for teacher in config.every_teacher)
 
 
-def _teacher(teacher: TeacherConfig, settings: ScoreDistillationConfig, config: RunConfig) -> PairTeacher:
-    """Return a bundle on embedkit's runtime, or a folder on torch, for pairs of ``settings.length`` tokens."""
+def _teacher(teacher: TeacherConfig, most: int, config: RunConfig) -> PairTeacher:
+    """Return a bundle on embedkit's runtime, or a folder on torch, for pairs of ``most`` tokens."""
     source = config.resolve_model(teacher.source)
     if source.endswith(".onnx"):
         bundle = read_bundle(find_model(source))
         if bundle.manifest.kind != "cross-encoder":
             raise ConfigError(f"the teachers of {config.method} are cross-encoders; {teacher.source} is not one")
-        length = min(bundle.manifest.max_length, settings.length)
+        length = min(bundle.manifest.max_length, most)
         shorter = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, max_length=length))
         scored = CrossEncoder(shorter, threads=config.threads)
         return PairTeacher(
@@ -243,7 +243,7 @@ def _teacher(teacher: TeacherConfig, settings: ScoreDistillationConfig, config: 
             lambda pairs: scored.predict(pairs, activation_fn="identity", show_progress_bar=False),
         )
     model = PairEncoder.load(source)
-    model.tokenizer = model.tokenizer.with_max_length(min(model.max_length, settings.length))
+    model.tokenizer = model.tokenizer.with_max_length(min(model.max_length, most))
     scorer = TorchCrossEncoder(model, precision=teacher.precision, device=teacher.device)
     return PairTeacher(
         teacher.name or scorer.name,

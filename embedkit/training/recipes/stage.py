@@ -214,7 +214,7 @@ class Stage:
         batches = self.batches(method_name, settings, encoder, optim)
         if isinstance(method, Distillation):
             self._start_head(method)
-        return self.fit(method, batches, optim, self._evaluation(encoder))
+        return self.fit(method, batches, optim, self.evaluation(encoder))
 
     def batches(
         self, method_name: str, settings: Any, encoder: SentenceEncoder, optim: OptimConfig | None = None
@@ -268,7 +268,7 @@ class Stage:
             views = (chunk_view(tokenizer.tokenize(corpus.texts(part)), tokenizer.pad_id) for part in parts)
             method.start_head(views, torch.from_numpy(vectors))
 
-    def _evaluation(self, encoder: SentenceEncoder) -> Callable[[], Scores] | None:
+    def evaluation(self, encoder: SentenceEncoder) -> Callable[[], Scores] | None:
         """Return the function that scores a step: on the development pairs, else by cosine with the teacher."""
         pairs, rows, teachers = self.materials.dev, self.materials.split.held_out, self.materials.teachers
         held_out = None

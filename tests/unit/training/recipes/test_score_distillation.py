@@ -240,7 +240,7 @@ def test_teachers_and_batches_read_fewer_tokens_than_the_student(recipe, toy_cro
     teachers = {}
     for length, each in settings.items():
         config = resolve({**recipe, "teacher": {"source": str(toy_cross_bundle)}, "settings": each})
-        (teachers[length],) = load_pair_teachers(config, from_mapping(ScoreDistillationConfig, config.settings))
+        (teachers[length],) = load_pair_teachers(config, config.settings["length"])
     cut = CrossEncoder.load(toy_cross_bundle).tokenize([pair]).ids[0]
     assert len(cut) == 12
     assert teachers[8].logits([pair]) != teachers[12].logits([pair])
@@ -267,7 +267,7 @@ def test_a_folder_scores_on_its_device_and_in_its_precision(recipe):
     for precision in ("fp32", "bf16"):
         config = resolve({**recipe, "teacher": {**recipe["teacher"], "precision": precision, "device": "cpu"}})
         settings = from_mapping(ScoreDistillationConfig, config.settings)
-        (teachers[precision],) = load_pair_teachers(config, settings)
+        (teachers[precision],) = load_pair_teachers(config, settings.length)
     full, half = (teacher.logits(pairs) for teacher in teachers.values())
     np.testing.assert_allclose(full, half, rtol=0.05)
     assert full != half
@@ -275,14 +275,14 @@ def test_a_folder_scores_on_its_device_and_in_its_precision(recipe):
 
     config = resolve({**recipe, "teacher": {**recipe["teacher"], "device": "abacus"}})
     with pytest.raises(ConfigError, match="'abacus' cannot be used here"):
-        load_pair_teachers(config, settings)
+        load_pair_teachers(config, settings.length)
 
 
 def test_the_scores_of_several_teachers_are_their_mean(recipe, corpora, toy_cross_bundle):
     both = [{"source": recipe.pop("teacher")["source"]}, {"source": str(toy_cross_bundle)}]
     config = resolve({**recipe, "teachers": both})
     settings = from_mapping(ScoreDistillationConfig, config.settings)
-    teachers = load_pair_teachers(config, settings)
+    teachers = load_pair_teachers(config, settings.length)
 
     pairs = prepare_pairs(config, settings, *corpora, teachers, RunControl(show_progress=False))
 

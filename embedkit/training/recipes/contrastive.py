@@ -1,0 +1,349 @@
+"""Contrastive training: an encoder learns from labelled queries and from graded pairs, among the documents.
+
+The corpus is the documents, among which negatives are mined: the passages nearest to a query by the vectors of the
+start, without those that may answer it. A passage whose cosine exceeds a share of the best positive's is left out
+(Moreira et al., "NV-Retriever", 2024).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embedkit.config import setting
+from embedkit.errors import ConfigError
+from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, ndcg, rank_documents
+from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.protocols import FloatArray
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.location import find_bundle
+from embedkit.runtime.tokenization import Tokens
+from embedkit.training import processes
+from embedkit.training.batches import Batches, check_count, chunk_view
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus, Rows
+from embedkit.training.loop import Scores
+from embedkit.training.method import Batch, BatchSpec, View
+from embedkit.training.methods.contrastive import Contrastive, ListLoss
+from embedkit.training.mining import nearest_negatives
+from embedkit.training.pairs import Judgement, LabelledQueries, read_queries
+from embedkit.training.recipes.score_distillation import load_pair_teachers
+from embedkit.training.recipes.stage import Recipe, Stage
+from embedkit.training.run_folder import TrainState
+
+_PRESET = {
+    "optim": {
+        "lr": 5e-4,
+        "batch_size": 32,
+        "epochs": 5,
+        "warmup": 0.1,
+        "correct_bias": True,
+        "epsilon": 1e-8,
+    },
+    "student": {"dropout": 0.0},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContrastiveConfig:
+    """Settings of contrastive training."""
+
+    pairs: tuple[str, ...] = setting(
+        (), "labelled queries: files with query and passage, or folders in BEIR's form, split train"
+    )
+    graded: tuple[str, ...] = setting((), "files of two sentences and a score, trained by CoSENT")
+    dev: str | None = setting(None, "labelled queries that select the step, by nDCG@10 among all passages")
+    loss: ListLoss = setting("info-nce", "margin-mse and kl fit the scores of the teacher, a cross-encoder")
+    temperature: float = setting(0.05, "temperature of cosines", above=0)
+    anchor: float = setting(0.3, "weight of the squared distance from the vectors of the start", minimum=0)
+    texts: int = setting(0, "number of further documents in a batch that are only held by the anchor", minimum=0)
+    negatives: int = setting(1, "number of a query's own negatives in a batch, given ones first", minimum=0)
+    depth: int = setting(20, "number of a query's nearest passages that negatives are drawn from", minimum=1)
+    margin: float = setting(
+        0.95, "passages whose cosine exceeds this share of the best positive's are no negatives", above=0
+    )
+    freeze_documents: bool = setting(False, "train queries against the vectors of the start for documents")
+    candidates: int = setting(8, "margin-mse and kl: negatives of a query that the teacher scores", minimum=1)
+    length: int = setting(256, "margin-mse and kl: maximum length of a pair in tokens", minimum=8)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """The vectors of the encoder that training starts from, by the runtime if it is a bundle, with its prompts."""
+
+    config: RunConfig
+    encoder: SentenceEncoder
+
+    def __call__(self, texts: Sequence[str], role: str = "document") -> FloatArray:
+        source = self.config.student.source
+        bundle = None if source is None else find_bundle(self.config.resolve_model(source))
+        if bundle is None:
+            return TorchEncoder(self.encoder).encode_ids(tokenize(self.encoder, texts, role).ids)
+        runtime = Encoder.load(bundle, threads=self.config.threads)
+        encode = runtime.encode_query if role == "query" else runtime.encode_document
+        return np.asarray(encode(list(texts), show_progress_bar=False), dtype=np.float32)
+
+
+def tokenize(encoder: SentenceEncoder, texts: Sequence[str], role: str) -> Tokens:
+    """Tokenize texts after the model's prompt for queries or documents."""
+    prompts = encoder.prompts
+    prompt = prompts.get(role, prompts.get(encoder.default_prompt or "", ""))
+    return encoder.tokenizer.tokenize(list(texts), prompt=prompt)
+
+
+class QueryBatches(Batches):
+    """Batches of queries, of one positive and some negatives of each, and of further texts.
+
+    A passage is in a batch once. The label of a query and a passage is 1 for the positive that was drawn, in
+    proportion to its weight; NaN for its other positives, and for those of other queries that may answer it by the
+    vectors of the start; else 0. ``scored``, a matrix for each query, replaces labels by a cross-encoder's scores.
+
+    Raises:
+        ConfigError: there are fewer queries than ``batch_size``.
+    """
+
+    def __init__(
+        self,
+        labelled: LabelledQueries,
+        encoder: SentenceEncoder,
+        settings: ContrastiveConfig,
+        vectors: tuple[FloatArray, FloatArray],
+        *,
+        batch_size: int,
+        seed: int,
+        scored: Sequence[dict[int, float]] | None = None,
+    ) -> None:
+        super().__init__(len(labelled), batch_size=batch_size, seed=seed)
+        self._labelled, self._encoder, self._settings = labelled, encoder, settings
+        self._vectors, self._scored, self._draws = vectors, scored, seed
+        mined = nearest_negatives(
+            *vectors, labelled.positives, depth=settings.depth, margin=settings.margin, known=labelled.negatives
+        )
+        given = [len(rows) > 0 for rows in labelled.negatives]
+        self._negatives = [
+            labelled.negatives[row] if is_given else mined[row] for row, is_given in enumerate(given)
+        ]
+        queries, passages = vectors
+        self._limits = [
+            settings.margin * float((passages[rows] @ queries[row]).max())
+            for row, rows in enumerate(labelled.positives)
+        ]
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0."""
+        rows = self.rows(step)
+        generator = np.random.default_rng([self._draws, 1, step])
+        if self._scored is None:
+            drawn = [self._draw(row, generator) for row in rows]
+        else:
+            drawn = [list(self._scored[row]) for row in rows]
+        passages = np.array(list(dict.fromkeys(row for listed in drawn for row in listed)), dtype=np.int64)
+        if self._scored is None:
+            labels = self._labels(rows, [listed[0] for listed in drawn], passages)
+        else:
+            labels = np.array([[self._scored[row].get(p, np.nan) for p in passages.tolist()] for row in rows])
+        others = generator.integers(0, len(self._labelled.passages), self._settings.texts)
+        return self._make(rows, passages, others, labels.astype(np.float32))
+
+    def _draw(self, row: int, generator: np.random.Generator) -> list[int]:
+        """Draw one positive and some negatives of a query."""
+        weights = self._labelled.weights[row].astype(np.float64)
+        positive = generator.choice(self._labelled.positives[row], p=weights / weights.sum())
+        count = min(self._settings.negatives, len(self._negatives[row]))
+        negatives = generator.permutation(self._negatives[row])[:count]
+        return [int(positive), *negatives.tolist()]
+
+    def _labels(self, rows: Rows, positives: list[int], passages: Rows) -> npt.NDArray[np.floating[Any]]:
+        queries, documents = self._vectors
+        labels = np.zeros((len(rows), len(passages)), dtype=np.float32)
+        cosines = queries[rows] @ documents[passages].T
+        for place, (row, positive) in enumerate(zip(rows.tolist(), positives, strict=True)):
+            unknown = cosines[place] > self._limits[row]
+            unknown &= ~np.isin(passages, self._labelled.negatives[row])
+            labels[place, unknown | np.isin(passages, self._labelled.positives[row])] = np.nan
+            labels[place, passages == positive] = 1
+        return labels
+
+    def _make(self, rows: Rows, passages: Rows, others: Rows, labels: FloatArray) -> Batch:
+        labelled, (queries, documents) = self._labelled, self._vectors
+        texts = [([labelled.queries[row] for row in rows], "query", queries[rows])]
+        texts += [
+            ([labelled.passages[row] for row in chosen], "document", documents[chosen])
+            for chosen in (passages, others)
+            if len(chosen)
+        ]
+        views = [_view(self._encoder, listed, role) for listed, role, _ in texts]
+        if self._settings.freeze_documents:
+            del views[1:]
+            del texts[2:]
+        teacher = tuple(torch.from_numpy(np.ascontiguousarray(vectors)) for _, _, vectors in texts)
+        return Batch(tuple(views), (teacher,), torch.from_numpy(labels))
+
+
+class GradedBatches(Batches):
+    """Batches of graded pairs of sentences, with the vectors of the start."""
+
+    def __init__(
+        self, pairs: ScoredPairs, encoder: SentenceEncoder, start: _Start, *, batch_size: int, seed: int
+    ) -> None:
+        super().__init__(len(pairs), batch_size=batch_size, seed=seed)
+        self._pairs, self._encoder = pairs, encoder
+        self._vectors = start(pairs.first), start(pairs.second)
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0."""
+        rows = self.rows(step)
+        sides = ([texts[row] for row in rows] for texts in (self._pairs.first, self._pairs.second))
+        views = tuple(_view(self._encoder, texts, "document") for texts in sides)
+        teacher = tuple(torch.from_numpy(vectors[rows]) for vectors in self._vectors)
+        return Batch(views, (teacher,), torch.from_numpy(self._pairs.scores[rows].astype(np.float32)))
+
+
+class _Alternating(Batches):
+    """Batches of two kinds in turn."""
+
+    def __init__(self, first: Batches, second: Batches) -> None:  # not Batches.__init__: the two have rows
+        self.steps_per_epoch = 2 * first.steps_per_epoch
+        self.on_gpu = False
+        self._kinds = first, second
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0."""
+        return self._kinds[step % 2].batch(step // 2)
+
+
+def _view(encoder: SentenceEncoder, texts: Sequence[str], role: str) -> View:
+    return chunk_view(tokenize(encoder, texts, role), encoder.tokenizer.pad_id)
+
+
+def _labelled(config: RunConfig, settings: ContrastiveConfig, corpus: Corpus) -> LabelledQueries | None:
+    """Read the labelled queries of all files, and of a corpus of pairs, among all documents."""
+    found = [read_queries(config.resolve(path)) for path in settings.pairs]
+    if corpus.views == 2:
+        rows = zip(corpus.stream(0), corpus.stream(1), strict=True)
+        found.append(LabelledQueries.of(Judgement(query, passage, 1.0) for query, passage in rows))
+    judgements = (judgement for queries in found for judgement in queries.judgements())
+    passages = (passage for queries in found for passage in queries.passages)
+    return LabelledQueries.of(judgements, [*passages, *corpus.stream(corpus.views - 1)]) if found else None
+
+
+def _graded(config: RunConfig, settings: ContrastiveConfig) -> ScoredPairs | None:
+    """Read the graded pairs of all files, as ranks within each, because files differ in their scales."""
+    if not settings.graded:
+        return None
+    sets = [load_scored_pairs(config.resolve(path)) for path in settings.graded]
+    scores = [np.searchsorted(np.unique(each.scores), each.scores) / len(np.unique(each.scores)) for each in sets]
+    first, second = ([text for each in sets for text in getattr(each, side)] for side in ("first", "second"))
+    return ScoredPairs("graded", first, second, np.concatenate(scores))
+
+
+def _check(config: RunConfig, settings: ContrastiveConfig, corpus: Corpus) -> None:
+    """Check that there is something to learn from, and that it fills a batch."""
+    labelled, graded = _labelled(config, settings, corpus), _graded(config, settings)
+    if labelled is None and graded is None:
+        raise ConfigError(f"{config.method} learns from labels: name files in settings.pairs or settings.graded")
+    if config.student.source is None:
+        raise ConfigError(f"{config.method} continues the training of an encoder: name it in student.source")
+    if processes.count() > 1:
+        raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
+    if settings.loss != "info-nce" and not config.every_teacher:
+        raise ConfigError(f"settings.loss = {settings.loss} needs a cross-encoder: name it with --teacher")
+    for rows in (labelled, graded):
+        if rows is not None:
+            check_count(len(rows), config.optim.batch_size)
+
+
+def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) -> TrainState:
+    """An encoder learns from labelled queries and graded pairs, held near the vectors it starts from."""
+    config = stage.config
+    start = _Start(config, encoder)
+    made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
+    kinds: list[Batches] = []
+    if (labelled := _labelled(config, settings, stage.materials.corpus)) is not None:
+        vectors = start(labelled.queries, "query"), start(labelled.passages)
+        scored = None if settings.loss == "info-nce" else _scored(config, settings, labelled, vectors)
+        kinds.append(QueryBatches(labelled, encoder, settings, vectors, scored=scored, **made))
+    if (graded := _graded(config, settings)) is not None:
+        kinds.append(GradedBatches(graded, encoder, start, **made))
+    learner = Contrastive(
+        encoder,
+        loss=settings.loss,
+        temperature=settings.temperature,
+        anchor=settings.anchor,
+        frozen=settings.freeze_documents,
+    )
+    batches = kinds[0] if len(kinds) == 1 else _Alternating(*kinds)
+    return stage.fit(learner, batches, config.optim, _evaluation(stage, settings, encoder))
+
+
+def _scored(
+    config: RunConfig,
+    settings: ContrastiveConfig,
+    labelled: LabelledQueries,
+    vectors: tuple[FloatArray, FloatArray],
+) -> list[dict[int, float]]:
+    """Return a cross-encoder's score of each query's best positive, and of the passages nearest to it."""
+    teacher = load_pair_teachers(config, settings.length)[0]
+    nearest = nearest_negatives(
+        *vectors, [rows[:0] for rows in labelled.positives], depth=settings.candidates, margin=np.inf
+    )
+    lists = [
+        list(dict.fromkeys([int(rows[np.argmax(weights)]), *others.tolist()]))
+        for rows, weights, others in zip(labelled.positives, labelled.weights, nearest, strict=True)
+    ]
+    pairs = [
+        (query, labelled.passages[row])
+        for query, listed in zip(labelled.queries, lists, strict=True)
+        for row in listed
+    ]
+    scores = iter(teacher.logits(pairs).tolist())
+    return [{row: next(scores) for row in listed} for listed in lists]
+
+
+def _evaluation(
+    stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder
+) -> Callable[[], Scores] | None:
+    """Return the function that measures nDCG@10 on labelled queries, without any that of other methods."""
+    if settings.dev is None:
+        return stage.evaluation(encoder)
+    dev = as_retrieval(read_queries(stage.config.resolve(settings.dev), split="dev"), "dev")
+    student = TorchEncoder(encoder)
+
+    def embed(texts: Sequence[str], role: str) -> FloatArray:
+        return student.encode_ids(tokenize(encoder, texts, role).ids)
+
+    kept = embed([*dev.documents.values()], "document") if settings.freeze_documents else None
+
+    def evaluate() -> Scores:
+        documents = embed([*dev.documents.values()], "document") if kept is None else kept
+        queries = embed([query.text for query in dev.queries], "query")
+        return {"dev": float(np.mean([ndcg(ranking) for ranking in rank_documents(queries, documents, dev)]))}
+
+    return evaluate
+
+
+def as_retrieval(labelled: LabelledQueries, name: str) -> RetrievalSet:
+    """Return labelled queries as a set to evaluate on; a passage's id is its row."""
+    documents = {str(row): text for row, text in enumerate(labelled.passages)}
+    queries = [
+        JudgedQuery(query, {str(row): float(weight) for row, weight in zip(rows, weights, strict=True)})
+        for query, rows, weights in zip(labelled.queries, labelled.positives, labelled.weights, strict=True)
+    ]
+    return RetrievalSet(name, documents, queries)
+
+
+CONTRASTIVE = Recipe(
+    ContrastiveConfig,
+    _train,
+    _check,
+    presets=dict.fromkeys(("tiny", "mini", "small"), _PRESET),
+    batch_spec=BatchSpec(several_teachers=True, scores=True),
+    paper="van den Oord et al., 2018",
+)

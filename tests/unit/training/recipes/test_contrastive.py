@@ -1,0 +1,159 @@
+"""Contrastive training: from files of labels to an encoder that finds the passages."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from embedkit.errors import ConfigError
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.config import override
+from embedkit.training.loop import RunControl
+from embedkit.training.mining import nearest_negatives
+from embedkit.training.pairs import read_queries
+from embedkit.training.recipes.contrastive import ContrastiveConfig, QueryBatches
+from embedkit.training.recipes.run import resolve, run
+
+WHO = ("cat", "dog", "sister", "king", "mother", "train", "water", "summer")
+PAIRS = [
+    {"query": f"the {who} {verb}", "passage": f"{WHO[(row + 3) % 8]} by the {WHO[row - 2]}"}
+    for row, who in enumerate(WHO)
+    for verb in ("will sleep", "wants to read")
+]
+
+
+@pytest.fixture
+def encoder(toy_tokenizer_json):
+    return random(Tokenizer(toy_tokenizer_json, 12), Size(1, 32, 2, 48), max_length=12, seed=5)
+
+
+@pytest.fixture
+def recipe(encoder, tmp_path):
+    encoder.save(tmp_path / "start")
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
+    (tmp_path / "documents.txt").write_text(
+        "\n".join(["a good day at school", *(row["passage"] for row in PAIRS)])
+    )
+    (tmp_path / "graded.tsv").write_text(
+        "".join(f"the {a}\ta {b}\t{int(a == b)}\n" for a, b in itertools.product(WHO, WHO))
+    )
+    return {
+        "method": "contrastive",
+        "data": str(tmp_path),
+        "cache": str(tmp_path / "cache"),
+        "device": "cpu",
+        "student": {"source": "start", "max_length": 12},
+        "corpus": [{"path": "documents.txt"}],
+        "optim": {"batch_size": 8, "steps": 60, "lr": 5e-3},
+        # the cosines of random weights tell nothing about false negatives
+        "settings": {"pairs": ["pairs.jsonl"], "dev": "pairs.jsonl", "margin": 100.0},
+    }
+
+
+def train(recipe, folder, **control):
+    return run(resolve(recipe), folder, RunControl(show_progress=False, **control))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"texts": 2}, {"freeze_documents": True}, {"graded": ["graded.tsv"]}, {"negatives": 0}]
+)
+def test_queries_find_their_passages(recipe, tmp_path, settings):
+    recipe["settings"] |= settings
+    state = train(recipe, tmp_path / "run")
+    assert state.best_score > 0.9
+    card = json.loads((tmp_path / "run/run.json").read_text())
+    assert card["metrics"]["dev_ndcg"] == state.best_score
+
+
+def test_graded_pairs_alone_are_enough(recipe, tmp_path):
+    recipe["settings"] = {"graded": ["graded.tsv"], "anchor": 0.0}
+    assert train(recipe, tmp_path / "run").finished
+    old, new = (TorchEncoder(SentenceEncoder.load(tmp_path / name)) for name in ("start", "run/model"))
+    gaps = [
+        np.mean(np.diag(cosines)) - np.mean(cosines)
+        for cosines in (
+            each.encode([f"the {w}" for w in WHO]) @ each.encode([f"a {w}" for w in WHO]).T for each in (old, new)
+        )
+    ]
+    assert gaps[1] > gaps[0] + 0.1
+
+
+@pytest.mark.parametrize("loss", ["margin-mse", "kl"])
+def test_lists_scored_by_a_cross_encoder_are_learnt(recipe, tmp_path, loss, encoder):
+    from embedkit.modeling.cross_encoder import PairEncoder
+
+    PairEncoder.from_encoder(encoder, max_length=12, seed=3).save(tmp_path / "teacher")
+    recipe = override(recipe, {"settings": {"loss": loss}, "teacher": {"source": str(tmp_path / "teacher")}})
+    assert train(recipe, tmp_path / "run").finished
+
+
+def test_the_anchor_keeps_vectors_near_those_of_the_start(recipe, tmp_path):
+    def agreement(anchor):
+        recipe["settings"]["anchor"] = anchor
+        folder = tmp_path / f"run-{anchor}"
+        train(recipe, folder)
+        rows = [
+            TorchEncoder(SentenceEncoder.load(place)).encode(["a good day", "the cat"])
+            for place in (tmp_path / "start", folder / "model")
+        ]
+        return float((rows[0] * rows[1]).sum(axis=1).mean())
+
+    assert agreement(5.0) > agreement(0.0) + 0.05
+
+
+@pytest.fixture
+def batches(recipe, encoder, tmp_path):
+    labelled = read_queries(tmp_path / "pairs.jsonl")
+
+    def make(**settings):
+        generator = np.random.default_rng(0)
+        rows = [generator.random((n, 4), dtype=np.float32) for n in (len(labelled), len(labelled.passages))]
+        vectors = tuple(values / np.linalg.norm(values, axis=1, keepdims=True) for values in rows)
+        made = QueryBatches(labelled, encoder, ContrastiveConfig(**settings), vectors, batch_size=6, seed=0)
+        return labelled, made
+
+    return make
+
+
+def test_a_passage_of_two_queries_is_one_column_and_a_negative_of_neither(batches):
+    labelled, made = batches(margin=100.0, negatives=0)
+    seen = False
+    for step in range(6):
+        rows, batch = made.rows(step), made.batch(step)
+        answers = [int(labelled.positives[row][0]) for row in rows]
+        columns = list(dict.fromkeys(answers))
+        assert batch.scores.shape == (6, len(columns))
+        seen |= len(columns) < 6
+        for row, answer in enumerate(answers):
+            assert batch.scores[row].tolist() == [float(column == answer) for column in columns]
+    assert seen
+
+
+def test_a_passage_that_may_answer_a_query_is_no_negative():
+    queries = np.array([[1.0, 0.0]], np.float32)
+    angles = np.arccos([0.8, 0.79, 0.7, 0.1])
+    passages = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    find = {"depth": 2, "margin": 0.95}
+    (found,) = nearest_negatives(queries, passages, [np.array([0])], **find)
+    assert found.tolist() == [2, 3]
+    (found,) = nearest_negatives(queries, passages, [np.array([0])], known=[np.array([1])], **find)
+    assert found.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": {"pairs": []}}, "learns from labels"),
+        ({"settings": {"loss": "kl"}}, "needs a cross-encoder"),
+        ({"optim": {"batch_size": 50}}, "fewer than optim.batch_size"),
+    ],
+)
+def test_what_is_missing_is_reported_before_training(recipe, tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        train(override(recipe, change), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
