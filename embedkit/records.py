@@ -77,8 +77,10 @@ class Row:
         return value
 
     def identifier(self, *columns: str) -> str:
-        """Return a field that is a string or an integer, as a string."""
+        """Return a field that is a string or a whole number, as a string without decimals."""
         value = self.value(*columns)
+        if isinstance(value, float) and value.is_integer():  # integers of a column with gaps
+            value = int(value)
         if not isinstance(value, str | int):
             raise DataError(f"{self.place}: expected an id as {columns[0]}, got {value!r:.80}")
         return str(value)

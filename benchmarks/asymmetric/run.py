@@ -27,7 +27,7 @@ from embedkit import Encoder, JoinedEncoder
 from embedkit.errors import FingerprintError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.retrieval import RetrievalSet, ndcg, rank_documents, recall
-from embedkit.evaluation.tasks import EmbeddingPool, Task
+from embedkit.evaluation.tasks import EmbeddingCache, Task
 from embedkit.protocols import TextEncoder
 from embedkit.serving.retrieval.models import agreement
 
@@ -120,12 +120,12 @@ def search(task: Task, pairs: list[tuple[str, str]], models: dict[str, Model]) -
     """Yield the figures of each pair on one set."""
     found = retrieval_set(task)
     pools = {
-        name: EmbeddingPool(models[name].kept, task.texts(), label=name)
+        name: EmbeddingCache(models[name].kept, task.texts(), label=name)
         for name in dict.fromkeys(itertools.chain.from_iterable(pairs))
     }
     for one, other in pairs:
-        queries = pools[other].embeddings([query.text for query in found.queries])
-        documents = pools[one].embeddings(list(found.documents.values()))
+        queries = pools[other].embeddings([query.text for query in found.queries], "query")
+        documents = pools[one].embeddings(list(found.documents.values()), "document")
         rankings = list(rank_documents(queries, documents, found))
         yield {
             "ndcg_at_10": float(np.mean([ndcg(ranking) for ranking in rankings])),

@@ -28,7 +28,7 @@ from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.results import Evaluation
 from embedkit.evaluation.retrieval import RetrievalSet
-from embedkit.evaluation.significance import Certainty, certainties
+from embedkit.evaluation.significance import ConfidenceInterval, confidence_intervals
 from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -107,7 +107,7 @@ def main() -> None:
                 progress.advance(note=f"{label}: {task.name}")
             identity = {"fingerprint": model.fingerprint, "numerics": numerics_of(model)}
             rows[label] = identity | figures(evaluations[label])
-    found = certainties([each for own in evaluations.values() for each in own], samples=SAMPLES)
+    found = confidence_intervals([each for own in evaluations.values() for each in own], samples=SAMPLES)
     for label, own in evaluations.items():
         rows[label]["differences"] = _differences(found, own[0].fingerprint)
     rows["BM25"] = keyword_figures(
@@ -155,7 +155,7 @@ def keyword_figures(sets: Sequence[RetrievalSet]) -> dict[str, float]:
     return {**retrieved, "retrieval mean": math.fsum(retrieved.values()) / len(retrieved)}
 
 
-def _differences(found: Sequence[Certainty], fingerprint: str) -> dict[str, list[float]]:
+def _differences(found: Sequence[ConfidenceInterval], fingerprint: str) -> dict[str, list[float]]:
     """Return a model's differences from the teacher x 100: value, lower and upper end of the interval."""
     own = {each.set_name: each.difference for each in found if each.fingerprint == fingerprint}
     return {

@@ -32,11 +32,11 @@ import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.evaluation.reranking import Query, RerankingSet, average_precisions, load_lists, merged
-from embedkit.evaluation.results import Evidence
+from embedkit.evaluation.results import Resampler
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, ndcg
 from embedkit.evaluation.retrieval import Ranking as Judgement
 from embedkit.evaluation.significance import Difference, Samples
-from embedkit.evaluation.tasks import EmbeddingPool, PairPool, Pool
+from embedkit.evaluation.tasks import EmbeddingCache, PairPool, Pool
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import Ranking
@@ -181,7 +181,7 @@ def rounded(figures: Iterable[float]) -> list[float]:
 
 def rank(task: RerankingSet, encoder: Encoder, rerankers: Sequence[CrossEncoder]) -> dict[str, list[float]]:
     """Return each query's average precision by the encoder on given candidates, alone and re-ranked."""
-    pool = EmbeddingPool(encoder, task.texts(), label=task.name)
+    pool = EmbeddingCache(encoder, task.texts(), label=task.name)
     figures = {encoder.name: rounded(average_precisions(pool, task.queries, merged))}
     for model in rerankers:
         with Progress(f"{task.name}, {model.name}", None, unit="pairs") as bar:
@@ -202,7 +202,8 @@ def way_of(encoder: Encoder, model: CrossEncoder, label: str = "") -> str:
 
 def of_query(pool: Pool, query: Query) -> FloatArray:
     """Score the candidates of a query: ``(C,) float32``."""
-    return pool.similarities([query.text] * len(query.candidates), query.candidates)
+    texts = [query.text] * len(query.candidates)
+    return pool.similarities(texts, query.candidates, roles=("query", "document"))
 
 
 def blend(weight: float, *scores: FloatArray) -> FloatArray:
@@ -317,7 +318,7 @@ def complete_ways(sets: Sets) -> list[str]:
 def sample(sets: Sets, way: str) -> Samples:
     """Return the mean over sets on samples of their queries, the same for all ways."""
     rows = (np.array(figures[way], dtype=np.float64) for figures in sets.values())
-    return Samples.of(Evidence.of_sets(map(Evidence.of_rows, rows)))
+    return Samples.of(Resampler.of_sets(map(Resampler.of_rows, rows)))
 
 
 def shown(difference: Difference) -> str:

@@ -72,6 +72,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="scoring convention for re-ranking; default: all that the data support",
     )
     parser.add_argument(
+        "--split",
+        default="test",
+        metavar="NAME",
+        help="split of your own sets: the rows whose column `split` names it, or the judgements; default: test",
+    )
+    parser.add_argument(
         "--backend",
         choices=("auto", "onnx", "torch"),
         default="auto",
@@ -95,7 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     _check_options(arguments)
     names = dict.fromkeys(arguments.tasks)
-    wishes = {"data": arguments.data, "convention": arguments.convention}
+    wishes = {"data": arguments.data, "convention": arguments.convention, "split": arguments.split}
     tasks = [load_task(kept_file(name, lines=".tsv"), **wishes) for name in names]
     sources = list(dict.fromkeys(arguments.models))
     _check_kinds(sources, arguments.backend, tasks)
@@ -144,12 +150,12 @@ def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
 
 def _compare(evaluated: dict[str, list[Evaluation]], samples: int | None) -> Comparison | None:
     """Return the requested statistics; None if there are none."""
-    from embedkit.evaluation.significance import Comparison, certainties
+    from embedkit.evaluation.significance import Comparison, confidence_intervals
 
     if samples is None:
         return None
     evaluations = [evaluation for several in evaluated.values() for evaluation in several]
-    return Comparison(samples, certainties(evaluations, samples=samples))
+    return Comparison(samples, confidence_intervals(evaluations, samples=samples))
 
 
 def _check_options(arguments: argparse.Namespace) -> None:

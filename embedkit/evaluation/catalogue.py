@@ -19,6 +19,7 @@ from embedkit.evaluation.sources import (
     has_tables,
     has_top_ranked,
     locate,
+    of_split,
     plain_stem,
     plain_suffix,
     read_rows,
@@ -27,7 +28,7 @@ from embedkit.evaluation.sts import STS_TASKS, StsSet, collect_pairs
 from embedkit.evaluation.tasks import Conventions, PublishedAverage, PublishedSet, Task
 from embedkit.evaluation.transfer import TRANSFER_TASKS
 from embedkit.records import HubDataset, Row
-from embedkit.runtime.arguments import check_choice, check_path
+from embedkit.runtime.arguments import check_choice, check_path, check_text
 
 _CONVENTIONS = ("useb", "mteb")
 
@@ -46,6 +47,7 @@ def load_task(
     *,
     data: str | os.PathLike[str] | None = None,
     convention: str | None = None,
+    split: str = "test",
 ) -> Task:
     """Load the data of a task.
 
@@ -55,6 +57,7 @@ def load_task(
         data: the folder that contains named sets; if None, they are loaded from the hub.
         convention: re-ranking convention, ``"useb"`` or ``"mteb"``; None is every convention that the data
             supports.
+        split: split of a custom set: the rows whose column ``split`` names it, or the judgements to use.
 
     Raises:
         DataError: the data is missing or malformed, or does not support the convention.
@@ -63,10 +66,12 @@ def load_task(
     """
     if convention is not None:
         check_choice(convention, _CONVENTIONS, "convention")
-    return _load(check_path(name, "name"), None if data is None else check_path(data, "data"), convention)
+    check_text(split, "split")
+    folder = None if data is None else check_path(data, "data")
+    return _load(check_path(name, "name"), folder, convention, split)
 
 
-def _load(name: str, data: str | None, convention: str | None) -> Task:
+def _load(name: str, data: str | None, convention: str | None, split: str) -> Task:
     folder = None if data is None else expanded(data)
     if folder is not None and not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist")
@@ -78,7 +83,7 @@ def _load(name: str, data: str | None, convention: str | None) -> Task:
     if source is None:
         hint = did_you_mean(name, TASKS, f"the tasks are {', '.join(TASKS)}, a file or a hub id")
         raise InputError(f"unknown task {name!r}; {hint}")
-    return _load_own(source, conventions)
+    return _load_own(source, conventions, split)
 
 
 def _load_known(name: str, revision: str, folder: Path | None, conventions: tuple[str, ...]) -> Task:
@@ -103,21 +108,22 @@ def _find_own(name: str, folder: Path | None) -> Source | None:
     return locate(name)
 
 
-def _load_own(source: Source, conventions: Conventions) -> Task:
+def _load_own(source: Source, conventions: Conventions, split: str) -> Task:
     name = source.id if isinstance(source, HubDataset) else plain_stem(source)
     if _is_judgements(source):
         name = f"{source.parents[1].name}-{name}"
         return Task(name, [load_retrieval(source, name=name)])
     if has_tables(source) and not has_top_ranked(source):
-        return Task(name, [load_retrieval(source, name=name)])
+        return Task(name, [load_retrieval(source, name=name, split=split)])
     if has_tables(source) or (isinstance(source, Path) and source.is_dir()):
-        return mteb_task(name, source, conventions)
-    return _load_rows(name, source, conventions)
+        return mteb_task(name, source, conventions, split)
+    return _load_rows(name, source, conventions, split)
 
 
-def _load_rows(name: str, source: Source, conventions: Conventions) -> Task:
+def _load_rows(name: str, source: Source, conventions: Conventions, split: str) -> Task:
     """Load a set whose first row determines its form."""
-    rows = source.rows() if isinstance(source, HubDataset) else read_rows(source, headless=True)
+    read = source.rows(split=split) if isinstance(source, HubDataset) else read_rows(source, headless=True)
+    rows = of_split(read, split)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{source}: expected rows, found none")
@@ -128,7 +134,7 @@ def _load_rows(name: str, source: Source, conventions: Conventions) -> Task:
         case "labelled pairs":
             return Task(name, [collect_labelled(name, rows, source=str(source))])
         case "re-ranking":
-            return mteb_task(name, source, conventions)
+            return mteb_task(name, source, conventions, split)
         case "triplets":
             return Task(name, [collect_triplets(name, rows, str(source))])
         case _:

@@ -12,7 +12,7 @@ from typing import Any
 from embedkit.atomic import atomic_file
 from embedkit.config import flat
 from embedkit.evaluation.quality import Quality, match_by_fingerprint
-from embedkit.evaluation.speed.figures import CellFigures, ModelFigures, SpeedReport, about_the_machine
+from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, WorkloadFigures, about_the_machine
 from embedkit.evaluation.tables import Table
 
 _DEVELOPMENT = "development Spearman"
@@ -169,7 +169,7 @@ def _timed(entry: Entry, report: SpeedReport) -> ModelFigures | None:
     return next((model for model in report.models if model.about["fingerprint"] == entry.fingerprint), None)
 
 
-def _cell(entry: Entry, report: SpeedReport) -> CellFigures | None:
+def _cell(entry: Entry, report: SpeedReport) -> WorkloadFigures | None:
     timed = _timed(entry, report)
     return timed.cell(report.middle(), 1) if timed else None
 

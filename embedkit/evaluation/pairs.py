@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.results import Evidence, Result, build_result
+from embedkit.evaluation.results import Resampler, Result, build_result
 from embedkit.evaluation.sources import Source, first_file, read_rows
-from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet
+from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, RoleText, without_role
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 
@@ -110,10 +110,9 @@ class LabelledPairs:
                 f"{self.name}: expected pairs of both labels, found {true} of 1 and {len(self.labels) - true} of 0"
             )
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
-        yield from self.first
-        yield from self.second
+        return without_role(chain(self.first, self.second))
 
     def result(self, pool: Pool) -> Result:
         """Return all measures."""
@@ -128,11 +127,11 @@ class LabelledPairs:
             published=None if self.expected is None else {"pairs": self.expected},
             source=self.source,
             notes=[f"{broken:,} pairs contain unreadable characters"] if broken else [],
-            evidence=separation(scores, self.labels, MEASURES[self.headline]),
+            resampler=separation(scores, self.labels, MEASURES[self.headline]),
         )
 
 
-def separation(scores: FloatArray, labels: BoolArray, measure: Callable[[Thresholds], float]) -> Evidence:
+def separation(scores: FloatArray, labels: BoolArray, measure: Callable[[Thresholds], float]) -> Resampler:
     """Return the pairs behind a measure of how well scores ``(N,) float32`` separate labels ``(N,) bool``."""
 
     def figure(rows: IntArray) -> float:
@@ -141,7 +140,7 @@ def separation(scores: FloatArray, labels: BoolArray, measure: Callable[[Thresho
             return math.nan
         return measure(Thresholds.of(scores[rows], drawn))
 
-    return Evidence([len(labels)], [figure])
+    return Resampler([len(labels)], [figure])
 
 
 FIRST = ("sentence1", "text1", "question1", "question", "sent1", "#1 String")
@@ -234,9 +233,9 @@ class Triplets:
         if not self.anchors:
             raise DataError(f"{self.name}: expected triplets, found none")
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
-        return chain(self.anchors, self.positives, self.negatives)
+        return without_role(chain(self.anchors, self.positives, self.negatives))
 
     def result(self, pool: Pool) -> Result:
         """Return the share of correctly ordered triplets; ties are wrong, as in sentence-transformers."""
@@ -249,7 +248,7 @@ class Triplets:
             sizes={"triplets": len(right)},
             published=None,
             source=self.source,
-            evidence=Evidence.of_rows(right),
+            resampler=Resampler.of_rows(right),
         )
 
 

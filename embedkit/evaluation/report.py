@@ -12,7 +12,7 @@ from typing import Any
 from embedkit import __version__
 from embedkit.evaluation.machine import DECIDING_PACKAGES
 from embedkit.evaluation.results import Evaluation, Result
-from embedkit.evaluation.significance import LEVEL, SEED, Certainty, Comparison, Interval
+from embedkit.evaluation.significance import LEVEL, SEED, Comparison, ConfidenceInterval, Interval
 from embedkit.evaluation.tables import Table
 from embedkit.runtime.distributions import installed_versions
 
@@ -71,7 +71,7 @@ class _Names:
             },
         )
 
-    def of_set(self, result: Result | Certainty) -> str:
+    def of_set(self, result: Result | ConfidenceInterval) -> str:
         label = self.sets[result.source, result.name if isinstance(result, Result) else result.set_name]
         if not result.convention:
             return label
@@ -97,11 +97,11 @@ def _tables(evaluations: Sequence[Evaluation], comparison: Comparison | None, na
     yield _figures(evaluations, names)
     if comparison is None:
         return
-    if comparison.certainties:
+    if comparison.confidence_intervals:
         how = f"{LEVEL:.0%} intervals over {comparison.samples:,} samples of the rows, seed {SEED}"
-        yield _by_model(how, comparison.certainties, _interval_cell, names)
-    if different := [certainty for certainty in comparison.certainties if certainty.difference is not None]:
-        reference = names.models[comparison.certainties[0].fingerprint]
+        yield _by_model(how, comparison.confidence_intervals, _interval_cell, names)
+    if different := [interval for interval in comparison.confidence_intervals if interval.difference is not None]:
+        reference = names.models[comparison.confidence_intervals[0].fingerprint]
         yield _by_model(f"Difference from {reference}, over the same samples", different, _difference_cell, names)
 
 
@@ -151,25 +151,28 @@ _ENOUGH_ROWS = 30
 
 
 def _by_model(
-    title: str, certainties: Sequence[Certainty], cell: Callable[[Certainty], str], names: _Names
+    title: str,
+    confidence_intervals: Sequence[ConfidenceInterval],
+    cell: Callable[[ConfidenceInterval], str],
+    names: _Names,
 ) -> Table:
     """Return a table with a row for each set and a column for each model."""
-    models = list(dict.fromkeys(certainty.fingerprint for certainty in certainties))
+    models = list(dict.fromkeys(interval.fingerprint for interval in confidence_intervals))
     rows: dict[tuple[str, str], list[str]] = {}
-    for certainty in certainties:
-        few = f", {certainty.rows} rows: too few to be meaningful" if certainty.rows < _ENOUGH_ROWS else ""
-        row = rows.setdefault((names.of_set(certainty) + few, certainty.measure), [""] * len(models))
-        row[models.index(certainty.fingerprint)] = cell(certainty)
+    for interval in confidence_intervals:
+        few = f", {interval.rows} rows: too few to be meaningful" if interval.rows < _ENOUGH_ROWS else ""
+        row = rows.setdefault((names.of_set(interval) + few, interval.measure), [""] * len(models))
+        row[models.index(interval.fingerprint)] = cell(interval)
     header = ["set", "measure", *(names.models[model] for model in models)]
     return Table(title, header, [[*key, *row] for key, row in rows.items()], words=2)
 
 
-def _interval_cell(certainty: Certainty) -> str:
-    return f"{_percent(certainty.value)} {_brackets(certainty.interval, sign='')}"
+def _interval_cell(interval: ConfidenceInterval) -> str:
+    return f"{_percent(interval.value)} {_brackets(interval.interval, sign='')}"
 
 
-def _difference_cell(certainty: Certainty) -> str:
-    difference = certainty.difference
+def _difference_cell(interval: ConfidenceInterval) -> str:
+    difference = interval.difference
     if difference is None or difference.value is None:
         return "undefined"
     p_value = "" if difference.p_value is None else f" p = {difference.p_value:.3f}"

@@ -28,17 +28,18 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.pairs import BoolArray, Thresholds
-from embedkit.evaluation.results import Evidence, Result, build_result
+from embedkit.evaluation.results import Resampler, Result, build_result
 from embedkit.evaluation.sources import (
     Source,
     Tables,
     by_query,
     folder_rows,
     has_tables,
+    of_split,
     read_rows,
     unique,
 )
-from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, Task
+from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, RoleText, Task
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines, read_object
 
@@ -83,11 +84,11 @@ class RerankingSet:
             skipped = "".join(f"; {count} {reason}" for reason, count in self.skipped.items())
             raise DataError(f"{self.name}: expected queries with candidates, found none{skipped}")
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
         for query in self.queries:
-            yield query.text
-            yield from query.candidates
+            yield "query", query.text
+            yield from (("document", text) for text in query.candidates)
 
 
 Rule = Callable[[FloatArray, Query], float]
@@ -96,7 +97,10 @@ Rule = Callable[[FloatArray, Query], float]
 
 def average_precisions(pool: Pool, queries: list[Query], rule: Rule) -> npt.NDArray[np.float64]:
     """Return the average precision of each query, ``(Q,) float64``; their mean is the MAP."""
-    scores = (pool.similarities([query.text] * len(query.candidates), query.candidates) for query in queries)
+    scores = (
+        pool.similarities([query.text] * len(query.candidates), query.candidates, roles=("query", "document"))
+        for query in queries
+    )
     return np.array([rule(row, query) for row, query in zip(scores, queries, strict=True)])
 
 
@@ -136,24 +140,25 @@ _NO_NEGATIVE = "without a negative"
 _NO_CANDIDATE = "without candidates"
 
 
-def load_lists(source: Source, *, name: str) -> RerankingSet:
+def load_lists(source: Source, *, name: str, split: str = "test") -> RerankingSet:
     """Load a set in MTEB 1's form: a file, a folder with a file for the split, or a hub data set.
 
     Raises:
         DataError: missing, empty or malformed; names the file and line.
     """
     if isinstance(source, HubDataset):
-        return collect_lists(name, source.rows())
-    return collect_lists(name, folder_rows(source, ("", "data"), "test") if source.is_dir() else read_rows(source))
+        return collect_lists(name, of_split(source.rows(split=split), split))
+    rows = folder_rows(source, ("", "data"), split) if source.is_dir() else read_rows(source)
+    return collect_lists(name, of_split(rows, split))
 
 
-def load_tables(source: Source, *, name: str) -> RerankingSet:
+def load_tables(source: Source, *, name: str, split: str = "test") -> RerankingSet:
     """Load a set in MTEB 2's form: a folder or a hub data set.
 
     Raises:
         DataError: a table is missing, empty or malformed.
     """
-    tables = Tables(source)
+    tables = Tables(source, split)
     corpus, texts, judgements = tables.documents(), tables.queries(), tables.judgements()
     queries, skipped = [], Counter[str]()
     for query_id, ids in tables.candidates(corpus, texts).items():
@@ -164,6 +169,15 @@ def load_tables(source: Source, *, name: str) -> RerankingSet:
         marks = np.array([name in wanted for name in ids])
         candidates = [corpus[name] for name in ids]
         queries.append(Query(texts[query_id], ids, candidates, marks, len(wanted) - int(marks.sum())))
+    missing = sum(query.missing for query in queries)
+    total = missing + sum(int(query.relevant.sum()) for query in queries)
+    if total and missing == total:
+        raise DataError(
+            f"{source}: none of the {total:,} relevant documents is among the candidates; give judgements and "
+            "candidates the same ids"
+        )
+    if missing:
+        tables.notes.append(f"{missing:,} of {total:,} relevant documents are no candidates, and so not found")
     return RerankingSet(name, queries, dict(skipped), tables.notes)
 
 
@@ -204,7 +218,7 @@ class RankingTest:
     source: str
     expected: int | None = None
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
         return chain.from_iterable(reranking.texts() for reranking in self.sets)
 
@@ -232,7 +246,7 @@ class RankingTest:
             },
             skipped=skipped,
             notes=[note for reranking in self.sets for note in reranking.notes],
-            evidence=Evidence.of_sets(map(Evidence.of_rows, first)),
+            resampler=Resampler.of_sets(map(Resampler.of_rows, first)),
         )
 
 
@@ -244,13 +258,13 @@ Tests = Mapping[str, Callable[[], RankingTest]]
 """How to load the test of each convention that a source supports."""
 
 
-def mteb_task(name: str, source: Source, conventions: Conventions) -> Task:
+def mteb_task(name: str, source: Source, conventions: Conventions, split: str = "test") -> Task:
     """Return a task for a custom set in MTEB's form.
 
     Raises:
         DataError: it is malformed, or MTEB's convention was not requested.
     """
-    return Task(name, _load(source, {"mteb": partial(_mteb_test, name, source, None)}, conventions))
+    return Task(name, _load(source, {"mteb": partial(_mteb_test, name, source, None, split)}, conventions))
 
 
 def _load(source: Source, tests: Tests, conventions: Conventions) -> list[RankingTest]:
@@ -260,9 +274,9 @@ def _load(source: Source, tests: Tests, conventions: Conventions) -> list[Rankin
     return wanted
 
 
-def _mteb_test(name: str, source: Source, expected: int | None) -> RankingTest:
+def _mteb_test(name: str, source: Source, expected: int | None, split: str = "test") -> RankingTest:
     load, rules = (load_tables, _TABLE_RULES) if has_tables(source) else (load_lists, _LIST_RULES)
-    return RankingTest(name, "mteb", [load(source, name=name)], rules, str(source), expected)
+    return RankingTest(name, "mteb", [load(source, name=name, split=split)], rules, str(source), expected)
 
 
 _SCIDOCS_TASKS = ("cite", "cocite", "coview", "coread")

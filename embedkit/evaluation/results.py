@@ -16,7 +16,7 @@ Draw = list[npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Resampler:
     """The rows behind a figure, which allow computing it again on a sample: the mean over one or several sets.
 
     ``sizes`` are the numbers of rows of the sets, and ``figures`` compute the figure of each on drawn rows.
@@ -26,13 +26,13 @@ class Evidence:
     figures: list[Callable[[npt.NDArray[np.int64]], float]]
 
     @classmethod
-    def of_rows(cls, scores: npt.NDArray[np.float64]) -> Evidence:
-        """Return the evidence of a mean over rows, ``(N,) float64``."""
+    def of_rows(cls, scores: npt.NDArray[np.float64]) -> Resampler:
+        """Return the resampler of a mean over rows, ``(N,) float64``."""
         return cls([len(scores)], [lambda rows: float(scores[rows].mean())])
 
     @classmethod
-    def of_sets(cls, parts: Iterable[Evidence]) -> Evidence:
-        """Return the evidence of the unweighted mean of figures, each over one set of its own."""
+    def of_sets(cls, parts: Iterable[Resampler]) -> Resampler:
+        """Return the resampler of the unweighted mean of figures, each over one set of its own."""
         several = list(parts)
         return cls(
             [size for part in several for size in part.sizes], [f for part in several for f in part.figures]
@@ -68,7 +68,7 @@ class Result:
         parts: results by subset, if there are several.
         skipped: reason -> number of skipped queries.
         notes: caveats for comparing the figures, one sentence each.
-        evidence: the rows behind the headline, for intervals and comparisons; not part of the JSON.
+        resampler: the rows behind the headline, for intervals and comparisons; not part of the JSON.
     """
 
     name: str
@@ -84,12 +84,12 @@ class Result:
     parts: dict[str, Part] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    evidence: Evidence | None = field(default=None, repr=False, compare=False)
+    resampler: Resampler | None = field(default=None, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dictionary without the evidence."""
-        fields = dataclasses.asdict(dataclasses.replace(self, evidence=None))
-        del fields["evidence"]
+        """Return a JSON-serialisable dictionary without the resampler."""
+        fields = dataclasses.asdict(dataclasses.replace(self, resampler=None))
+        del fields["resampler"]
         return fields
 
 
@@ -127,7 +127,7 @@ def build_result(
     sizes: Mapping[str, int],
     published: Mapping[str, int] | None,
     source: object,
-    evidence: Evidence,
+    resampler: Resampler,
     headline: str | None = None,
     convention: str | None = None,
     parts: Mapping[str, tuple[int, float]] | None = None,
@@ -161,7 +161,7 @@ def build_result(
         parts={part: Part(size, defined(value)) for part, (size, value) in (parts or {}).items()},
         skipped=dict(skipped or {}),
         notes=[*notes, *differs],
-        evidence=evidence,
+        resampler=resampler,
     )
 
 
@@ -175,7 +175,7 @@ def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mappi
     value = defined(float(np.mean(values))) if values else None
     measure = f"average of {wanted}" if len(counted) == wanted else f"mean of the {len(counted)} available"
     different = {result.name: "it differs from the published set" for result in results if not result.complete}
-    parts = [result.evidence for result in counted if result.evidence is not None]
+    parts = [result.resampler for result in counted if result.resampler is not None]
     return Result(
         name=name,
         measure=measure,
@@ -189,7 +189,7 @@ def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mappi
         notes=[
             f"{result} is excluded from the mean: {why}" for result, why in (dict(missing) | different).items()
         ],
-        evidence=Evidence.of_sets(parts) if parts and len(parts) == len(counted) else None,
+        resampler=Resampler.of_sets(parts) if parts and len(parts) == len(counted) else None,
     )
 
 

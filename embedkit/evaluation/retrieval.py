@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.reranking import mean_precision
-from embedkit.evaluation.results import Evidence, Result, build_result
+from embedkit.evaluation.results import Resampler, Result, build_result
 from embedkit.evaluation.sources import Source, Tables, by_query, plain_stem, unique
-from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, cosines
+from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, RoleText, cosines
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
 
@@ -82,16 +82,15 @@ class RetrievalSet:
                 f"found {len(self.documents)} and {len(self.queries)}{skipped}"
             )
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
-        yield from self.documents.values()
-        for query in self.queries:
-            yield query.text
+        yield from (("document", text) for text in self.documents.values())
+        yield from (("query", query.text) for query in self.queries)
 
     def result(self, pool: Pool) -> Result:
         """Return all measures of exact search."""
-        queries = pool.embeddings([query.text for query in self.queries])
-        documents = pool.embeddings(list(self.documents.values()))
+        queries = pool.embeddings([query.text for query in self.queries], "query")
+        documents = pool.embeddings(list(self.documents.values()), "document")
         rankings = list(rank_documents(queries, documents, self))
         scores = {name: np.array([measure(ranking) for ranking in rankings]) for name, measure in MEASURES.items()}
         hidden = sum(query.hidden is not None for query in self.queries)
@@ -106,7 +105,7 @@ class RetrievalSet:
             source=self.source,
             skipped=self.skipped,
             notes=notes,
-            evidence=Evidence.of_rows(next(iter(scores.values()))),
+            resampler=Resampler.of_rows(next(iter(scores.values()))),
         )
 
 
@@ -213,18 +212,18 @@ _NO_RELEVANT = "without a relevant document"
 _NO_TEXT = "that are judged but have no text"
 
 
-def load_retrieval(source: Source, *, name: str) -> RetrievalSet:
+def load_retrieval(source: Source, *, name: str, split: str = "test") -> RetrievalSet:
     """Load a corpus, its queries and the judgements of one split, by default the test set.
 
     Only judged queries are scored. As in trec_eval, a relevant document that is missing in the corpus counts as
-    not retrieved. The source is a folder of ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/SPLIT.tsv``, also as
-    Parquet and in the layout of the hub; one of the files in ``qrels``, whose name is then the split; or a hub
-    data set.
+    not retrieved; a note counts these. The source is a folder of ``corpus.jsonl``, ``queries.jsonl`` and
+    ``qrels/SPLIT.tsv``, also as Parquet and in the layout of the hub; one of the files in ``qrels``, whose name is
+    then the split; or a hub data set.
 
     Raises:
-        DataError: a table is missing, empty or malformed.
+        DataError: a table is missing, empty or malformed, or the corpus has none of the relevant documents.
     """
-    written, split = str(source), "test"
+    written = str(source)
     if isinstance(source, Path) and source.is_file():
         source, split = source.parent.parent, plain_stem(source)
     tables = Tables(source, split)
@@ -261,6 +260,18 @@ def _collect(
         else:
             hidden = _is_source(query, texts[query], relevance, documents)
             queries.append(JudgedQuery(texts[query], relevance, query if hidden else None))
+    wanted = [name for query in queries for name, grade in query.relevance.items() if grade > 0]
+    missing = [name for name in wanted if name not in documents]
+    if wanted and len(missing) == len(wanted):
+        raise DataError(
+            f"{source}: the corpus has none of the {len(wanted):,} relevant documents, such as {missing[0]!r}; "
+            f"its ids are like {next(iter(documents), '')!r}"
+        )
+    if missing:
+        notes.append(
+            f"the corpus lacks {len(missing):,} of {len(wanted):,} relevant documents, for example "
+            f"{missing[0]!r}; they count as not retrieved"
+        )
     return RetrievalSet(name, documents, queries, dict(skipped), notes, source)
 
 

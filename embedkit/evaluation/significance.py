@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import InputError
-from embedkit.evaluation.results import Evaluation, Evidence, Result, defined
+from embedkit.evaluation.results import Evaluation, Resampler, Result, defined
 
 LEVEL = 0.95
 SEED = 0
@@ -62,13 +62,13 @@ class Samples:
     sizes: list[int]
 
     @classmethod
-    def of(cls, evidence: Evidence, *, samples: int = SAMPLES, seed: int = SEED) -> Samples:
-        """Draw samples; evidence of the same sizes gets the same samples."""
-        sizes = evidence.sizes
+    def of(cls, resampler: Resampler, *, samples: int = SAMPLES, seed: int = SEED) -> Samples:
+        """Draw samples; resampler of the same sizes gets the same samples."""
+        sizes = resampler.sizes
         generator = np.random.default_rng(seed)
         draws = ([generator.integers(size, size=size) for size in sizes] for _ in range(samples))
-        figures = np.array([evidence.figure(draw) for draw in draws])
-        return cls(evidence.figure([np.arange(size) for size in sizes]), figures, sizes)
+        figures = np.array([resampler.figure(draw) for draw in draws])
+        return cls(resampler.figure([np.arange(size) for size in sizes]), figures, sizes)
 
     def interval(self) -> Interval:
         """Return the percentile interval of the figure."""
@@ -109,7 +109,7 @@ Key = tuple[str, str, str | None, str]
 
 
 @dataclass(frozen=True)
-class Certainty:
+class ConfidenceInterval:
     """The 95 % bootstrap interval of one model's headline measure, named as in its evaluation and result.
 
     Attributes:
@@ -134,30 +134,30 @@ class Comparison:
     """The statistics that are added to a report."""
 
     samples: int
-    certainties: list[Certainty]
+    confidence_intervals: list[ConfidenceInterval]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dictionary."""
         return {"level": LEVEL, "samples": self.samples, "seed": SEED} | {
-            "certainties": [asdict(certainty) for certainty in self.certainties],
+            "confidence_intervals": [asdict(interval) for interval in self.confidence_intervals],
         }
 
 
-def certainties(evaluations: Sequence[Evaluation], *, samples: int) -> list[Certainty]:
+def confidence_intervals(evaluations: Sequence[Evaluation], *, samples: int) -> list[ConfidenceInterval]:
     """Return the interval of every headline measure, and its difference from the first model.
 
-    Each set counts once per model; results without evidence are skipped.
+    Each set counts once per model; results without resampler are skipped.
     """
     first: dict[Key, Samples] = {}
-    measured: dict[tuple[str, Key], Certainty] = {}
+    measured: dict[tuple[str, Key], ConfidenceInterval] = {}
     for evaluation in evaluations:
         for result in evaluation.results:
             place = evaluation.fingerprint, _key(result)
-            if result.evidence is not None and place not in measured:
-                drawn = Samples.of(result.evidence, samples=samples)
+            if result.resampler is not None and place not in measured:
+                drawn = Samples.of(result.resampler, samples=samples)
                 reference = first.setdefault(_key(result), drawn)
                 difference = None if reference is drawn else drawn.less(reference)
-                measured[place] = Certainty(
+                measured[place] = ConfidenceInterval(
                     model=evaluation.model,
                     fingerprint=evaluation.fingerprint,
                     source=result.source,

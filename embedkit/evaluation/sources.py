@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 
 from embedkit.atomic import expanded
 from embedkit.errors import DataError
-from embedkit.records import HubDataset, Row, check_columns, named_cells, read_records, read_table
+from embedkit.records import HubDataset, Row, check_columns, named_cells, read_lines, read_records, read_table
 
 Source = Path | HubDataset
 
@@ -24,6 +24,7 @@ SUFFIXES = (*_RECORD_SUFFIXES, ".tsv", ".csv", ".txt")
 
 _STSB = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]
 _SCORED = ["sentence1", "sentence2", "score"]
+_TREC = ["query-id", "iteration", "corpus-id", "score"]
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 """Names of the hub's files: ``test-00000-of-00003.parquet``."""
@@ -95,6 +96,34 @@ def first_file(folder: Path, *names: str) -> Path:
     return path
 
 
+_SINGLE = "train"
+_DEVELOPMENT = ("dev", "validation", "valid", "val", "trial")
+_SPLITS = ("train", "test", *_DEVELOPMENT)
+
+
+def of_split(rows: Iterable[Row], split: str) -> Iterator[Row]:
+    """Yield the rows of one split, if a column ``split`` names the split of each row; otherwise all rows.
+
+    ``dev`` and ``validation`` are one split.
+
+    Raises:
+        DataError: there are rows, but none of this split.
+    """
+    found = dict[str, None]()
+    any_left = False
+    for row in rows:
+        named = str(row.fields.get("split", "")).strip().lower()
+        if named in _SPLITS and named != split and not {named, split} <= {*_DEVELOPMENT}:
+            found[named] = None
+            continue
+        any_left = True
+        yield row
+    if found and not any_left:
+        raise DataError(
+            f"{row.place}: the column `split` names {', '.join(found)}, but no row of {split}; name another split"
+        )
+
+
 _CORPUS = ("corpus",)
 _QUERIES = ("queries", "query")
 _QRELS = ("qrels", "default", "data")
@@ -121,9 +150,10 @@ def _has_table(source: Source, name: str) -> bool:
 class Tables:
     """A set in BEIR's and MTEB 2's form, from a folder or from the hub.
 
-    ``corpus`` (``_id, title, text``), ``queries`` (``_id, text``), ``qrels`` (``query-id, corpus-id, score``; on
-    the hub often called ``default`` and stored in ``data/``) and, for re-ranking, ``top_ranked`` (``query-id,
-    corpus-ids[]``). A row that repeats an earlier one counts once, see the notes.
+    ``corpus`` (``_id, title, text``), ``queries`` (``_id, text``), ``qrels`` (``query-id, corpus-id, score``, or
+    TREC's four columns without a header; on the hub often called ``default`` and stored in ``data/``) and, for
+    re-ranking, ``top_ranked`` (``query-id, corpus-ids[]``). A row that repeats an earlier one counts once, see the
+    notes.
 
     Attributes:
         source: a folder or a hub data set.
@@ -138,6 +168,7 @@ class Tables:
     source: Source
     split: str = "test"
     notes: list[str] = field(default_factory=list)
+    _ungraded: list[str] = field(default_factory=list, init=False, repr=False)
 
     def documents(self) -> dict[str, str]:
         """Return text by id, with title and text joined as in BEIR and MTEB."""
@@ -152,10 +183,19 @@ class Tables:
     def judgements(self) -> dict[str, dict[str, float]]:
         """Return relevance by query id and document id."""
         rows = (
-            (row.place, (row.identifier("query-id"), row.identifier("corpus-id")), row.number("score"))
+            (row.place, (row.identifier("query-id"), row.identifier("corpus-id")), self._grade(row))
             for row in self._rows(_QRELS)
         )
-        return by_query(unique(rows, "judgement", self.notes))
+        judgements = by_query(unique(rows, "judgement", self.notes))
+        if self._ungraded:
+            self.notes.append("judgements without a score count as relevant")
+        return judgements
+
+    def _grade(self, row: Row) -> float:
+        if "score" in row.fields:
+            return row.number("score")
+        self._ungraded.append(row.place)
+        return 1.0
 
     def candidates(self, documents: Mapping[str, str], queries: Mapping[str, str]) -> dict[str, list[str]]:
         """Return the ids of the documents to re-rank for each query, by its id."""
@@ -166,7 +206,7 @@ class Tables:
 
     def _rows(self, names: Sequence[str]) -> Iterator[Row]:
         if isinstance(self.source, Path):
-            return folder_rows(self.source, names, self.split)
+            return folder_rows(self.source, names, self.split, notes=self.notes if names is _QRELS else None)
         configurations = self.source.configurations()
         table = next((name for name in names if name in configurations), None)
         if table is None:
@@ -205,10 +245,13 @@ def by_query(judgements: Mapping[tuple[str, ...], float]) -> dict[str, dict[str,
     return relevance
 
 
-def folder_rows(folder: Path, names: Sequence[str], split: str) -> Iterator[Row]:
+def folder_rows(
+    folder: Path, names: Sequence[str], split: str, *, notes: list[str] | None = None
+) -> Iterator[Row]:
     """Yield the rows of one table: ``NAME/SPLIT.tsv``, its shards as on the hub, or ``NAME.jsonl``.
 
-    Names are exact: ``test-hard.tsv`` and ``test.v2.tsv`` are other splits than ``test``.
+    Names are exact: ``test-hard.tsv`` and ``test.v2.tsv`` are other splits than ``test``. A corpus has one split,
+    whatever its name; judgements with only ``train``, the hub's name for a single split, are used with a note.
 
     Raises:
         DataError: there is no such file, several, or only some of the shards.
@@ -217,11 +260,24 @@ def folder_rows(folder: Path, names: Sequence[str], split: str) -> Iterator[Row]
         files = (_files(folder / name, split) if (folder / name).is_dir() else []) or (
             _files(folder, name) if name else []
         )
+        only = _only_split(folder / name) if name and not files else None
+        if only and (names in (_CORPUS, _QUERIES) or (names == _QRELS and only == _SINGLE)):
+            files = _files(folder / name, only)
+            if notes is not None:
+                notes.append(f"the judgements are those of the split {only}, the only one")
         if files:
-            return (row for file in files for row in read_rows(file))
+            return (row for file in files for row in read_rows(file, judgements=names is _QRELS))
     others = sorted(path.name for name in names if name for path in folder.glob(f"{name}/*"))
-    there = f"; {names[0]}/ has {', '.join(others)}: name one of them" if others else ""
+    there = f"; {names[0]}/ has {', '.join(others)}: name another split or the file" if others else ""
     raise DataError(f"{folder}: expected {names[0] or '.'}/{split}.jsonl or .parquet, found no such file{there}")
+
+
+def _only_split(folder: Path) -> str | None:
+    """Return the name of the only split in a table's folder; None if there are several or none."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    stems = {plain_stem(path) for path in paths if plain_suffix(path) in SUFFIXES and path.is_file()}
+    splits = {match[1] if (match := _SHARD.fullmatch(stem)) else stem for stem in stems}
+    return splits.pop() if len(splits) == 1 else None
 
 
 def _files(folder: Path, stem: str) -> list[Path]:
@@ -263,10 +319,11 @@ def _candidates(row: Row, documents: Mapping[str, str]) -> list[str]:
     return ids
 
 
-def read_rows(path: Path, *, headless: bool = False) -> Iterator[Row]:
+def read_rows(path: Path, *, headless: bool = False, judgements: bool = False) -> Iterator[Row]:
     """Yield the rows of a JSONL or Parquet file, or of a table with a header.
 
-    ``headless`` accepts tables of scored pairs without a header, too: three columns, or STS-B's seven and more.
+    ``headless`` accepts tables of scored pairs without a header, too: three columns, or STS-B's seven and more;
+    ``judgements`` accepts TREC's qrels: query, iteration, document and grade, separated by spaces or TABs.
 
     Raises:
         DataError: the file cannot be read, or a row is malformed; names the line.
@@ -276,7 +333,23 @@ def read_rows(path: Path, *, headless: bool = False) -> Iterator[Row]:
         raise DataError(f"expected a file, but {path} is a folder")
     if plain_suffix(path) in _RECORD_SUFFIXES:
         return (Row(f"{path}:{number}", record) for number, record in read_records(path))
+    if judgements and _is_trec(path):
+        return _trec_rows(path)
     return _table_rows(path, headless=headless)
+
+
+def _is_trec(path: Path) -> bool:
+    _, line = next(read_lines(path), ("", ""))
+    fields = line.split()
+    return len(fields) == len(_TREC) and fields[-1].lstrip("-").isdecimal()
+
+
+def _trec_rows(path: Path) -> Iterator[Row]:
+    for place, line in read_lines(path):
+        fields = line.split()
+        if len(fields) != len(_TREC):
+            raise DataError(f"{place}: expected {', '.join(_TREC)}, got {line:.80}")
+        yield Row(place, dict(zip(_TREC, fields, strict=True)))
 
 
 def _table_rows(path: Path, *, headless: bool) -> Iterator[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,9 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.results import Evidence, Result, build_result
-from embedkit.evaluation.sources import Source, locate, plain_stem, read_rows
-from embedkit.evaluation.tasks import Conventions, EmbeddingPool, Pool, PublishedAverage, PublishedSet
+from embedkit.evaluation.results import Resampler, Result, build_result
+from embedkit.evaluation.sources import Source, locate, of_split, plain_stem, read_rows
+from embedkit.evaluation.tasks import (
+    Conventions,
+    EmbeddingCache,
+    Pool,
+    PublishedAverage,
+    PublishedSet,
+    RoleText,
+    without_role,
+)
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset, Row, read_lines
 
@@ -73,7 +82,7 @@ def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
     Each distinct text is encoded once, without progress output. Texts are not lower-cased. See :func:`spearman`
     for undefined correlations; tables print 100 times the result.
     """
-    pool = EmbeddingPool(encoder, [*pairs.first, *pairs.second], label=pairs.name, progress=False)
+    pool = EmbeddingCache(encoder, without_role([*pairs.first, *pairs.second]), label=pairs.name, progress=False)
     return spearman(pool.similarities(pairs.first, pairs.second), pairs.scores)
 
 
@@ -89,9 +98,9 @@ def _centred_ranks(values: Float64Array) -> Float64Array:
     return np.asarray(ranks[group] - (len(values) + 1) / 2, dtype=np.float64)
 
 
-def correlation(predicted: FloatArray, wanted: Float64Array) -> Evidence:
+def correlation(predicted: FloatArray, wanted: Float64Array) -> Resampler:
     """Return the pairs behind Spearman's correlation of two columns, ``(N,)``."""
-    return Evidence([len(wanted)], [lambda rows: spearman(predicted[rows], wanted[rows])])
+    return Resampler([len(wanted)], [lambda rows: spearman(predicted[rows], wanted[rows])])
 
 
 def _why_undefined(similarities: npt.NDArray[np.float32], scores: Float64Array) -> str:
@@ -119,7 +128,7 @@ def load_scored_pairs(source: str | Source, *, name: str | None = None, split: s
     Args:
         source: a path, a hub data set, ``org/name`` or ``hf://org/name[@revision][:split]``.
         name: name of the set; by default that of the file or hub data set.
-        split: default split of a hub id.
+        split: split of a hub id that names none, and of a file with a column ``split``.
 
     Raises:
         DataError: missing, empty or malformed; names the file and line.
@@ -127,8 +136,8 @@ def load_scored_pairs(source: str | Source, *, name: str | None = None, split: s
     """
     place = locate(source)
     if isinstance(place, HubDataset):
-        return collect_pairs(name or place.id, place.rows(split=split))
-    return collect_pairs(name or plain_stem(place), read_rows(place, headless=True))
+        return collect_pairs(name or place.id, of_split(place.rows(split=split), split))
+    return collect_pairs(name or plain_stem(place), of_split(read_rows(place, headless=True), split))
 
 
 def collect_pairs(name: str, rows: Iterable[Row]) -> ScoredPairs:
@@ -186,13 +195,12 @@ class StsSet:
     @property
     def lower_cased(self) -> bool:
         """Whether no text contains a capital letter, as in SentEval's copies; the published texts contain many."""
-        return all(text == text.lower() for text in self.texts())
+        return all(text == text.lower() for _, text in self.texts())
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
         for pairs in self.subsets:
-            yield from pairs.first
-            yield from pairs.second
+            yield from without_role(chain(pairs.first, pairs.second))
 
     def differences(self) -> list[str]:
         """Return differences from the published numbers of pairs, one sentence each."""
@@ -224,7 +232,7 @@ class StsSet:
             sizes={"pairs": sum(sizes)},
             published=None,
             source=self.source,
-            evidence=correlation(similarities, scores),
+            resampler=correlation(similarities, scores),
             parts={
                 pairs.name: (size, figure)
                 for pairs, size, figure in zip(self.subsets, sizes, figures, strict=True)

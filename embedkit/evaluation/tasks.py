@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from embedkit.errors import DataError, InputError, shown
 from embedkit.evaluation.results import Evaluation, Result, average
 from embedkit.evaluation.sources import DataLocation, Source
 from embedkit.progress import Progress
-from embedkit.protocols import FloatArray, PairScorer, TextEncoder
+from embedkit.protocols import FloatArray, PairScorer, PromptingEncoder, TextEncoder
 from embedkit.records import HubDataset
 from embedkit.runtime.arguments import check_flag
 from embedkit.runtime.cross_encoder import CrossEncoder
@@ -25,8 +25,20 @@ _TEXTS_PER_CALL = 4096
 """Texts or pairs per call: enough for a model to sort by length within a call, few enough to show progress."""
 
 
-class EmbeddingPool:
-    """Embeddings by text.
+Role = Literal["query", "document"]
+"""The side of a search on which a text stands; models may have a prompt for each."""
+
+RoleText = tuple[Role | None, str]
+"""A text and its role, None where two texts are compared as equals."""
+
+
+def without_role(texts: Iterable[str]) -> Iterator[RoleText]:
+    """Yield texts that are neither queries nor documents."""
+    return ((None, text) for text in texts)
+
+
+class EmbeddingCache:
+    """Embeddings by role and text. As in a search, queries and documents get the model's prompts for them.
 
     Args:
         encoder: encodes the texts.
@@ -36,26 +48,54 @@ class EmbeddingPool:
     """
 
     def __init__(
-        self, encoder: TextEncoder, texts: Iterable[str], *, label: str, progress: bool | None = None
+        self, encoder: TextEncoder, texts: Iterable[RoleText], *, label: str, progress: bool | None = None
     ) -> None:
-        self._rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        self._has_roles = _has_prompts(encoder)
+        by_role: dict[Role | None, dict[str, None]] = {}
+        for role, text in texts:
+            by_role.setdefault(role if self._has_roles else None, {})[text] = None
+        keys = [(role, text) for role, several in by_role.items() for text in several]
+        self._rows = {key: row for row, key in enumerate(keys)}
         self._embeddings = np.empty((len(self._rows), encoder.dimension), dtype=np.float32)
         with Progress(label, len(self._rows), unit="texts", enabled=progress) as bar:
-            for part in embed_parts(encoder, list(self._rows)):
+            for part in chain.from_iterable(
+                _encode(encoder, role, [*several]) for role, several in by_role.items()
+            ):
                 self._embeddings[bar.done : bar.done + len(part)] = part
                 bar.advance(len(part))
 
     def __len__(self) -> int:
-        """Number of distinct texts encoded."""
+        """Number of distinct texts encoded, counted once for each role."""
         return len(self._rows)
 
-    def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
+    def similarities(
+        self, first: Sequence[str], second: Sequence[str], /, roles: tuple[Role | None, Role | None] = (None, None)
+    ) -> FloatArray:
         """Return the cosine of each text of ``first`` with its counterpart in ``second``: ``(N,) float32``."""
-        return cosines(self.embeddings(first), self.embeddings(second))
+        return cosines(self.embeddings(first, roles[0]), self.embeddings(second, roles[1]))
 
-    def embeddings(self, texts: Sequence[str], /) -> FloatArray:
+    def embeddings(self, texts: Sequence[str], /, role: Role | None = None) -> FloatArray:
         """Return the embedding of each text: ``(N, D) float32``."""
-        return self._embeddings[[self._rows[text] for text in texts]]
+        known = role if self._has_roles else None
+        return self._embeddings[[self._rows[known, text] for text in texts]]
+
+
+def _has_prompts(encoder: TextEncoder) -> bool:
+    """Whether an encoder may treat queries and documents differently."""
+    if not isinstance(encoder, PromptingEncoder):
+        return False
+    holder = getattr(encoder, "manifest", None) or getattr(encoder, "model", None)
+    prompts = getattr(holder, "prompts", None)
+    return prompts is None or bool(prompts)
+
+
+def _encode(encoder: TextEncoder, role: Role | None, texts: list[str]) -> Iterator[FloatArray]:
+    if role is None or not isinstance(encoder, PromptingEncoder):
+        yield from embed_parts(encoder, texts)
+        return
+    encode = encoder.encode_query if role == "query" else encoder.encode_document
+    for start in range(0, len(texts), _TEXTS_PER_CALL):
+        yield encode(texts[start : start + _TEXTS_PER_CALL], show_progress_bar=False)
 
 
 class PairPool:
@@ -72,7 +112,7 @@ class PairPool:
         """Number of distinct pairs scored."""
         return len(self._scores)
 
-    def similarities(self, first: Sequence[str], second: Sequence[str], /) -> FloatArray:
+    def similarities(self, first: Sequence[str], second: Sequence[str], /, roles: object = None) -> FloatArray:  # noqa: ARG002 - of encoders
         """Return the score of each pair, in the given order of its texts: ``(N,) float32``."""
         pairs = list(zip(first, second, strict=True))
         new = list(dict.fromkeys(pair for pair in pairs if pair not in self._scores))
@@ -82,7 +122,7 @@ class PairPool:
             self._bar.advance(len(chunk))
         return np.array([self._scores[pair] for pair in pairs], dtype=np.float32)
 
-    def embeddings(self, _: Sequence[str], /) -> FloatArray:
+    def embeddings(self, _: Sequence[str], /, role: object = None) -> FloatArray:  # noqa: ARG002 - of encoders
         """Raise InputError: a cross-encoder has no embeddings."""
         raise InputError(
             f"{self._scorer.name} is a cross-encoder: it scores pairs, so it supports tasks of similarity, "
@@ -90,7 +130,7 @@ class PairPool:
         )
 
 
-Pool = EmbeddingPool | PairPool
+Pool = EmbeddingCache | PairPool
 """The view of a model that sets use."""
 
 
@@ -115,7 +155,7 @@ class EvaluationSet(Protocol):
     def needs_embeddings(self) -> bool:
         """Whether the figure needs embeddings of texts, which cross-encoders do not provide."""
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
 
     def result(self, pool: Pool, /) -> Result:
@@ -142,7 +182,7 @@ class Task:
         """Whether the task needs embeddings of texts, which cross-encoders do not provide."""
         return any(member.needs_embeddings for member in self.sets)
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
         return chain.from_iterable(member.texts() for member in self.sets)
 
@@ -239,7 +279,7 @@ def evaluate(model: TextEncoder | PairScorer, task: Task, *, progress: bool | No
     label = f"{model.name} on {task.name}"
     pool: Pool
     if isinstance(model, TextEncoder):
-        pool = EmbeddingPool(model, task.texts(), label=label, progress=progress)
+        pool = EmbeddingCache(model, task.texts(), label=label, progress=progress)
         results = task.results(pool)
     else:
         with Progress(label, unit="pairs", enabled=progress) as bar:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,9 +25,16 @@ from embedkit.evaluation.classifiers import (
     validated_test,
 )
 from embedkit.evaluation.pairs import FIRST, LABEL, SECOND
-from embedkit.evaluation.results import Evidence, Result, build_result
+from embedkit.evaluation.results import Resampler, Result, build_result
 from embedkit.evaluation.sources import Source, first_file, read_rows
-from embedkit.evaluation.tasks import Conventions, Pool, PublishedAverage, PublishedSet
+from embedkit.evaluation.tasks import (
+    Conventions,
+    Pool,
+    PublishedAverage,
+    PublishedSet,
+    RoleText,
+    without_role,
+)
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, read_lines
 
@@ -98,9 +104,9 @@ class Probe:
     source: str
     expected: tuple[int, ...]
 
-    def texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
-        return chain.from_iterable(column for part in self.parts for column in part.columns)
+        return without_role(text for part in self.parts for column in part.columns for text in column)
 
     def result(self, pool: Pool) -> Result:
         """Return the accuracy on the test part."""
@@ -115,7 +121,7 @@ class Probe:
             published=None,
             source=self.source,
             notes=[] if complete else [differs],
-            evidence=Evidence.of_rows(scores),
+            resampler=Resampler.of_rows(scores),
         )
         return replace(result, expected=self.expected[-1], complete=complete)
 

@@ -19,7 +19,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pretrained import evaluating
 from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import sigmoid
-from embedkit.runtime.engine import token_batches
+from embedkit.runtime.engine import Role, token_batches, with_prompt
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 
 PRECISIONS = ("fp32", "bf16")
@@ -113,6 +113,19 @@ class TorchEncoder(_Wrapper[SentenceEncoder]):
             InputError: an item is not a ``str``.
         """
         return self.encode_ids(self.model.tokenizer.tokenize(texts, prompt=self._prompt).ids)
+
+    def encode_query(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:  # noqa: ARG002
+        """:meth:`encode` with the model's prompt for queries, if it has one, instead of the default one."""
+        return self._encode_as("query", texts)
+
+    def encode_document(self, texts: Sequence[str], /, *, show_progress_bar: bool | None = None) -> FloatArray:  # noqa: ARG002
+        """:meth:`encode` with the model's prompt for documents, if it has one, instead of the default one."""
+        return self._encode_as("document", texts)
+
+    def _encode_as(self, role: Role, texts: Sequence[str]) -> FloatArray:
+        name = with_prompt({}, role, self.model.prompts)["prompt_name"]
+        prompt = self.model.prompts[name] if name else ""
+        return self.encode_ids(self.model.tokenizer.tokenize(texts, prompt=prompt).ids)
 
     def encode_ids(self, ids: Sequence[list[int]], /) -> FloatArray:
         """Encode texts given as token ids, including special tokens: ``(N, D) float32, unit rows``."""

@@ -10,13 +10,13 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from embedkit.evaluation.pairs import Thresholds, separation
-from embedkit.evaluation.results import Evidence
+from embedkit.evaluation.results import Resampler
 from embedkit.evaluation.significance import Samples
 from embedkit.evaluation.sts import correlation
 
 
-def interval(evidence, **options):
-    return Samples.of(evidence, **options).interval()
+def interval(resampler, **options):
+    return Samples.of(resampler, **options).interval()
 
 
 def compare(first, second, **options):
@@ -51,7 +51,7 @@ def numbers():
 def test_a_mean(numbers):
     scores = numbers[1][0].astype(np.float64)
     values = slow_samples([30], lambda rows: statistics.fmean(scores[row] for row in rows), 200)
-    found = interval(Evidence.of_rows(scores), samples=200)
+    found = interval(Resampler.of_rows(scores), samples=200)
     assert (found.low, found.high) == pytest.approx(slow_interval(values), abs=1e-12)
 
 
@@ -76,7 +76,7 @@ def test_an_average_draws_from_each_set():
     values = slow_samples(
         [5, 7], lambda a, b: (np.mean([first[row] for row in a]) + np.mean([second[row] for row in b])) / 2, 100
     )
-    found = interval(Evidence.of_sets([Evidence.of_rows(first), Evidence.of_rows(second)]), samples=100)
+    found = interval(Resampler.of_sets([Resampler.of_rows(first), Resampler.of_rows(second)]), samples=100)
     assert (found.low, found.high) == pytest.approx(slow_interval(values), abs=1e-12)
 
 
@@ -97,7 +97,7 @@ def test_a_difference_is_paired(numbers):
 def test_scipys_percentile_interval_is_the_same_but_for_its_draws():
     scores = np.random.default_rng(5).exponential(size=80)
     theirs = stats.bootstrap((scores,), np.mean, n_resamples=9999, method="percentile", rng=1).confidence_interval
-    found = interval(Evidence.of_rows(scores), samples=9999)
+    found = interval(Resampler.of_rows(scores), samples=9999)
     width = theirs.high - theirs.low
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.04 * width)
 
@@ -108,6 +108,6 @@ def test_the_rate_of_false_differences_is_the_nominal_one():
     for _ in range(200):
         hard = generator.standard_normal(60)  # shared by both models; pairing removes it
         first, second = (hard + 0.3 * generator.standard_normal(60) for _ in range(2))
-        p_value = compare(Evidence.of_rows(first), Evidence.of_rows(second), samples=199).p_value
+        p_value = compare(Resampler.of_rows(first), Resampler.of_rows(second), samples=199).p_value
         wrong += p_value is not None and p_value < 0.05
     assert 2 <= wrong <= 24  # 5 % of 200 are 10; a binomial's 99.9 % range

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.errors import DataError
-from embedkit.evaluation.speed.plan import Cell
+from embedkit.evaluation.speed.plan import Workload
 from embedkit.evaluation.speed.process import Start
 from embedkit.evaluation.tables import Table
 from embedkit.records import read_json
@@ -22,7 +22,7 @@ _CALLS_OF_P95, _CALLS_OF_P99 = 20, 100
 
 
 @dataclass(frozen=True)
-class Turn:
+class Trial:
     """Duration of each call in one turn, and peak memory so far; None if not available."""
 
     seconds: Sequence[float]
@@ -30,7 +30,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellFigures:
+class WorkloadFigures:
     """One model in one cell.
 
     Attributes:
@@ -72,9 +72,9 @@ class ModelFigures:
     start: Start
     memory_bytes: int | None
     most_memory_bytes: int | None
-    cells: list[CellFigures]
+    cells: list[WorkloadFigures]
 
-    def cell(self, texts: str, batch: int) -> CellFigures | None:
+    def cell(self, texts: str, batch: int) -> WorkloadFigures | None:
         """Return the figures of a cell, None if it was skipped."""
         return next((cell for cell in self.cells if (cell.texts, cell.batch) == (texts, batch)), None)
 
@@ -125,7 +125,7 @@ class SpeedReport:
                     **{
                         **model,
                         "start": Start(**model["start"]),
-                        "cells": [CellFigures(**cell) for cell in model["cells"]],
+                        "cells": [WorkloadFigures(**cell) for cell in model["cells"]],
                     }
                 )
                 for model in content["models"]
@@ -135,13 +135,13 @@ class SpeedReport:
             raise DataError(f"expected a report of `embedkit bench --json`; {error}") from error
 
 
-def summarise(cell: Cell, turns: Sequence[Turn], first: Sequence[Turn] | None) -> CellFigures:
+def summarise(cell: Workload, turns: Sequence[Trial], first: Sequence[Trial] | None) -> WorkloadFigures:
     """Return the figures of one model in one cell from its turns and the reference model's, one per round."""
     seconds = np.array([duration for turn in turns for duration in turn.seconds])
     p50, p95, p99 = (1000 * float(value) for value in np.percentile(seconds, (50, 95, 99)))
     medians = [statistics.median(turn.seconds) for turn in turns]
     ratios = [mine / statistics.median(other.seconds) for mine, other in zip(medians, first or (), strict=False)]
-    return CellFigures(
+    return WorkloadFigures(
         texts=cell.texts,
         batch=cell.batch,
         calls=len(seconds),

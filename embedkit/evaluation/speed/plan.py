@@ -96,7 +96,7 @@ _LEAST_CALLS_OF_ONE = 4  # in a turn: enough for a 95th percentile over five rou
 
 
 @dataclass(frozen=True)
-class Cell:
+class Workload:
     """A kind of call: ``batch`` of the named texts; 1 is a single text, as a server receives it."""
 
     texts: str
@@ -143,11 +143,11 @@ class Plan:
         if not self.texts or not all(self.texts.values()):
             raise InputError("there are no texts to time with")
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[Workload]:
         """Return all cells, the fast ones of each text first."""
-        return [Cell(name, batch) for name in self.texts for batch in sorted(self.batches)]
+        return [Workload(name, batch) for name in self.texts for batch in sorted(self.batches)]
 
-    def calls(self, cell: Cell, seconds: float) -> int:
+    def calls(self, cell: Workload, seconds: float) -> int:
         """Return the number of calls in a turn, given the duration of one."""
         least = _LEAST_CALLS_OF_ONE if cell.batch == 1 else 1
         return max(least, min(self.most_calls, round(self.seconds / max(seconds, 1e-9))))

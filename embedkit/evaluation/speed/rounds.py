@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from embedkit.evaluation.machine import describe_machine, system_load
-from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, Turn, summarise
-from embedkit.evaluation.speed.plan import Cell, Plan
+from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, Trial, summarise
+from embedkit.evaluation.speed.plan import Plan, Workload
 from embedkit.evaluation.speed.process import Candidate, Start, WorkerProcess
 from embedkit.progress import Progress
 
@@ -18,8 +18,8 @@ logger = logging.getLogger("embedkit")
 _WARMED_BELOW = 0.1  # seconds; for longer calls, cold caches do not matter
 
 # Seconds of a call in each timed cell, by model.
-Costs = list[dict[Cell, float]]
-Turns = list[dict[Cell, list[Turn]]]
+Costs = list[dict[Workload, float]]
+Turns = list[dict[Workload, list[Trial]]]
 
 
 def measure(candidates: Sequence[Candidate], plan: Plan) -> SpeedReport:
@@ -91,9 +91,9 @@ def _start(
     return starts, workers
 
 
-def _probe(worker: WorkerProcess, plan: Plan) -> dict[Cell, float]:
+def _probe(worker: WorkerProcess, plan: Plan) -> dict[Workload, float]:
     """Return the seconds of a call in each cell, skipping batches that would take too long."""
-    costs: dict[Cell, float] = {}
+    costs: dict[Workload, float] = {}
     for cell in plan.cells():
         smaller = [timed for timed in costs if timed.texts == cell.texts]
         if smaller and costs[smaller[-1]] * cell.batch / smaller[-1].batch > plan.patience_seconds:
@@ -142,7 +142,7 @@ def _take_turns(workers: Sequence[WorkerProcess], costs: Costs, turns: Turns, pl
 
 def _round(
     workers: Sequence[WorkerProcess], costs: Costs, plan: Plan, bar: Progress, *, backwards: bool
-) -> list[tuple[int, Cell, Turn]]:
+) -> list[tuple[int, Workload, Trial]]:
     """Run one turn of every model in every cell; alternate rounds are reversed, so that the order varies."""
     answers = []
     places = range(len(workers))[:: -1 if backwards else 1]
@@ -152,7 +152,7 @@ def _round(
                 continue
             calls = plan.calls(cell, one)
             answer = workers[place].time(cell.texts, batch=cell.batch, calls=calls, warm_up=_warm_up(one))
-            answers.append((place, cell, Turn(answer["seconds"], answer["most_memory_bytes"])))
+            answers.append((place, cell, Trial(answer["seconds"], answer["most_memory_bytes"])))
             bar.advance()
     return answers
 
@@ -161,7 +161,7 @@ def _warm_up(seconds: float) -> int:
     return 1 if seconds < _WARMED_BELOW else 0
 
 
-def _most_memory(turns: dict[Cell, list[Turn]]) -> int | None:
+def _most_memory(turns: dict[Workload, list[Trial]]) -> int | None:
     peaks = [turn.most_memory_bytes for of_cell in turns.values() for turn in of_cell]
     return max((size for size in peaks if size is not None), default=None)
 

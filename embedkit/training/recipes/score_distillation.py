@@ -295,7 +295,7 @@ def ranking_sets(config: RunConfig, paths: Sequence[str]) -> list[RerankingSet]:
     Raises:
         DataError: one is missing, empty or malformed.
     """
-    return [load_lists(Path(config.resolve(path)), name=Path(path).stem) for path in paths]
+    return [load_lists(Path(config.resolve(path)), name=Path(path).stem, split="validation") for path in paths]
 
 
 def ranking_evaluation(

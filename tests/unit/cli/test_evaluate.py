@@ -145,7 +145,7 @@ def test_models_are_compared_on_request(toy_bundle, write_toy_bundle, pairs, tmp
     assert "pairs, 3 rows: too few to be meaningful" in out
     assert main([*command, "--json", "-o", str(tmp_path / "report.md")]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [each["model"] for each in report["comparison"]["certainties"]] == ["toy", "other"]
+    assert [each["model"] for each in report["comparison"]["confidence_intervals"]] == ["toy", "other"]
     assert "## Difference from toy" in (tmp_path / "report.md").read_text()
     assert main(["evaluate", str(toy_bundle), "--task", str(pairs), "--significance", "1"]) == 1
     assert "expected at least 2 samples" in capsys.readouterr().err

@@ -9,8 +9,8 @@ import zlib
 import numpy as np
 import pytest
 
-from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, Turn, summarise
-from embedkit.evaluation.speed.plan import Cell
+from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, Trial, summarise
+from embedkit.evaluation.speed.plan import Workload
 from embedkit.evaluation.speed.process import Start
 
 
@@ -109,7 +109,9 @@ def make_speed():
             about = {"name": name, "precision": precision, "runtime": "onnxruntime 1", "fingerprint": f"f-{label}"}
             about |= {"dimension": 16, "max_length": 128, "size_bytes": (sizes or {}).get(label, 5_000_000)}
             cells = [
-                summarise(Cell(f"{words} words", batch), [Turn([batch * words * seconds / 24] * 100, None)], None)
+                summarise(
+                    Workload(f"{words} words", batch), [Trial([batch * words * seconds / 24] * 100, None)], None
+                )
                 for words in (8, 24, 72)
                 for batch in (1, 32)
             ]

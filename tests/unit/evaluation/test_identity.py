@@ -8,7 +8,7 @@ import pytest
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.report import to_markdown, to_text
-from embedkit.evaluation.significance import Comparison, certainties
+from embedkit.evaluation.significance import Comparison, confidence_intervals
 from embedkit.evaluation.tasks import evaluate
 
 CORPUS = [{"_id": "d1", "text": "red apple"}, {"_id": "d2", "text": "blue sky"}]
@@ -133,7 +133,7 @@ def two(words, write_lines):
 
 
 def test_sets_of_one_name_are_compared_each_with_itself(two):
-    found = certainties(two, samples=20)
+    found = confidence_intervals(two, samples=20)
     assert [result.value for result in found] == [pytest.approx(1), pytest.approx(-1)]
     assert [result.difference for result in found] == [None, None]
     assert "test (B/test.csv)" in to_markdown(two, Comparison(20, found))
@@ -159,7 +159,7 @@ def test_two_models_of_one_name_are_columns_that_can_be_told_apart(words, write_
     other = type(words)()
     other.fingerprint = "0" * 64
     both = [evaluate(model, task) for model in (words, other)]
-    comparison = Comparison(20, certainties(both, samples=20))
+    comparison = Comparison(20, confidence_intervals(both, samples=20))
     text = to_text(both, comparison)
     assert text.splitlines()[0].split()[3:] == ["words", "(ffffffff)", "words", "(00000000)"]
     assert "Difference from words (ffffffff)" in text

@@ -101,5 +101,5 @@ def test_pairs_of_one_label_are_refused(write_lines):
 def test_the_kind_of_a_set_on_the_hub_is_recognized_by_its_columns(monkeypatch):
     pairs = [{"sentence1": "a", "sentence2": "b", "label": label} for label in (0, 1)]
     monkeypatch.setattr(HubDataset, "configurations", lambda self: ["default"])
-    monkeypatch.setattr(HubDataset, "rows", lambda self: iter([Row("", pair) for pair in pairs]))
+    monkeypatch.setattr(HubDataset, "rows", lambda self, **_: iter([Row("", pair) for pair in pairs]))
     assert load_task("org/mine").sets[0].first == ["a", "a"]

@@ -22,7 +22,7 @@ from embedkit.evaluation.reranking import (
     trec_eval_1000,
 )
 from embedkit.evaluation.sources import has_tables
-from embedkit.evaluation.tasks import EmbeddingPool
+from embedkit.evaluation.tasks import EmbeddingCache
 from embedkit.records import HubDataset, Row
 
 
@@ -44,7 +44,7 @@ def test_candidates_are_ranked_by_cosine_with_their_query(words):
         Query("blue sky", ["a", "b"], ["blue sky", "sky"], np.array([False, True])),
     ]
     two = RerankingSet("two", queries)
-    pool = EmbeddingPool(words, two.texts(), label="two")
+    pool = EmbeddingCache(words, two.texts(), label="two")
     np.testing.assert_allclose(average_precisions(pool, two.queries, stable), [1, 0.5])
 
 

@@ -86,6 +86,7 @@ def test_a_folder_is_a_task(words, beir):
     assert result.complete is None
     assert result.notes == [
         "searched among 4 documents",
+        "the corpus lacks 1 of 4 relevant documents, for example 'd9'; they count as not retrieved",
         "1 queries are themselves documents, which are excluded from their own ranking",
     ]
 
@@ -106,7 +107,7 @@ def test_a_published_corpus_of_other_sizes_is_named(words, beir):
 
 def test_missing_files_are_named(beir, tmp_path, write_json_lines):
     (beir / "qrels" / "test.tsv").unlink()
-    with pytest.raises(DataError, match=r"expected qrels/test\.jsonl .*; qrels/ has dev\.tsv: name one of them"):
+    with pytest.raises(DataError, match=r"expected qrels/test\.jsonl .*; qrels/ has dev\.tsv: name another split"):
         load_retrieval(beir, name="set")
     write_json_lines("empty/corpus.jsonl", *CORPUS)
     write_json_lines("empty/queries.jsonl", *QUERIES)

@@ -9,14 +9,14 @@ from embedkit.errors import InputError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.pairs import Thresholds, separation
 from embedkit.evaluation.report import to_json, to_markdown, to_text
-from embedkit.evaluation.results import Evaluation, Evidence, Result
-from embedkit.evaluation.significance import Comparison, Samples, certainties
+from embedkit.evaluation.results import Evaluation, Resampler, Result
+from embedkit.evaluation.significance import Comparison, Samples, confidence_intervals
 from embedkit.evaluation.sts import correlation
 from embedkit.evaluation.tasks import evaluate
 
 
-def interval(evidence, **options):
-    return Samples.of(evidence, **options).interval()
+def interval(resampler, **options):
+    return Samples.of(resampler, **options).interval()
 
 
 def compare(first, second, **options):
@@ -36,35 +36,35 @@ def evaluation(model, scores):
         rows=len(scores),
         unit="texts",
         source="mine.csv",
-        evidence=Evidence.of_rows(scores),
+        resampler=Resampler.of_rows(scores),
     )
     about = {"dimension": 8, "max_length": 12, "task": "mine", "texts": 3, "seconds": 1.0}
     return Evaluation(model=model, fingerprint=model, results=[result], **about)
 
 
 def test_an_interval_holds_the_figure_and_a_seed_repeats_it():
-    found = interval(Evidence.of_rows(RIGHT), samples=200)
+    found = interval(Resampler.of_rows(RIGHT), samples=200)
     assert 0.5 < found.low < 0.75 < found.high < 0.95
-    assert interval(Evidence.of_rows(RIGHT), samples=200) == found
-    assert interval(Evidence.of_rows(RIGHT), samples=200, seed=1) != found
+    assert interval(Resampler.of_rows(RIGHT), samples=200) == found
+    assert interval(Resampler.of_rows(RIGHT), samples=200, seed=1) != found
 
 
 def test_a_clear_difference_is_distinguished_from_a_doubtful_one():
-    clear = compare(Evidence.of_rows(1 - RIGHT), Evidence.of_rows(RIGHT), samples=200)
+    clear = compare(Resampler.of_rows(1 - RIGHT), Resampler.of_rows(RIGHT), samples=200)
     assert clear.value == pytest.approx(0.5)
     assert clear.p_value == pytest.approx(2 / 201)
     other = RIGHT.copy()
     other[:2] = 0, 0
     other[3] = 1
-    doubtful = compare(Evidence.of_rows(other), Evidence.of_rows(RIGHT), samples=200)
+    doubtful = compare(Resampler.of_rows(other), Resampler.of_rows(RIGHT), samples=200)
     assert doubtful.interval.low < 0 < doubtful.interval.high
     assert doubtful.p_value > 0.1
-    assert compare(Evidence.of_rows(RIGHT), Evidence.of_rows(RIGHT), samples=50).p_value == 1.0
+    assert compare(Resampler.of_rows(RIGHT), Resampler.of_rows(RIGHT), samples=50).p_value == 1.0
 
 
 def test_different_rows_cannot_be_compared():
     with pytest.raises(InputError, match=r"sets of \[40\] and of \[39\] rows"):
-        compare(Evidence.of_rows(RIGHT), Evidence.of_rows(RIGHT[1:]))
+        compare(Resampler.of_rows(RIGHT), Resampler.of_rows(RIGHT[1:]))
 
 
 def test_undefined_samples_are_left_out():
@@ -77,7 +77,9 @@ def test_undefined_samples_are_left_out():
 
 
 def test_an_average_is_undefined_where_a_part_is():
-    both = Evidence.of_sets([Evidence.of_rows(RIGHT), correlation(np.zeros(2, dtype=np.float32), np.arange(2.0))])
+    both = Resampler.of_sets(
+        [Resampler.of_rows(RIGHT), correlation(np.zeros(2, dtype=np.float32), np.arange(2.0))]
+    )
     assert both.sizes == [40, 2]
     assert np.isnan(both.figure([np.arange(40), np.arange(2)]))
 
@@ -92,26 +94,26 @@ def test_every_kind_of_task_has_evidence_that_gives_its_figure(words, write_json
     }
     for name, each in rows.items():
         for result in evaluate(words, load_task(str(write_json_lines(f"{name}.jsonl", *each)))).results:
-            assert result.evidence is not None, name
-            whole = [np.arange(size) for size in result.evidence.sizes]
-            assert result.evidence.figure(whole) == pytest.approx(result.value), name
-            assert sum(result.evidence.sizes) == result.rows
+            assert result.resampler is not None, name
+            whole = [np.arange(size) for size in result.resampler.sizes]
+            assert result.resampler.figure(whole) == pytest.approx(result.value), name
+            assert sum(result.resampler.sizes) == result.rows
 
 
 def test_models_are_compared_with_the_first():
-    first, second = certainties([evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)], samples=100)
+    first, second = confidence_intervals([evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)], samples=100)
     assert first.difference is None
     assert second.difference.value == pytest.approx(0.5)
 
 
 def test_a_set_of_two_tasks_counts_once():
-    (only,) = certainties([evaluation("a", RIGHT), evaluation("a", RIGHT)], samples=50)
+    (only,) = confidence_intervals([evaluation("a", RIGHT), evaluation("a", RIGHT)], samples=50)
     assert only.difference is None
 
 
 def test_reports_show_what_was_compared():
     several = [evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)]
-    comparison = Comparison(100, certainties(several, samples=100))
+    comparison = Comparison(100, confidence_intervals(several, samples=100))
     text = to_text(several, comparison)
     assert "95% intervals over 100 samples of the rows, seed 0" in text
     assert "Difference from a, over the same samples" in text
@@ -123,6 +125,6 @@ def test_reports_show_what_was_compared():
     assert "| set | measure | b |\n|---|---|---:|\n" in markdown
     report = json.loads(json.dumps(to_json(several, comparison), allow_nan=False))
     assert report["comparison"]["samples"] == 100
-    assert report["comparison"]["certainties"][1]["difference"]["p_value"] == pytest.approx(2 / 101)
-    assert "evidence" not in report["evaluations"][0]["results"][0]
+    assert report["comparison"]["confidence_intervals"][1]["difference"]["p_value"] == pytest.approx(2 / 101)
+    assert "resampler" not in report["evaluations"][0]["results"][0]
     assert "comparison" not in to_json(several)

@@ -8,7 +8,7 @@ import pytest
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.sts import ScoredPairs, StsSet, evaluate_pairs, spearman
-from embedkit.evaluation.tasks import EmbeddingPool, evaluate
+from embedkit.evaluation.tasks import EmbeddingCache, evaluate, without_role
 from embedkit.records import HubDataset, Row
 
 
@@ -34,7 +34,7 @@ def test_the_correlation_of_a_model(words):
 
 
 def test_all_mean_and_wmean_differ(words):
-    pool = EmbeddingPool(words, [*LIKE.first, *LIKE.second, *MIXED.first, *MIXED.second], label="")
+    pool = EmbeddingCache(words, without_role([*LIKE.first, *LIKE.second, *MIXED.first, *MIXED.second]), label="")
     found = StsSet("two", [LIKE, MIXED], {}, "here").result(pool)
     assert {name: part.value for name, part in found.parts.items()} == {
         "like": pytest.approx(1),
@@ -57,7 +57,7 @@ def test_all_mean_and_wmean_differ(words):
 )
 def test_an_undefined_correlation_says_why(words, rows, why):
     one = pairs("one", rows)
-    pool = EmbeddingPool(words, [*one.first, *one.second], label="")
+    pool = EmbeddingCache(words, without_role([*one.first, *one.second]), label="")
     found = StsSet("one", [one], {}, "here").result(pool)
     assert (found.value, found.notes) == (None, [f"Spearman's correlation is undefined: {why}"])
 

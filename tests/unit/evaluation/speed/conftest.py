@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, Turn, summarise
-from embedkit.evaluation.speed.plan import Cell
+from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, Trial, summarise
+from embedkit.evaluation.speed.plan import Workload
 from embedkit.evaluation.speed.process import Start
 
 
@@ -17,7 +17,7 @@ def make_model():
         name, _, precision = label.partition(" ")
         about = {"name": name, "precision": precision, "runtime": "onnxruntime 1", "fingerprint": f"f-{label}"}
         about |= {"dimension": 16, "max_length": 128, "size_bytes": 4_900_000}
-        turns = {Cell(*cell): [Turn([each] * 50, None)] * 2 for cell, each in seconds.items()}
+        turns = {Workload(*cell): [Trial([each] * 50, None)] * 2 for cell, each in seconds.items()}
         cells = [summarise(cell, each, None) for cell, each in turns.items()]
         values = {"source": label, "note": "", "about": about, "start": Start(0.2, 0.25, 0.3)}
         values |= {"memory_bytes": 91_500_000, "most_memory_bytes": 103_200_000}

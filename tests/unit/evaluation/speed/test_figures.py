@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from embedkit.evaluation.speed.figures import Turn, summarise
-from embedkit.evaluation.speed.plan import Cell
+from embedkit.evaluation.speed.figures import Trial, summarise
+from embedkit.evaluation.speed.plan import Workload
 
 
 def turn(*seconds):
-    return Turn(seconds, None)
+    return Trial(seconds, None)
 
 
 def test_medians_rates_and_spread():
-    found = summarise(Cell("short", 4), [turn(0.1, 0.2, 0.3), turn(0.2, 0.2, 0.4), turn(0.25, 0.25, 0.25)], None)
+    found = summarise(
+        Workload("short", 4), [turn(0.1, 0.2, 0.3), turn(0.2, 0.2, 0.4), turn(0.25, 0.25, 0.25)], None
+    )
     assert (found.texts, found.batch, found.calls) == ("short", 4, 9)
     assert found.p50_ms == pytest.approx(250)
     assert found.texts_per_second == pytest.approx(16)
@@ -22,25 +24,25 @@ def test_medians_rates_and_spread():
 
 
 def test_a_single_round_has_no_spread():
-    assert summarise(Cell("short", 1), [turn(0.1, 0.2, 0.3)], None).spread_percent is None
+    assert summarise(Workload("short", 1), [turn(0.1, 0.2, 0.3)], None).spread_percent is None
 
 
 def test_ratios_are_of_the_same_round():
     mine = [turn(0.2), turn(0.4), turn(0.9)]
     first = [turn(0.1), turn(0.4), turn(0.3)]
-    assert summarise(Cell("short", 1), mine, first).ratio == pytest.approx(2)  # of 2, 1 and 3
-    assert summarise(Cell("short", 1), first, first).ratio == 1
+    assert summarise(Workload("short", 1), mine, first).ratio == pytest.approx(2)  # of 2, 1 and 3
+    assert summarise(Workload("short", 1), first, first).ratio == 1
 
 
 @pytest.mark.parametrize(
     ("calls", "has_p95", "has_p99"), [(19, False, False), (20, True, False), (100, True, True)]
 )
 def test_a_percentile_needs_enough_calls(calls, has_p95, has_p99):
-    found = summarise(Cell("short", 1), [turn(*[0.001] * calls)], None)
+    found = summarise(Workload("short", 1), [turn(*[0.001] * calls)], None)
     assert (found.p95_ms is not None, found.p99_ms is not None) == (has_p95, has_p99)
 
 
 def test_percentiles_are_over_all_calls():
-    found = summarise(Cell("short", 1), [turn(*[0.001] * 90), turn(*[0.1] * 10)], None)
+    found = summarise(Workload("short", 1), [turn(*[0.001] * 90), turn(*[0.1] * 10)], None)
     assert found.p50_ms == pytest.approx(1)
     assert found.p95_ms == pytest.approx(100)

@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 
 from embedkit.errors import InputError
-from embedkit.evaluation.speed.plan import Cell, Plan
+from embedkit.evaluation.speed.plan import Plan, Workload
 
 TEXTS = {"short": ["a"], "long": ["b"]}
 
 
 def test_cells_are_all_batches_of_all_texts_fast_ones_first():
     plan = Plan(threads=1, batches=(8, 1), texts=TEXTS)
-    assert plan.cells() == [Cell("short", 1), Cell("short", 8), Cell("long", 1), Cell("long", 8)]
+    assert plan.cells() == [Workload("short", 1), Workload("short", 8), Workload("long", 1), Workload("long", 8)]
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(0.1, 5), (2.0, 1), (1e-6, 200), (0.0, 200)])
 def test_a_turn_lasts_as_long_as_requested_if_possible(seconds, calls):
-    assert Plan(threads=1, seconds=0.5, most_calls=200, texts=TEXTS).calls(Cell("short", 8), seconds) == calls
+    assert Plan(threads=1, seconds=0.5, most_calls=200, texts=TEXTS).calls(Workload("short", 8), seconds) == calls
 
 
 def test_one_text_is_embedded_often_enough_for_a_percentile():
     plan = Plan(threads=1, seconds=0.5, texts=TEXTS)
-    assert plan.rounds * plan.calls(Cell("short", 1), 3.0) == 20
+    assert plan.rounds * plan.calls(Workload("short", 1), 3.0) == 20
 
 
 @pytest.mark.parametrize(
