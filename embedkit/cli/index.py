@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from embedkit.atomic import lasting_source
@@ -20,6 +17,7 @@ from embedkit.errors import InputError
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.sync import Synced
 
 logger = logging.getLogger("embedkit")
 
@@ -30,6 +28,7 @@ embedkit index build docs.parquet -m tiny -o idx/ --kind hnsw --lexical
 embedkit index build docs.jsonl -m teacher.onnx --queries tiny -o idx/
 embedkit index build pages-embedded/ -m tiny.onnx -o idx/
 embedkit index build handbook/ --split --overlap 20 -m tiny -o idx/
+embedkit index sync handbook/ faq/ idx/ -m tiny
 embedkit index add new.jsonl idx/
 embedkit index add pages.csv idx/ --text-column body --id-column url
 embedkit index delete idx/ doc-17 doc-42
@@ -41,17 +40,27 @@ embedkit index verify idx/ --json
 """
 
 _NAMED = 5  # unknown ids in a warning
-_WINDOW = re.compile(r"(.*)#(0|[1-9][0-9]{0,17})", re.DOTALL)  # id of a window
 _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="build|add|delete|compact|verify")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="build|add|sync|delete|compact|verify")
     _configure_build(actions)
     add = actions.add_parser("add", help="add documents, and replace those with the same ids", allow_abbrev=False)
     _configure_documents(add)
     _configure_collection(add)
     add.add_argument("-m", "--model", help="the model that built the collection, if it has moved")
+    sync = actions.add_parser(
+        "sync",
+        help="keep a collection in step with folders of text: add, update and remove windows of their files",
+        allow_abbrev=False,
+    )
+    sync.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="a folder of .txt, .md and .html, or such a file"
+    )
+    _configure_collection(sync)
+    sync.add_argument("-m", "--model", help="the model, if IDX is new or its model has moved")
+    _configure_windows(sync)
     delete = actions.add_parser("delete", help="delete documents by their ids", allow_abbrev=False)
     _configure_collection(delete)
     delete.add_argument(
@@ -149,19 +158,21 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
         help="divide long documents into windows that the model encodes completely; DOCS may also be a folder of "
         ".txt, .md and .html, or one such file; hits have document, section, start and end as metadata",
     )
+    _configure_windows(parser)
+
+
+def _configure_windows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--strict", action="store_true", help="with --split: a file in a folder that cannot be read is an error"
+        "--strict", action="store_true", help="a file in a folder that cannot be read is an error, not left out"
     )
     parser.add_argument(
-        "--follow-links",
-        action="store_true",
-        help="with --split: also read files outside of a folder to which links in it lead",
+        "--follow-links", action="store_true", help="also read files outside of a folder to which links in it lead"
     )
     parser.add_argument(
         "--max-tokens", type=int, metavar="N", help="maximum size of a window; default: as many as the model takes"
     )
     parser.add_argument(
-        "--overlap", type=int, default=0, metavar="N", help="tokens that consecutive windows share (default: 0)"
+        "--overlap", type=int, metavar="N", help="tokens that consecutive windows share (default: 0)"
     )
 
 
@@ -172,10 +183,14 @@ def _configure_collection(parser: argparse.ArgumentParser) -> None:
 def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.splitting import is_text_source
+    from embedkit.serving.retrieval.sync import new_windows
 
     model = arguments.model or _model_of(arguments)
     loaded = Encoder.load(model)
-    documents = _documents(arguments, loaded)
+    documents, roots = _documents(arguments, loaded), None
+    if arguments.split and is_text_source(arguments.documents):
+        roots, documents = new_windows(arguments.documents, loaded, **_limits(arguments), **_files(arguments))
     with in_processes(loaded, arguments.processes) as encoder:
         collection = Collection.build(
             documents,
@@ -188,6 +203,8 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
             replace=arguments.replace,
             **_reading(arguments),
         )
+    if roots is not None:
+        collection.store.keep_roots(roots.all)
     report_unknown(loaded)
     return "built", collection, {}
 
@@ -196,19 +213,86 @@ def _add(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]
     from embedkit.runtime.encoder import Encoder
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.models import recorded_model
-    from embedkit.serving.retrieval.splitting import document_names
 
     named = arguments.model
     loaded = Encoder.load(named) if named else recorded_model(Collection.describe(arguments.collection))
-    documents = _documents(arguments, loaded)
     with in_processes(loaded, arguments.processes) as encoder:
         collection = Collection.open(arguments.collection, encoder=encoder)
-        done = collection.upsert(documents, **_reading(arguments))
-        removed = 0
-        if isinstance(documents, _CountedWindows):
-            counts = dict.fromkeys(document_names(arguments.documents), 0) | documents.counts
-            removed = collection.delete(_outdated(collection, counts))
-    return "changed", collection, done._asdict() | ({"removed": removed} if removed else {})
+        if arguments.split:
+            return "changed", collection, _add_windows(arguments, collection, loaded)
+        done = collection.upsert(_documents(arguments, loaded), **_reading(arguments))
+    return "changed", collection, done._asdict()
+
+
+def _add_windows(arguments: argparse.Namespace, collection: Collection, splitter: Encoder) -> dict[str, int]:
+    """Add or update the windows of files, or of records, and return the numbers of documents."""
+    from embedkit.serving.retrieval.documents import Columns
+    from embedkit.serving.retrieval.splitting import is_text_source, record_pages
+    from embedkit.serving.retrieval.sync import NamedPage
+
+    _refuse_embeddings(arguments)
+    source = arguments.documents
+    if is_text_source(source):
+        return _changes(collection.sync(source, remove=False, **_limits(arguments), **_files(arguments)))
+    columns = Columns(
+        text=arguments.text_column,
+        id=arguments.id_column,
+        metadata=arguments.metadata_columns,
+        number_rows=False,
+        skip_empty=arguments.skip_empty,
+    )
+    limits = _limits(arguments, overlap=0)
+    pages = (NamedPage(name, page, **limits) for name, page in record_pages(source, columns))
+    return _changes(collection.write_pages(pages, splitter=splitter))
+
+
+def _sync(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
+    from embedkit.serving.retrieval.collection import Collection, is_collection
+
+    if not is_collection(arguments.collection):
+        return _build_synced(arguments)
+    collection = Collection.open(arguments.collection, encoder=arguments.model)
+    done = collection.sync(
+        arguments.folders,
+        **_limits(arguments),
+        strict=arguments.strict,
+        follow_links=arguments.follow_links,
+    )
+    return "changed", collection, _changes(done)
+
+
+def _build_synced(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
+    from embedkit.runtime.encoder import Encoder
+    from embedkit.serving.retrieval.collection import Collection
+    from embedkit.serving.retrieval.sync import new_windows
+
+    if arguments.model is None:
+        raise InputError(f"there is no collection at {arguments.collection} yet; say by which model with -m MODEL")
+    encoder = Encoder.load(arguments.model)
+    roots, windows = new_windows(arguments.folders, encoder, **_limits(arguments), **_files(arguments))
+    source = lasting_source(arguments.model)
+    collection = Collection.build(
+        windows, encoder=encoder, path=arguments.collection, id_column="id", source=source
+    )
+    collection.store.keep_roots(roots.all)
+    report_unknown(encoder)
+    return "built", collection, {}
+
+
+def _limits(arguments: argparse.Namespace, *, overlap: int | None = None) -> dict[str, Any]:
+    return {
+        "max_tokens": arguments.max_tokens,
+        "overlap": overlap if arguments.overlap is None else arguments.overlap,
+    }
+
+
+def _files(arguments: argparse.Namespace) -> dict[str, bool]:
+    return {"strict": arguments.strict, "follow_links": arguments.follow_links}
+
+
+def _changes(done: Synced) -> dict[str, int]:
+    """Return what was done, without what was not."""
+    return {name: count for name, count in done._asdict().items() if count or name == "unchanged"}
 
 
 def _reading(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -228,20 +312,7 @@ def _reading(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-class _CountedWindows:
-    """The windows of documents, counted as they are read."""
-
-    def __init__(self, windows: Iterator[dict[str, Any]]) -> None:
-        self._windows = windows
-        self.counts: Counter[str] = Counter()
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for window in self._windows:
-            self.counts[window["document"]] += 1
-            yield window
-
-
-def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _CountedWindows:
+def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | Iterator[dict[str, Any]]:
     """Return the documents, divided into windows if requested."""
     from embedkit.serving.retrieval.splitting import split_documents
 
@@ -250,35 +321,23 @@ def _documents(arguments: argparse.Namespace, encoder: Encoder) -> str | _Counte
         if arguments.max_tokens is not None or arguments.overlap:
             raise InputError("--max-tokens and --overlap are for --split")
         return documents
-    if arguments.embeddings is not None:
-        raise InputError("--split makes new texts, which need new embeddings; leave out --embeddings")
-    windows = split_documents(
+    _refuse_embeddings(arguments)
+    return split_documents(
         documents,
         encoder,
         max_tokens=arguments.max_tokens,
-        overlap=arguments.overlap,
+        overlap=arguments.overlap or 0,
         text_column=arguments.text_column,
         id_column=arguments.id_column,
         skip_empty=arguments.skip_empty,
         strict=arguments.strict,
         follow_links=arguments.follow_links,
     )
-    return _CountedWindows(windows)
 
 
-def _outdated(collection: Collection, counts: Mapping[str, int]) -> list[str]:
-    """Return the ids of windows beyond the last one of each document, which was longer before."""
-    from embedkit.serving.retrieval.filters import Condition
-
-    ids = list[str]()
-    if len(collection) == sum(counts.values()):  # the windows that were just added, and no others
-        return ids
-    with contextlib.suppress(InputError):  # documents of another program have numbers in this field
-        for window in collection.store.find([Condition("document", "in", list(counts))]):
-            match, document = _WINDOW.fullmatch(window.id), (window.metadata or {}).get("document")
-            if match and match[1] == document and int(match[2]) >= counts[document]:
-                ids.append(window.id)
-    return ids
+def _refuse_embeddings(arguments: argparse.Namespace) -> None:
+    if arguments.embeddings is not None:
+        raise InputError("--split makes new texts, which need new embeddings; leave out --embeddings")
 
 
 def _model_of(arguments: argparse.Namespace) -> str:
@@ -322,7 +381,7 @@ def _open(arguments: argparse.Namespace) -> Collection:
     return Collection.open(arguments.collection)
 
 
-_ACTIONS = {"build": _build, "add": _add, "delete": _delete, "compact": _compact, "verify": _verify}
+_ACTIONS = {"build": _build, "add": _add, "sync": _sync, "delete": _delete, "compact": _compact, "verify": _verify}
 
 
 def _facts(collection: Collection) -> dict[str, Any]:

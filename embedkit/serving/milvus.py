@@ -255,6 +255,10 @@ class MilvusDocuments(RemoteStore):
     def _read(self, ids: Sequence[str]) -> Iterator[Document]:
         return map(_document, self._rows(ids, _FIELDS))
 
+    def _read_embedded(self, ids: Sequence[str]) -> Iterator[tuple[Document, FloatArray]]:
+        rows = self._rows(ids, (*_FIELDS, "embedding"))
+        return ((_document(row), np.array(row["embedding"], dtype=np.float32)) for row in rows)
+
     def _present(self, ids: Sequence[str]) -> list[str]:
         return [row["id"] for row in self._rows(ids, ("id",))]
 

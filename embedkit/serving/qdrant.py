@@ -150,6 +150,10 @@ class QdrantDocuments(RemoteStore):
     def _read(self, ids: Sequence[str]) -> Iterator[Document]:
         return map(_document, self._points(ids, with_payload=True))
 
+    def _read_embedded(self, ids: Sequence[str]) -> Iterator[tuple[Document, FloatArray]]:
+        points = self._points(ids, with_payload=True, with_vectors=["embedding"])
+        return ((_document(point), np.array(point.vector["embedding"], dtype=np.float32)) for point in points)
+
     def _present(self, ids: Sequence[str]) -> list[Any]:
         return [point.id for point in self._points(ids, with_payload=False)]
 
@@ -180,12 +184,14 @@ class QdrantDocuments(RemoteStore):
     def _filter_of(self, conditions: Sequence[Condition]) -> rest.Filter | None:
         return rest.Filter(must=[_condition(condition) for condition in conditions]) if conditions else None
 
-    def _points(self, ids: Sequence[str], *, with_payload: bool) -> list[rest.Record]:
+    def _points(self, ids: Sequence[str], *, with_payload: bool, with_vectors: Any = False) -> list[rest.Record]:
         points = []
         for first in range(0, len(ids), _ROWS_PER_REQUEST):
             wanted = [_point_id(id_) for id_ in ids[first : first + _ROWS_PER_REQUEST]]
             with self._asking():
-                points += self._client.retrieve(self._name, wanted, with_payload=with_payload)
+                points += self._client.retrieve(
+                    self._name, wanted, with_payload=with_payload, with_vectors=with_vectors
+                )
         return points
 
     def _all(self, where: rest.Filter | None = None) -> Iterator[rest.Record]:

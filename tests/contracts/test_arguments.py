@@ -113,6 +113,8 @@ class Kit:
         self.bundle, self.cross_bundle = toy_bundle, toy_cross_bundle
         self.collection = self.built()
         self.changing = self.built()
+        self.page = folder / "page.txt"
+        self.page.write_text("a dog", encoding="utf-8")
         self.index = ExactIndex.build(self.encoder.encode(TEXTS))
         self.space = folder / "space.npz"
         width, ones = self.encoder.dimension, np.ones(1, dtype=np.float32)
@@ -417,6 +419,15 @@ ROWS = {
         documents=kind(DOCUMENTS, "empty list", "list of pairs"),
         embeddings=kind(None, "None"),
     ),
+    "embedkit.Collection.sync": row(
+        lambda kit: kit.changing.sync,
+        *("max_tokens", "show_progress_bar"),
+        strict=FLAG,
+        follow_links=FLAG,
+        folders=made(lambda kit: str(kit.page)),
+        remove=FLAG,
+        overlap=kind(None, "None", "zero"),
+    ),
     "embedkit.Collection.compact": row(
         lambda kit: kit.changing.compact,
         "show_progress_bar",
@@ -556,6 +567,8 @@ ROWS = {
 # Of LlamaIndex itself, and the field that the adapter sets whatever is given.
 OF_LLAMA_INDEX = {"callback_manager", "embeddings_cache", "fingerprint", "num_workers", "rate_limiter"}
 NOT_CALLED_BY_USERS = {
+    # `embedkit index` calls it.
+    "embedkit.Collection.write_pages",
     # Their own functions make them.
     "embedkit.Encoder",
     "embedkit.CrossEncoder",

@@ -6,11 +6,12 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
 
-from embedkit.errors import InputError
+from embedkit.errors import DataError, InputError
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import (
     check_flag,
@@ -22,7 +23,7 @@ from embedkit.runtime.arguments import (
 )
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource, with_metadata
-from embedkit.serving.retrieval.embedding import embed_queries
+from embedkit.serving.retrieval.embedding import Known, embed_queries
 from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.models import (
@@ -43,12 +44,25 @@ from embedkit.serving.retrieval.search import (
     search_steps,
 )
 from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
+from embedkit.serving.retrieval.splitting import Splitter
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Store, Upserted, store_class
+from embedkit.serving.retrieval.sync import (
+    Changes,
+    NamedPage,
+    Roots,
+    StoredWindows,
+    Synced,
+    absolute_paths,
+    stored_windows,
+    window_of,
+)
 
 if TYPE_CHECKING:
     from embedkit.runtime.cross_encoder import CrossEncoder
 
 logger = logging.getLogger(__name__)
+
+_WINDOW_ID = re.compile(r"#[0-9]+\Z")
 
 
 class Collection:
@@ -289,9 +303,126 @@ class Collection:
         if first is None:
             logger.warning("there are no documents to add to %s; nothing was changed", self.path)
             return Upserted(0, 0)
-        source = dataclasses.replace(source, documents=itertools.chain([first], source.documents))
+        source = dataclasses.replace(
+            source,
+            documents=self._apart_from_windows(itertools.chain([first], source.documents)),
+            known=self._known({}) if source.embeddings is None else None,
+        )
         warn_of_mixture(self.path, self.manifest.numerics, source.numerics(encoder))
         return self.store.upsert(source, encoder, merge=merges, show_progress_bar=shows)
+
+    def sync(
+        self,
+        folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        max_tokens: int | None = None,
+        overlap: int | None = None,
+        remove: bool = True,
+        strict: bool = False,
+        follow_links: bool = False,
+        show_progress_bar: bool | None = None,
+    ) -> Synced:
+        """Bring the collection in step with folders of text, Markdown and HTML, in one write.
+
+        Windows of new files are added, those of changed files replaced, and those of files that are gone removed;
+        only new texts are embedded. Equal files are recognised by their content. The folders are recorded, so
+        files keep their names whichever folder or file is given (see :mod:`embedkit.serving.retrieval.sync`).
+        Other documents of the collection are not touched.
+
+        Args:
+            folders: a folder, or several; a file stands for itself.
+            max_tokens: maximum number of tokens of a window, recorded for these folders; None for the recorded
+                value, at first as many as fit.
+            overlap: maximum number of tokens that consecutive windows share, likewise; at first 0.
+            remove: whether to remove documents whose files in these folders are gone.
+            strict: whether a file that cannot be read is an error; otherwise it is left out, logged and counted.
+            follow_links: whether to read files outside of a folder to which links in it lead.
+            show_progress_bar: None shows progress only on a terminal.
+
+        Returns:
+            the numbers of added, updated, removed, unchanged and unreadable documents.
+
+        Raises:
+            InputError: there is no encoder of the documents, it cannot divide texts, or an argument is invalid.
+            DataError: a folder does not exist or has no text, or another document has the id of a new window.
+            CollectionError, FingerprintError, ModelError, StorageError: as for :meth:`upsert`.
+        """
+        paths, shows = absolute_paths(folders), check_progress(show_progress_bar)
+        reading = {
+            "strict": check_flag(strict, "strict"),
+            "follow_links": check_flag(follow_links, "follow_links"),
+        }
+        limits = {
+            "max_tokens": None if max_tokens is None else check_whole(max_tokens, "max_tokens"),
+            "overlap": None if overlap is None else check_whole(overlap, "overlap", least=0),
+        }
+        self._splitter().windows(["a"], max_tokens=limits["max_tokens"], overlap=overlap or 0, role="document")
+        stored = self._stored_windows()
+        roots = Roots(self.manifest.roots).with_paths(paths, stored, **limits)
+        expected = roots.below(paths, stored) if check_flag(remove, "remove") else []
+        pages = itertools.chain.from_iterable(roots.pages(path, **reading) for path in paths)
+        if roots.all != self.manifest.roots:
+            self.store.keep_roots(roots.all)
+        return self.write_pages(pages, stored, expected, show_progress_bar=shows)
+
+    def write_pages(
+        self,
+        pages: Iterable[NamedPage],
+        stored: Mapping[str, StoredWindows] | None = None,
+        expected: Sequence[str] = (),
+        *,
+        splitter: Splitter | None = None,
+        show_progress_bar: bool | None = None,
+    ) -> Synced:
+        """Write the windows of new and changed pages, and remove ``expected`` documents that have no page.
+
+        ``splitter`` divides texts in place of an encoder that cannot.
+        """
+        encoder = self._models.of_documents(self.path, self.manifest)
+        splitter = self._splitter() if splitter is None else splitter
+        changes = Changes(self.store.get, self._stored_windows() if stored is None else stored)
+        documents = changes.windows(pages, splitter, expected)
+        first = next(documents, None)
+        if first is not None:
+            source = Source(itertools.chain([first], documents), known=self._known(changes.reuse))
+            self.store.upsert(
+                source, encoder, merge=True, show_progress_bar=show_progress_bar, delete=changes.gone
+            )
+        elif changes.gone:
+            self.store.delete(changes.gone)
+        return Synced(**changes.counts)
+
+    def _splitter(self) -> Splitter:
+        encoder = self._models.of_documents(self.path, self.manifest)
+        if not isinstance(encoder, Splitter):
+            raise InputError(f"{encoder.name} does not divide texts; it has no method windows")
+        return encoder
+
+    def _apart_from_windows(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Yield documents; DataError for one with the id of a window of another document."""
+        for document in documents:
+            if _WINDOW_ID.search(document.id):
+                (old,) = self.store.get([document.id])
+                if old is not None and window_of(old) not in (None, window_of(document)):
+                    raise DataError(
+                        f"the id {document.id!r} is that of a window of {window_of(old)!r}; choose another"
+                    )
+            yield document
+
+    def _stored_windows(self) -> dict[str, StoredWindows]:
+        return stored_windows(self.store.find([Condition("document", "exists", value=True)]))
+
+    def _known(self, ids: Mapping[str, str]) -> Known:
+        """Return how embeddings of documents with equal content are found, under the same id or another."""
+
+        def known(documents: Sequence[Document]) -> list[FloatArray | None]:
+            found = self.store.embedded([ids.get(document.id, document.id) for document in documents])
+            return [
+                None if old is None or old[0].content != document.content else old[1]
+                for old, document in zip(found, documents, strict=True)
+            ]
+
+        return known
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Delete documents by id; unknown ids are ignored.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from embedkit.errors import CollectionError, ModelError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PromptingEncoder, TextEncoder
 from embedkit.runtime.numerics import numerics_of
+from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.segment_files import DocumentStore, map_array, write_array
 
 UNFINISHED: Final = ".unfinished"
@@ -60,31 +61,53 @@ class EmbeddingJournal:
         return self._folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
 
 
+Known = Callable[[Sequence[Document]], Sequence[FloatArray | None]]
+"""Returns the embeddings of documents that are known already, ``(D,) float32``, and None for others."""
+
+
 def embed_documents(
-    store: DocumentStore, encoder: TextEncoder, journal: EmbeddingJournal | None, progress: Progress
+    store: DocumentStore,
+    encoder: TextEncoder,
+    journal: EmbeddingJournal | None,
+    progress: Progress,
+    known: Known = lambda documents: [None] * len(documents),
 ) -> Iterator[FloatArray]:
     """Embed documents in chunks, with ``encode_document`` if the encoder has that method.
 
-    Embeddings that an earlier attempt left in the journal are reused. An encoder of several processes gets enough
-    chunks per call to keep them busy.
+    Known embeddings, and those that an earlier attempt left in the journal, are reused. An encoder of several
+    processes gets enough chunks per call to keep them busy.
     """
     if len(store) <= _CHUNK:
         journal = None  # a single chunk is not worth saving
     group = _CHUNK * _CHUNKS_PER_PROCESS * getattr(encoder, "processes", 0) or _CHUNK
     for first in range(0, len(store), group):
         rows = range(first, min(first + group, len(store)))
-        chunks = [
-            [store.read(row).content for row in rows[at : at + _CHUNK]] for at in range(0, len(rows), _CHUNK)
+        chunks = [[store.read(row) for row in rows[at : at + _CHUNK]] for at in range(0, len(rows), _CHUNK)]
+        known_rows = [known(documents) for documents in chunks]
+        texts = [
+            [document.content for document, row in zip(documents, stored, strict=True) if row is None]
+            for documents, stored in zip(chunks, known_rows, strict=True)
         ]
-        kept = [journal.find(texts) if journal else None for texts in chunks]
-        missing = [texts for texts, embeddings in zip(chunks, kept, strict=True) if embeddings is None]
-        made = iter(_split(embed_texts([text for texts in missing for text in texts], encoder), missing))
-        for texts, stored in zip(chunks, kept, strict=True):
-            embeddings = next(made) if stored is None else stored
-            if stored is None and journal:
-                journal.add(texts, embeddings)
-            yield embeddings
-            progress.advance(len(texts))
+        kept = [journal.find(of_chunk) if journal else None for of_chunk in texts]
+        missing = [of_chunk for of_chunk, embeddings in zip(texts, kept, strict=True) if embeddings is None]
+        made = iter(_split(embed_texts([text for of_chunk in missing for text in of_chunk], encoder), missing))
+        for of_chunk, stored, found in zip(texts, known_rows, kept, strict=True):
+            embeddings = next(made) if found is None else found
+            if found is None and journal:
+                journal.add(of_chunk, embeddings)
+            yield _joined(stored, embeddings)
+            progress.advance(len(stored))
+
+
+def _joined(known: Sequence[FloatArray | None], others: FloatArray) -> FloatArray:
+    """Return the known embeddings, and the others, in their order, in place of None."""
+    if len(others) == len(known):
+        return others
+    rows = np.empty((len(known), others.shape[1]), dtype=np.float32)
+    places = np.array([row is None for row in known])
+    rows[places] = others
+    rows[~places] = np.stack([row for row in known if row is not None])
+    return rows
 
 
 def _split(embeddings: FloatArray, chunks: Sequence[Sequence[str]]) -> list[FloatArray]:

@@ -21,7 +21,7 @@ from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import checked_kind
 from embedkit.serving.retrieval.lexical import ANALYSIS
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
-from embedkit.serving.retrieval.models import Models
+from embedkit.serving.retrieval.models import Models, Root
 from embedkit.serving.retrieval.snapshot import Segment, Snapshot, words_module
 from embedkit.serving.retrieval.sources import ModelIdentity, Source
 from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
@@ -102,8 +102,25 @@ class FolderStore:
         """Yield the documents of the latest snapshot for which all conditions hold."""
         return self._snapshot.matching(conditions)
 
+    def embedded(self, ids: Sequence[str], /) -> list[tuple[Document, FloatArray] | None]:
+        """Return the documents with these ids and their embeddings, None for unknown ids."""
+        snapshot = self._snapshot
+        rows = [snapshot.find(id_) for id_ in ids]
+        return [None if row is None else (snapshot.read(row), snapshot.embedding(row)) for row in rows]
+
+    def keep_roots(self, roots: Sequence[Root], /) -> None:
+        """Record the folders of the documents."""
+        with self._writing() as generations:
+            writer.keep(self.path, next(generations), dataclasses.replace(self.info, roots=tuple(roots)))
+
     def upsert(
-        self, source: Source, encoder: TextEncoder, *, merge: bool, show_progress_bar: bool | None
+        self,
+        source: Source,
+        encoder: TextEncoder,
+        *,
+        merge: bool,
+        show_progress_bar: bool | None,
+        delete: Sequence[str] = (),
     ) -> Upserted:
         """Add a segment of new documents, and optionally merge small segments."""
         with self._writing() as generations:
@@ -114,6 +131,7 @@ class FolderStore:
                 source,
                 encoder=encoder,
                 show_progress_bar=show_progress_bar,
+                delete=delete,
             )
             self.refresh()
             first = writer.tail(self.info.segments, self._taken()) if merge else None

@@ -140,6 +140,8 @@ class Manifest(CollectionInfo):
         fields = {_KEY: FORMAT, **_fields(self)}
         if self.queries is None:
             del fields["queries"]
+        if not self.roots:
+            del fields["roots"]
         fields["checksum"] = _checksum(fields)
         # One line for each field: with an indentation, json takes twenty times as long.
         lines = (f"{json.dumps(name)}: {_json(value)}" for name, value in fields.items())

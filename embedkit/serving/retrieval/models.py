@@ -54,6 +54,23 @@ class QueryModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Root:
+    """A folder of documents, with which a collection is kept in step (see `sync`).
+
+    Attributes:
+        label: begins the names of its documents; may be empty.
+        path: its absolute path.
+        max_tokens: maximum size of windows; None for as many tokens as the model takes.
+        overlap: tokens that consecutive windows share.
+    """
+
+    label: str
+    path: str
+    max_tokens: int | None = setting(None, minimum=1)
+    overlap: int = setting(0, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectionInfo(ABC):
     """A store's metadata of a collection, and of the encoder that created its embeddings.
 
@@ -67,6 +84,7 @@ class CollectionInfo(ABC):
         queries: the model of the queries; None if it is that of the documents.
         numerics: the arithmetics that created the embeddings; several if it changed between writes. See
             :attr:`embedkit.Encoder.numerics`.
+        roots: the folders of its documents, if these came from folders.
     """
 
     model: str
@@ -77,6 +95,7 @@ class CollectionInfo(ABC):
     lexical: bool
     queries: QueryModel | None = setting(None, optional=True)
     numerics: tuple[str, ...]
+    roots: tuple[Root, ...] = setting((), optional=True)
 
     @property
     @abstractmethod

@@ -23,7 +23,7 @@ from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
-from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel
+from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel, Root
 from embedkit.serving.retrieval.segment_files import DocumentStore, read_documents
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
 from embedkit.serving.retrieval.store import Plan, Selection, Upserted
@@ -48,7 +48,9 @@ class RemoteCollectionInfo(CollectionInfo):
         """Parse the output of :meth:`facts`."""
         known = {field.name: facts[field.name] for field in dataclasses.fields(cls) if field.name in facts}
         queries, numerics = facts.get("queries"), tuple(facts["numerics"])
-        return cls(**known | {"queries": queries and QueryModel(**queries), "numerics": numerics, "count": count})
+        roots = tuple(Root(**root) for root in facts.get("roots", ()))
+        parsed = {"queries": queries and QueryModel(**queries), "numerics": numerics, "roots": roots}
+        return cls(**known | parsed | {"count": count})
 
     def facts(self) -> dict[str, Any]:
         """Return everything except the number of documents, serialisable as JSON, for the database to store."""
@@ -206,6 +208,15 @@ class RemoteStore(ABC):
         """Yield the documents for which all conditions hold."""
         return self._matching(self._filter_of(conditions))
 
+    def embedded(self, ids: Sequence[str], /) -> list[tuple[Document, FloatArray] | None]:
+        """Return the documents with these ids and their embeddings, None for unknown ids."""
+        by_id = {document.id: (document, embedding) for document, embedding in self._read_embedded(ids)}
+        return [by_id.get(id_) for id_ in ids]
+
+    def keep_roots(self, roots: Sequence[Root], /) -> None:
+        """Record the folders of the documents."""
+        self._keep_facts(dataclasses.replace(self.info, roots=tuple(roots)).facts())
+
     def upsert(
         self,
         source: Source,
@@ -213,8 +224,9 @@ class RemoteStore(ABC):
         *,
         merge: bool,  # noqa: ARG002 - a database merges by itself
         show_progress_bar: bool | None,
+        delete: Sequence[str] = (),
     ) -> Upserted:
-        """Embed and send documents, replacing those with the same ids."""
+        """Embed and send documents, replacing those with the same ids, and then delete others."""
         with tempfile.TemporaryDirectory() as folder:
             checked = map(self._checked, source.documents)
             documents = read_documents(Path(folder), checked, show_progress_bar=show_progress_bar)
@@ -223,6 +235,8 @@ class RemoteStore(ABC):
             if numerics != info.numerics:  # recorded before the first embedding is sent
                 self._keep_facts(dataclasses.replace(info, numerics=numerics).facts())
             replaced = self._send(documents, source, encoder, show_progress_bar=show_progress_bar)
+            if delete:
+                self.delete(delete)
             return Upserted(len(documents) - replaced, replaced)
 
     def delete(self, ids: Sequence[str], /) -> int:
@@ -369,6 +383,10 @@ class RemoteStore(ABC):
     @abstractmethod
     def _read(self, ids: Sequence[str]) -> Iterable[Document]:
         """Return the documents with these ids that exist."""
+
+    @abstractmethod
+    def _read_embedded(self, ids: Sequence[str]) -> Iterable[tuple[Document, FloatArray]]:
+        """Return the documents with these ids that exist, with their embeddings."""
 
     @abstractmethod
     def _present(self, ids: Sequence[str]) -> list[Any]:

@@ -246,6 +246,11 @@ class Snapshot:
         part = next(part for part in reversed(self._parts) if part.start <= row)
         return part.segment.documents.read(row - part.start)
 
+    def embedding(self, row: int) -> FloatArray:
+        """Return the embedding of the document at a row: ``(D,) float32``."""
+        part = next(part for part in reversed(self._parts) if part.start <= row)
+        return np.asarray(part.segment.embeddings[row - part.start])
+
     def find(self, id_: str) -> int | None:
         """Return the row of the document with this id that is not deleted, or None."""
         for part in reversed(self._parts):

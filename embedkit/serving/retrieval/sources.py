@@ -32,7 +32,13 @@ from embedkit.serving.retrieval.documents import (
     named_records,
     to_documents,
 )
-from embedkit.serving.retrieval.embedding import EmbeddingJournal, embed_documents, embed_texts, largest_deviation
+from embedkit.serving.retrieval.embedding import (
+    EmbeddingJournal,
+    Known,
+    embed_documents,
+    embed_texts,
+    largest_deviation,
+)
 from embedkit.serving.retrieval.models import SAMPLE, evenly_spaced
 from embedkit.serving.retrieval.segment_files import DocumentStore
 
@@ -62,11 +68,13 @@ class Source:
         embeddings: returns their embeddings, chunk by chunk in the same order, after all documents are read; None
             if there are none yet.
         model: the model that computed the embeddings, if recorded.
+        known: finds embeddings of single documents where ``embeddings`` is None.
     """
 
     documents: Iterator[Document]
     embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None
     model: ModelIdentity | None = None
+    known: Known | None = None
 
     def numerics(self, encoder: TextEncoder) -> tuple[str, ...]:
         """Return the arithmetics of the given embeddings, or of the encoder that computes new ones."""
@@ -152,7 +160,7 @@ def embeddings_of(
     embeddings are embedded again and compared, which detects misaligned rows and embeddings of another model.
     """
     if source.embeddings is None:
-        return embed_documents(store, encoder, journal, progress)
+        return embed_documents(store, encoder, journal, progress, *filter(None, [source.known]))
     return _checked_embeddings(store, encoder, source.embeddings(), progress)
 
 

@@ -28,7 +28,7 @@ from embedkit.serving.retrieval.documents import (
     named_records,
     to_documents,
 )
-from embedkit.serving.retrieval.sections import Section, read_text
+from embedkit.serving.retrieval.sections import Page, read_text
 from embedkit.serving.retrieval.text_files import SUFFIXES, find_text_files, is_text_file, read_page
 
 logger = logging.getLogger("embedkit")
@@ -44,7 +44,14 @@ class Splitter(Protocol):
     """The method of an encoder that divides texts: :meth:`embedkit.Encoder.windows`."""
 
     def windows(
-        self, texts: list[str], /, *, max_tokens: int | None, overlap: int, role: Any, headings: list[str]
+        self,
+        texts: list[str],
+        /,
+        *,
+        max_tokens: int | None,
+        overlap: int,
+        role: Any,
+        headings: list[str] | None = None,
     ) -> list[list[Span]]:
         """Divide texts into windows, as characters."""
 
@@ -92,20 +99,18 @@ def split_documents(
         raise InputError(
             f"text_column: {text_column!r} is a field of windows; rename the column", parameters=["text_column"]
         )
-    documents = _pages(Path(str(source)), **reading) if is_text_source(source) else _records(source, columns)
+    pages = (
+        _folder_pages(Path(str(source)), **reading) if is_text_source(source) else record_pages(source, columns)
+    )
     replaced: set[str] = set()
-    for document, fields, sections in documents:
-        if new := [name for name in FIELDS if name in fields and name not in replaced]:
-            replaced.update(new)
-            logger.warning(
-                "windows replace the columns %s of documents; rename these to keep them", ", ".join(new)
-            )
-        windows = _windows(document, fields, sections, encoder, max_tokens=max_tokens, overlap=overlap)
+    for name, page in pages:
+        warn_of_replaced(page.fields, replaced)
         number = 0
+        windows = page_windows(name, page, encoder, max_tokens=max_tokens, overlap=overlap)
         for number, (text, window) in enumerate(windows, 1):  # noqa: B007 - the number of the last
             yield {**window, text_column: text}
         if not number:
-            logger.warning("%s has no text", document)
+            logger.warning("%s has no text", name)
 
 
 def is_text_source(source: DocumentSource) -> bool:
@@ -124,61 +129,61 @@ def is_text_source(source: DocumentSource) -> bool:
     return True
 
 
-_Documents = Iterator[tuple[str, Mapping[str, Any], list[Section]]]
-"""Name, fields and sections of each document."""
+def warn_of_replaced(fields: Mapping[str, Any], replaced: set[str]) -> None:
+    """Warn of fields of documents that windows replace, once each."""
+    if new := [name for name in FIELDS if name in fields and name not in replaced]:
+        replaced.update(new)
+        logger.warning("windows replace the columns %s of documents; rename these to keep them", ", ".join(new))
 
 
-def _windows(
-    document: str,
-    fields: Mapping[str, Any],
-    sections: list[Section],
-    encoder: Splitter,
-    *,
-    max_tokens: int | None,
-    overlap: int,
+def page_windows(
+    document: str, page: Page, encoder: Splitter, *, max_tokens: int | None, overlap: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the text and the fields of each window."""
-    paths = [_SEPARATOR.join(section.headings) for section in sections]
+    paths = [_SEPARATOR.join(section.headings) for section in page.sections]
     windows = encoder.windows(
-        [section.text for section in sections],
+        [section.text for section in page.sections],
         max_tokens=max_tokens,
         overlap=overlap,
         role="document",
-        headings=[heading_of({**fields, "section": path}) for path in paths],
+        headings=[heading_of({**page.fields, "section": path}) for path in paths],
     )
     number = 0
-    for section, path, spans in zip(sections, paths, windows, strict=True):
+    for section, path, spans in zip(page.sections, paths, windows, strict=True):
         for start, stop in spans:
             places = {"start": section.place(start), "end": section.end(stop)}
             window = {"id": f"{document}#{number}", "document": document, "section": path, **places}
-            yield section.text[start:stop], {**fields, **window}
+            yield section.text[start:stop], {**page.fields, **window}
             number += 1
 
 
-def _pages(path: Path, *, strict: bool, follow_links: bool) -> _Documents:
+def read_pages(path: Path, *, strict: bool, follow_links: bool) -> Iterator[tuple[Path, Page | None]]:
+    """Yield the files of text in a folder, or one file, as pages; None for those that cannot be read.
+
+    A single file that cannot be read, and with ``strict`` any, is an error.
+    """
     unreadable = 0
     for file in find_text_files(path, follow_links=follow_links):
         try:
-            page = read_page(file)
+            yield file, read_page(file)
         except DataError as error:
             if strict or file == path:
                 raise
             logger.warning("left out %s", error)
             unreadable += 1
-            continue
-        yield file.name if file == path else file.relative_to(path).as_posix(), page.fields, page.sections
+            yield file, None
     if unreadable:
         logger.warning("left out %s file%s that cannot be read", f"{unreadable:,}", "" if unreadable == 1 else "s")
 
 
-def _records(source: DocumentSource, columns: Columns) -> _Documents:
+def _folder_pages(path: Path, *, strict: bool, follow_links: bool) -> Iterator[tuple[str, Page]]:
+    for file, page in read_pages(path, strict=strict, follow_links=follow_links):
+        if page is not None:
+            name = file.name if file == path else file.relative_to(path).as_posix()
+            yield f"./{name}" if ":" in name else name, page  # as `sync` names it
+
+
+def record_pages(source: DocumentSource, columns: Columns) -> Iterator[tuple[str, Page]]:
+    """Yield records as pages, named by their ids."""
     for document in to_documents(named_records(source), columns):
-        yield document.id, document.metadata or {}, read_text(document.text).sections
-
-
-def document_names(source: str) -> list[str]:
-    """Return the names of the documents in a folder or file, also of those without text; of records none."""
-    path = Path(source)
-    if not is_text_source(source):
-        return []
-    return [path.name] if path.is_file() else [file.relative_to(path).as_posix() for file in find_text_files(path)]
+        yield document.id, Page(read_text(document.text).sections, document.metadata or {})

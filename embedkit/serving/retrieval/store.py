@@ -18,7 +18,15 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.models import SAMPLE, CollectionInfo, Models, QueryModel, agreement, evenly_spaced
+from embedkit.serving.retrieval.models import (
+    SAMPLE,
+    CollectionInfo,
+    Models,
+    QueryModel,
+    Root,
+    agreement,
+    evenly_spaced,
+)
 from embedkit.serving.retrieval.segment_files import DocumentStore
 from embedkit.serving.retrieval.sources import Source
 
@@ -146,10 +154,25 @@ class Store(Protocol):
     def find(self, conditions: Sequence[Condition], /) -> Iterable[Document]:
         """Yield the documents for which all conditions hold, however many there are."""
 
+    def embedded(self, ids: Sequence[str], /) -> list[tuple[Document, FloatArray] | None]:
+        """Return the documents with these ids and their embeddings, None for unknown ids."""
+
+    def keep_roots(self, roots: Sequence[Root], /) -> None:
+        """Record the folders of the documents."""
+
     def upsert(
-        self, source: Source, encoder: TextEncoder, *, merge: bool, show_progress_bar: bool | None
+        self,
+        source: Source,
+        encoder: TextEncoder,
+        *,
+        merge: bool,
+        show_progress_bar: bool | None,
+        delete: Sequence[str] = (),
     ) -> Upserted:
-        """Add documents, replacing those with the same ids."""
+        """Add documents, replacing those with the same ids, and delete others, in one write.
+
+        ``delete`` may be filled while the documents are read.
+        """
 
     def delete(self, ids: Sequence[str], /) -> int:
         """Delete documents; return the number of existing ones."""

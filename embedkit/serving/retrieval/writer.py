@@ -203,19 +203,26 @@ def upsert(
     *,
     encoder: TextEncoder,
     show_progress_bar: bool | None,
+    delete: Sequence[str] = (),
 ) -> Upserted:
-    """Add documents; existing ones with the same ids are deleted in the same step."""
+    """Add documents; existing ones with the same ids, and others, are deleted in the same step."""
     old = snapshot.manifest
     with atomic_folder(folder / generation) as files:
         store = read_documents(files, source.documents, show_progress_bar=show_progress_bar)
         segment = _embed(folder, files, store, source, encoder, old, show_progress_bar=show_progress_bar)
         rows = (snapshot.find(store.read(row).id) for row in range(len(store)))
         replaced = [row for row in rows if row is not None]
-        segments = _bury(files, generation, old, snapshot.without(replaced))
+        others = [row for row in map(snapshot.find, delete) if row is not None]
+        segments = _bury(files, generation, old, snapshot.without([*replaced, *others]))
     new = dataclasses.replace(old, numerics=joined(old.numerics, source.numerics(encoder)))
     _write(new, folder, generation, [*segments, segment])
     EmbeddingJournal(folder, encoder).clear()
     return Upserted(len(store) - len(replaced), len(replaced))
+
+
+def keep(folder: Path, generation: str, manifest: Manifest) -> None:
+    """Write a manifest with changed settings."""
+    _write(manifest, folder, generation, manifest.segments)
 
 
 def remove(folder: Path, generation: str, snapshot: Snapshot, rows: Iterable[int]) -> None:

@@ -113,7 +113,7 @@ def test_an_action_is_needed(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["index"])
     assert caught.value.code == 2
-    assert "build|add|delete|compact|verify" in capsys.readouterr().err
+    assert "build|add|sync|delete|compact|verify" in capsys.readouterr().err
 
 
 def test_documents_and_queries_by_two_models(tmp_path, documents, toy_bundle, write_toy_bundle, capsys):

@@ -373,7 +373,7 @@ class TestCommand:
         (folder / "notes.txt").write_text("Only a bird.", encoding="utf-8")
         capsys.readouterr()
         assert main(["index", "add", str(folder), index, "--split"]) == 0
-        assert "removed" in capsys.readouterr().out
+        assert "1 updated" in capsys.readouterr().out
         collection = Collection.open(index)
         assert collection.get("notes.txt#0").text == "Only a bird."
         assert collection.get("notes.txt#1") is None
