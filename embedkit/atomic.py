@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,7 +52,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success flush it to disk and rename it into place.
 
     On any exception, including an interrupt, the temporary file is removed and a previous file at ``path`` is left
-    unchanged.
+    unchanged. The new file has the permissions of the previous one.
 
     Raises:
         StorageError: the disk is full, the folder cannot be written, or ``path`` is not a regular file.
@@ -64,6 +65,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         with storage_errors(target):
+            _keep_mode(target, temporary)
             yield temporary
             flush(temporary)
             temporary.replace(target)
@@ -88,6 +90,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise StorageError(errno.ENOTDIR, f"cannot write {target}: it is not a folder")
         temporary = _name_beside(target)
         temporary.mkdir()
+        _keep_mode(target, temporary)
     retired = temporary.with_suffix(".old")
     try:
         with storage_errors(target):
@@ -115,9 +118,30 @@ def flush_folder(folder: Path) -> None:
             done.result()
 
 
+def _keep_mode(old: Path, new: Path) -> None:
+    """Give the successor of a file or folder its permissions; a private file stays private."""
+    with contextlib.suppress(FileNotFoundError):
+        new.chmod(stat.S_IMODE(old.stat().st_mode))
+
+
+def make_folder(path: Path) -> bool:
+    """Create a folder and its parents, durably; return whether it did not exist."""
+    if path.is_dir():
+        return False
+    make_folder(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return False
+    flush(path.parent)
+    return True
+
+
 def _name_beside(target: Path) -> Path:
     """Return an unused hidden name in the same folder, which is created if necessary."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     return target.parent / f".{target.name[:40]}.{os.urandom(6).hex()}.part"
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from embedkit.atomic import storage_errors
+from embedkit.atomic import flush, storage_errors
 from embedkit.errors import CollectionError, EmbedkitError
 from embedkit.extras import require
 
@@ -21,6 +22,81 @@ logger = logging.getLogger(__name__)
 LOCK = ".lock"  # a lock file where folders cannot be locked, for example on Windows and NFS
 
 
+class LockedFolder:
+    """A folder whose lock is held: it stays the same folder, even if another one takes its name.
+
+    Its methods take names in the folder. On Windows, a folder whose lock file is open cannot be moved.
+
+    Attributes:
+        path: the name of the folder when it was locked.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None, refusal: type[EmbedkitError]) -> None:
+        self.path, self._descriptor, self._refusal = path, descriptor, refusal
+
+    @property
+    def descriptor(self) -> int | None:
+        """The folder's descriptor, if the system has such."""
+        return self._descriptor
+
+    def check(self) -> None:
+        """Raise the refusal if another folder has the name now: what is written there would be mixed with it."""
+        if not self.is_in_place():
+            raise self._refusal(
+                f"{self.path} was moved or replaced while it was being written to; nothing was changed there; "
+                "repeat the write"
+            )
+
+    def is_in_place(self) -> bool:
+        """Whether the folder still has its name."""
+        if self._descriptor is None:
+            return True
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def names(self) -> list[str]:
+        """Return the names of the entries."""
+        return os.listdir(self.path if self._descriptor is None else self._descriptor)  # noqa: PTH208
+
+    def at(self, name: str) -> str | Path:
+        """Return what to pass to functions of `os` together with ``dir_fd=folder.descriptor``."""
+        return self.path / name if self._descriptor is None else name
+
+    def open(self, name: str, flags: int) -> int:
+        """Open a file; return its descriptor."""
+        return os.open(self.at(name), flags | getattr(os, "O_BINARY", 0), 0o666, dir_fd=self._descriptor)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename an entry, replacing a file of the target's name."""
+        os.replace(self.at(source), self.at(target), src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder with all that is in it, as far as possible."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.at(name), dir_fd=self._descriptor)
+            return
+        shutil.rmtree(self.at(name), ignore_errors=True, dir_fd=self._descriptor)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a new file and flush it."""
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def flush(self) -> None:
+        """Flush the entries of the folder to disk."""
+        if self._descriptor is None:
+            flush(self.path)
+        else:
+            os.fsync(self._descriptor)
+
+
 @contextlib.contextmanager
 def write_lock(
     folder: Path,
@@ -28,7 +104,7 @@ def write_lock(
     refusal: type[EmbedkitError] = CollectionError,
     needed: bool = False,
     patient: bool = False,
-) -> Iterator[None]:
+) -> Iterator[LockedFolder]:
     """Hold the write lock of ``folder``.
 
     A ``patient`` writer waits for another one, and logs that it does. A lock that is ``needed`` is an error on a
@@ -38,34 +114,53 @@ def write_lock(
         EmbedkitError: a ``refusal``: another writer holds the lock, or a needed lock is not available.
         StorageError: the folder cannot be opened.
     """
-    with contextlib.ExitStack() as held:
-        with storage_errors(folder):
-            lock = _lock_file if sys.platform == "win32" else _lock_folder
-            try:
-                locked = lock(folder, held)
-            except BlockingIOError:
-                if not patient:
-                    raise refusal(
-                        f"another process is writing to {folder}; wait until it has finished, or write from one "
-                        "place"
-                    ) from None
-                logger.info("another process is writing to %s; waiting until it has finished", folder)
-                locked = lock(folder, held, wait=True)
-        if needed and not locked:
-            raise refusal(f"the file system of {folder} has no locks to exclude other writers; choose another one")
-        yield
+    lock = _lock_file if sys.platform == "win32" else _lock_folder
+    while True:
+        with contextlib.ExitStack() as held:
+            with storage_errors(folder):
+                descriptor = _open_folder(folder, held)
+                locked = LockedFolder(folder, descriptor, refusal)
+                try:
+                    has_lock = lock(locked, held)
+                except BlockingIOError:
+                    if not patient:
+                        raise refusal(
+                            f"another process is writing to {folder}; wait until it has finished, or write from "
+                            "one place"
+                        ) from None
+                    logger.info("another process is writing to %s; waiting until it has finished", folder)
+                    has_lock = lock(locked, held, wait=True)
+                if not locked.is_in_place():
+                    folder.stat()  # an error if nothing has taken the name
+                    continue  # another folder has taken it before the lock was held
+            if needed and not has_lock:
+                raise refusal(
+                    f"the file system of {folder} has no locks to exclude other writers; choose another one"
+                )
+            yield locked
+            return
 
 
-def _lock_folder(folder: Path, held: contextlib.ExitStack, *, wait: bool = False) -> bool:
-    """Lock the folder itself, or else a file in it: NFS, for example, locks only files open for writing."""
-    files = ((folder, os.O_RDONLY), (folder / LOCK, os.O_RDWR | os.O_CREAT))
-    return any(_flock(path, flags, held, wait=wait) for path, flags in files)
-
-
-def _flock(path: Path, flags: int, held: contextlib.ExitStack, *, wait: bool) -> bool:
-    """Whether the file system could lock the file."""
-    descriptor = os.open(path, flags, 0o666)
+def _open_folder(folder: Path, held: contextlib.ExitStack) -> int | None:
+    if sys.platform == "win32":
+        return None
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     held.callback(os.close, descriptor)
+    return descriptor
+
+
+def _lock_folder(folder: LockedFolder, held: contextlib.ExitStack, *, wait: bool = False) -> bool:
+    """Lock the folder itself, or else a file in it: NFS, for example, locks only files open for writing."""
+    assert folder.descriptor is not None
+    if _flock(folder.descriptor, held, wait=wait):
+        return True
+    descriptor = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
+    held.callback(os.close, descriptor)
+    return _flock(descriptor, held, wait=wait)
+
+
+def _flock(descriptor: int, held: contextlib.ExitStack, *, wait: bool) -> bool:
+    """Whether the file system could lock the file."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -77,9 +172,9 @@ def _flock(path: Path, flags: int, held: contextlib.ExitStack, *, wait: bool) ->
     return True
 
 
-def _lock_file(folder: Path, held: contextlib.ExitStack, *, wait: bool = False) -> bool:
+def _lock_file(folder: LockedFolder, held: contextlib.ExitStack, *, wait: bool = False) -> bool:
     filelock = require("filelock", extra="serve")  # comes with embedkit on Windows
-    lock = filelock.FileLock(folder / LOCK, timeout=-1 if wait else 0)
+    lock = filelock.FileLock(folder.path / LOCK, timeout=-1 if wait else 0)
     try:
         lock.acquire()
     except filelock.Timeout as error:

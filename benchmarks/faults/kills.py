@@ -5,6 +5,11 @@ each group of documents, either all exist or none, and all have the same version
 detected.
 
     python benchmarks/faults/kills.py --kills 50
+    python benchmarks/faults/kills.py --kills 50 --singles 10000
+
+With `--singles`, the process upserts that many single documents and prints each once it is acknowledged: none of
+those may be missing, replaced documents may not return, and a reader in this process may never see a part of a
+write. Each write replaces two documents by the same version.
 """
 
 from __future__ import annotations
@@ -12,11 +17,13 @@ from __future__ import annotations
 import argparse
 import collections
 import hashlib
+import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -79,6 +86,66 @@ def write_without_end(path: Path, index: str) -> None:
             )
 
 
+def write_singles(path: Path, first: int, last: int) -> None:
+    """Upsert documents one by one, each with a new version of a pair, and print the number of each."""
+    collection = Collection.open(path, encoder=WordHashes())
+    print("ready", flush=True)
+    for number in range(first, last):
+        pair = [{"id": f"pair {side}", "text": f"{side} of {number}", "version": number} for side in "ab"]
+        collection.upsert([{"id": f"d{number}", "text": f"single document {number}", "version": number}, *pair])
+        if number % 10 == 0:
+            collection.delete(f"d{number}")
+        print(number, flush=True)
+
+
+def read_singles(path: Path, done: threading.Event, seen: list[int]) -> None:
+    """Read the pair until told to stop, and note how often; SystemExit if its versions differ or go back."""
+    collection = Collection.open(path, encoder=WordHashes())
+    last = -1
+    while not done.is_set():
+        collection.refresh()
+        pair = collection.get(["pair a", "pair b"])
+        versions = {(document.metadata or {})["version"] for document in pair if document}
+        hits = collection.search("a of", k=2, mode="lexical", filter={"version": max(versions)})
+        if len(versions) != 1 or None in pair or min(versions) < last or not hits:
+            print(f"a reader saw half a write: {pair}, after version {last}")
+            os._exit(1)
+        last = versions.pop()
+        seen.append(last)
+
+
+def kill_singles(path: Path, kills: int, count: int, chance: random.Random) -> tuple[int, int]:
+    """Write single documents through random kills; return the kills and the documents that were acknowledged."""
+    acknowledged, killed = -1, 0
+    while acknowledged < count - 1:
+        command = [sys.executable, __file__, "--write", str(path), "--singles", f"{acknowledged + 1}", str(count)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            if writer.stdout is None or writer.stdout.readline() != "ready\n":
+                raise SystemExit("the writer did not start")
+            if killed < kills:
+                time.sleep(chance.uniform(0, 2 * LONGEST_SECONDS))
+                writer.send_signal(signal.SIGKILL)
+                killed += 1
+            acknowledged = int([str(acknowledged), *writer.stdout.read().splitlines()][-1])
+        check_singles(path, acknowledged)
+    return killed, acknowledged + 1
+
+
+def check_singles(path: Path, acknowledged: int) -> None:
+    """Compare the collection with what was acknowledged; one further write may be there."""
+    collection = Collection.open(path, encoder=WordHashes())
+    collection.verify()
+    numbers = [number for number in range(acknowledged + 1) if number % 10]
+    missing = [id_ for id_ in (f"d{n}" for n in numbers) if collection.get(id_) is None]
+    back = [f"d{n}" for n in range(0, acknowledged + 1, 10) if collection.get(f"d{n}")]
+    pair = collection.get(["pair a", "pair b"])
+    versions = {(document.metadata or {})["version"] for document in pair if document}
+    if missing or back or len(versions) != 1 or versions - {acknowledged, acknowledged + 1}:
+        raise SystemExit(f"after {acknowledged}: missing {missing}, not deleted {back}, versions {versions}")
+    if len(collection) - 2 - len(numbers) not in (0, 1):
+        raise SystemExit(f"after {acknowledged}: {len(collection)} documents, {len(numbers)} acknowledged")
+
+
 def kill_once(path: Path, index: str, chance: random.Random) -> str:
     """Start a writer, kill it at a random moment, and return its last operation."""
     command = [sys.executable, __file__, "--write", str(path), "--index", index]
@@ -116,12 +183,19 @@ def main() -> None:
     parser.add_argument("--index", default="exact", help="kind of index; default: exact")
     parser.add_argument("--folder", type=Path, help="working folder; default: a temporary folder")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--singles", type=int, nargs="+", help="number of single documents")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.write and arguments.singles:
+        write_singles(arguments.write, *arguments.singles)
+        return
     if arguments.write:
         write_without_end(arguments.write, arguments.index)
         return
     chance = random.Random(arguments.seed)
+    if arguments.singles:
+        main_singles(arguments.folder, arguments.kills, arguments.singles[0], chance)
+        return
     during: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         path = Path(folder) / "idx"
@@ -133,6 +207,26 @@ def main() -> None:
             check(path)
     counts = ", ".join(f"{count} during {action}" for action, count in sorted(during.items()))
     print(f"{arguments.kills} kills ({counts}): every collection could be opened, verified and was consistent")
+
+
+def main_singles(folder: Path | None, kills: int, count: int, chance: random.Random) -> None:
+    """Write single documents through kills beside a reader, and print what was compared."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        path = Path(place) / "idx"
+        pair = [{"id": f"pair {side}", "text": f"{side} of -1", "version": -1} for side in "ab"]
+        Collection.build(pair, encoder=WordHashes(), path=path, index="exact", lexical=True)
+        done, seen = threading.Event(), list[int]()
+        reader = threading.Thread(target=read_singles, args=(path, done, seen))
+        reader.start()
+        try:
+            killed, written = kill_singles(path, kills, count, chance)
+        finally:
+            done.set()
+            reader.join()
+    print(
+        f"{killed} kills during {written} single upserts: none missing, no deleted one back; a reader saw "
+        f"{len(seen)} states, {len(set(seen))} different, none of half a write"
+    )
 
 
 if __name__ == "__main__":

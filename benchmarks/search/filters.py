@@ -193,8 +193,7 @@ def measured(folder: Path, kind: str, efforts: Sequence[float]) -> dict[str, Any
         "own memory_MB": after["RssAnon"] - before["RssAnon"],
         "mapped pages in memory_MB": after["RssFile"] - before["RssFile"],
         "index_MB": sum(size for name, size in files.items() if name.endswith(".faiss") or name == "signs.npy"),
-        "columns_MB": sum(size for name, size in files.items() if name.startswith("columns")),
-        "embeddings_MB": files["vectors.npy"],
+        "embeddings_MB": 4e-6 * len(collection) * collection.manifest.dimension,
         "disk_MB": sum(files.values()),
         **(writes(folder, path) if len(collection) <= LARGEST_WRITTEN else {}),
     }

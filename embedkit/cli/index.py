@@ -396,5 +396,5 @@ def _facts(collection: Collection) -> dict[str, Any]:
         "fingerprint": about.fingerprint,
         "numerics": list(about.numerics),
         "queries": about.queries and about.queries.model,
-        **collection.store.facts(),
+        **collection.store.stats(),
     }

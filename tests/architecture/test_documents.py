@@ -152,11 +152,15 @@ def test_the_table_of_languages_has_the_means_of_its_benchmark():
 
 def test_every_file_of_a_collection_is_described(tmp_path):
     collection = Collection.build(INSECTS, encoder="tiny", path=tmp_path / "idx", lexical=True)
-    collection.delete(["doc-5"])
+    collection.upsert([(f"new-{number}", "a new one") for number in range(100)])
+    collection.upsert([("doc-5", "another one")])
+    collection.delete([f"doc-{number}" for number in range(1000)])
+    collection.upsert([("doc-5", "another one")])
     described = (ROOT / "docs" / "retrieval.md").read_text(encoding="utf-8").partition("\n## On disk\n")[2]
     names = {path.name for path in (tmp_path / "idx").rglob("*") if path.is_file()}
-    assert len(names) > 5
-    assert [name for name in names if name not in described] == []
+    assert len(names) > 4
+    described = re.sub(r"\d{6}", "N", described)
+    assert [name for name in names if re.sub(r"\d{6}", "N", name) not in described] == []
 
 
 class Notebook(NamedTuple):

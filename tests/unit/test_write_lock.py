@@ -16,12 +16,12 @@ from embedkit.errors import CacheError, CollectionError, StorageError
 from embedkit.write_lock import write_lock
 
 HOLDER = """
-import contextlib, sys, time
+import sys, time
 from pathlib import Path
 from embedkit import write_lock as module
 
-with contextlib.ExitStack() as held:
-    getattr(module, sys.argv[1])(Path(sys.argv[2]), held)
+module._lock_folder = getattr(module, sys.argv[1])
+with module.write_lock(Path(sys.argv[2])):
     print("held", flush=True)
     time.sleep(60)
 """

@@ -132,7 +132,7 @@ class SharedCollection:
             "reranker": None if self._ranker is None else self._ranker.manifest.name,
             "documents": len(self.collection),
             "lexical": manifest.lexical,
-            "index": self.collection.store.facts().get("index", manifest.index),
+            "index": self.collection.store.stats().get("index", manifest.index),
         }
 
     async def map(self) -> dict[str, Any]:

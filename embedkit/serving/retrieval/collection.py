@@ -45,7 +45,7 @@ from embedkit.serving.retrieval.search import (
 )
 from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
 from embedkit.serving.retrieval.splitting import Splitter
-from embedkit.serving.retrieval.store import MANIFEST, Plan, Store, Upserted, store_class
+from embedkit.serving.retrieval.store import MANIFEST, BuildOptions, Store, Upserted, store_class
 from embedkit.serving.retrieval.sync import (
     Changes,
     NamedPage,
@@ -159,7 +159,7 @@ class Collection:
         address, shows = check_path(path, "path"), check_progress(show_progress_bar)
         model = loaded(encoder, "encoder")
         models = Models(model, None if queries is None else loaded(queries, "queries"))
-        plan = Plan(
+        options = BuildOptions(
             encoder=model,
             queries=models.queries,
             index=check_text(index, "index"),
@@ -173,7 +173,7 @@ class Collection:
         columns = Columns(text=text_column, id=id_column, metadata=metadata_columns, skip_empty=skip_empty)
         contents = read_documents_and_embeddings(documents, embeddings, columns)
         contents.check_model(model)
-        store = store_class(address).build(address, contents, plan, show_progress_bar=shows)
+        store = store_class(address).build(address, contents, options, show_progress_bar=shows)
         warn_of_mixture(path, store.info.numerics, models.numerics(store.info))
         return cls(_place(path), store, models)
 

@@ -3,10 +3,9 @@
 The distinct values are sorted: null, false, true, numbers, texts. Each row stores the position of its value, its
 code, so a comparison is an interval of codes and a filter compares small integers. A list counts with each item.
 
-On disk, columns are memory-mapped, so that a filter reads only what it compares. Two files::
-
-    columns.npy    bytes: codes, rows, numbers and texts of all columns, concatenated
-    columns.json   field -> position of its data; and the fields without a column
+On disk, columns are memory-mapped, so that a filter reads only what it compares. A segment's array ``columns``
+holds the codes, rows, numbers and texts of all columns, concatenated; a note in the directory of its arrays holds
+the position of each field's data, and the fields without a column.
 
 Texts are UTF-8, whose order equals that of code points, so that a text is found by bisection without decoding
 the others. A field has no column if its distinct texts take more than 64 MB, if it contains numbers that fit
@@ -18,19 +17,16 @@ from __future__ import annotations
 
 import bisect
 import heapq
-import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.exact_index import BoolArray
-from embedkit.serving.retrieval.segment_files import UNSEALED, Seals, map_array, write_array
+from embedkit.serving.retrieval.segment_files import Arrays, ArrayWriter, reading
 
 Scalar = str | int | float | bool | None
 Codes = npt.NDArray[np.unsignedinteger[Any]]
@@ -42,7 +38,7 @@ _PIECE = 2**15
 _EXACT = 2**53  # integers up to this are exact in float64
 _Key = tuple[int, Any]
 
-_ARRAYS, _DIRECTORY = "columns.npy", "columns.json"
+_NAME: Final = "columns"
 _MOST_FIELDS: Final = 1_000
 _MOST_TEXT: Final = 2**26
 _ALIGNMENT: Final = 64
@@ -276,42 +272,33 @@ class _Texts:
 
 
 class ColumnFiles:
-    """Reads columns written by :func:`write_columns`; thread-safe. Damage is a CollectionError.
+    """Reads columns written by :class:`ColumnsBuilder`; thread-safe. Damage is a CollectionError.
 
     ``names`` are all fields, or None if some are unknown, and ``fields`` those that have a column.
     """
 
-    FILES: ClassVar[frozenset[str]] = frozenset({_ARRAYS, _DIRECTORY})
-
-    def __init__(self, folder: Path, count: int, seals: Seals = UNSEALED) -> None:
-        self._path, self._count = folder / _DIRECTORY, count
-        if _DIRECTORY in seals:
-            seals[_DIRECTORY].check(self._path)  # whatever its size: it is parsed
-        try:
-            directory = json.loads(self._path.read_bytes())
+    def __init__(self, arrays: Arrays, count: int) -> None:
+        self._path, self._count = arrays.path, count
+        with reading(self._path):
+            directory = arrays.notes[_NAME]
             self._entries: dict[str, Any] = directory["columns"]
+            self.fields = frozenset(self._entries)
             others, size = frozenset[str](directory["others"]), int(directory["bytes"])
-            has_all_names = bool(directory["has_all_names"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise CollectionError(f"{self._path} is damaged: {error}; compact the collection") from error
-        self._arrays = map_array(folder / _ARRAYS, (size,), "|u1", seals.get(_ARRAYS))
-        self.fields = frozenset(self._entries)
-        self.names = self.fields | others if has_all_names else None
+            self.names = self.fields | others if directory["has_all_names"] else None
+        self._arrays = arrays.get(_NAME, (size,), "|u1")
 
     def column(self, field: str) -> Column:
         """Return the column of one of ``fields``; its data is read on demand."""
-        entry = self._entries[field]
-        try:
+        with reading(self._path):
+            entry = self._entries[field]
             texts = _Texts(self._array(entry["texts"]), self._array(entry["ends"]))
             nulls: list[None] = [None] if entry["null"] else []
             booleans = [value for value in (False, True) if value in entry["booleans"]]
             values = Values(nulls, booleans, self._array(entry["numbers"]), texts)
             rows = None if entry["rows"] is None else self._array(entry["rows"])
             column = Column(self._count, values, self._array(entry["codes"]), rows)
-        except (LookupError, TypeError, ValueError) as error:
-            raise CollectionError(f"{self._path} is damaged at {field!r}: {error}") from error
-        if len(column.codes) != (self._count if rows is None else len(rows)):
-            raise CollectionError(f"{self._path} is damaged at {field!r}: the column has other rows")
+            if len(column.codes) != (self._count if rows is None else len(rows)):
+                raise ValueError(f"the column {field!r} has other rows")
         return column
 
     def _array(self, place: Any) -> npt.NDArray[Any]:
@@ -338,49 +325,54 @@ class _Writer:
         return [start, array.nbytes, dtype]
 
 
-def write_columns(folder: Path, metadata: Iterable[Metadata], count: int) -> None:
-    """Write the columns of a segment from the metadata of each document, in row order.
+class ColumnsBuilder:
+    """Collects the metadata of documents in row order, and writes the columns of a segment.
 
     All columns are in memory meanwhile, about 4 to 12 bytes for each value.
     """
-    builders, others, has_all_names = _gather(metadata)
-    writer, entries = _Writer(), {}
-    for field in list(builders):
-        entry = _entry(writer, builders.pop(field).column(count))
-        if entry is None:
-            others.add(field)
-        else:
-            entries[field] = entry
-    directory = {
-        "bytes": writer.size,
-        "columns": entries,
-        "others": sorted(others),
-        "has_all_names": has_all_names,
-    }
-    write_array(folder / _ARRAYS, (writer.size,), "|u1", writer.chunks)
-    (folder / _DIRECTORY).write_text(json.dumps(directory, ensure_ascii=False), encoding="utf-8")
 
+    def __init__(self) -> None:
+        self._builders: dict[str, ColumnBuilder] = {}
+        self._others: set[str] = set()
+        self._has_all_names = True
+        self._rows = 0
 
-def _gather(metadata: Iterable[Metadata]) -> tuple[dict[str, ColumnBuilder], set[str], bool]:
-    """Return a builder for each field, the fields without one, and whether these are all fields."""
-    builders: dict[str, ColumnBuilder] = {}
-    others: set[str] = set()
-    has_all_names = True
-    for row, fields in enumerate(metadata):
-        for field, value in fields.items():
-            builder = builders.get(field)
+    def add(self, metadata: Metadata) -> None:
+        """Add the metadata of the next document."""
+        row, self._rows = self._rows, self._rows + 1
+        for field, value in metadata.items():
+            builder = self._builders.get(field) or self._new_builder(field)
             if builder is None:
-                if field in others:
-                    continue
-                if len(builders) + len(others) >= _MOST_FIELDS:
-                    has_all_names = False
-                    continue
-                builder = builders[field] = ColumnBuilder()
+                continue
             builder.add(row, value)
             if builder.text_bytes > _MOST_TEXT:
-                del builders[field]
-                others.add(field)
-    return builders, others, has_all_names
+                del self._builders[field]
+                self._others.add(field)
+
+    def _new_builder(self, field: str) -> ColumnBuilder | None:
+        if field in self._others:
+            return None
+        if len(self._builders) + len(self._others) >= _MOST_FIELDS:
+            self._has_all_names = False
+            return None
+        return self._builders.setdefault(field, ColumnBuilder())
+
+    def save(self, arrays: ArrayWriter) -> None:
+        """Write all columns."""
+        writer, entries = _Writer(), {}
+        for field in list(self._builders):
+            entry = _entry(writer, self._builders.pop(field).column(self._rows))
+            if entry is None:
+                self._others.add(field)
+            else:
+                entries[field] = entry
+        arrays.add_rows(_NAME, (writer.size,), "|u1", writer.chunks)
+        arrays.notes[_NAME] = {
+            "bytes": writer.size,
+            "columns": entries,
+            "others": sorted(self._others),
+            "has_all_names": self._has_all_names,
+        }
 
 
 def _entry(writer: _Writer, column: Column) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -64,6 +64,22 @@ def heading_of(metadata: Mapping[str, Any]) -> str:
         return heading
     half = _LONGEST_HEADING // 2
     return f"{heading[: half - 2]} … {heading[1 - half :]}"
+
+
+class Documents(Protocol):
+    """The documents of a segment, by row."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def read(self, row: int) -> Document:
+        """Return the document at a row."""
+
+    def metadata(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the metadata of all documents by row."""
+
+    def find(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the rows of the documents with these ids, without unknown ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,16 @@
 
 Embeddings of an unfinished write are saved so that the next attempt can resume: each chunk of texts is a file in
 the folder ``.unfinished`` of the collection, named after the model, its arithmetic and the texts, so that only
-embeddings of the same texts by the same model are reused. The folder is removed when a write succeeds.
+embeddings of the same texts by the same model are reused. A write that succeeds removes its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import itertools
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,18 +19,19 @@ from typing import Final
 import numpy as np
 
 from embedkit.atomic import atomic_file
-from embedkit.errors import CollectionError, ModelError
+from embedkit.errors import CollectionError, ModelError, StorageError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PromptingEncoder, TextEncoder
 from embedkit.runtime.numerics import numerics_of
-from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.segment_files import DocumentStore, map_array, write_array
+from embedkit.serving.retrieval.documents import Document, Documents
+from embedkit.serving.retrieval.segment_files import map_array, write_array
 
 UNFINISHED: Final = ".unfinished"
 
 _CHUNK = 4096
 _CHUNKS_PER_PROCESS = 2
 _LENGTH_TOLERANCE = 1e-3
+_ATTEMPTS = 3
 
 
 class EmbeddingJournal:
@@ -36,6 +39,7 @@ class EmbeddingJournal:
 
     def __init__(self, collection: Path, encoder: TextEncoder) -> None:
         self._folder = collection / UNFINISHED
+        self._used: set[Path] = set()
         self._encoder = encoder
 
     def find(self, texts: Sequence[str]) -> FloatArray | None:
@@ -48,17 +52,29 @@ class EmbeddingJournal:
 
     def add(self, texts: Sequence[str], embeddings: FloatArray) -> None:
         """Save the embeddings of these texts, ``(N, D) float32``; StorageError if the disk is full."""
-        with atomic_file(self._path(texts)) as temporary:
-            write_array(temporary, embeddings.shape, "<f4", [embeddings])
+        for attempt in itertools.count():
+            try:
+                with atomic_file(self._path(texts)) as temporary:
+                    write_array(temporary, embeddings.shape, "<f4", [embeddings])
+                return
+            except StorageError as error:
+                # Another write may just have removed the folder, which was empty.
+                if error.errno != errno.ENOENT or attempt == _ATTEMPTS:
+                    raise
 
     def clear(self) -> None:
-        """Delete everything, after success or when the write is abandoned."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Delete the embeddings that were found or added, after success or when the write is abandoned."""
+        for path in self._used:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others are there
+            self._folder.rmdir()
 
     def _path(self, texts: Sequence[str]) -> Path:
         encoder = self._encoder
         content = json.dumps([encoder.fingerprint, numerics_of(encoder), encoder.dimension, *texts])
-        return self._folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
+        path = self._folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
+        self._used.add(path)
+        return path
 
 
 Known = Callable[[Sequence[Document]], Sequence[FloatArray | None]]
@@ -66,7 +82,7 @@ Known = Callable[[Sequence[Document]], Sequence[FloatArray | None]]
 
 
 def embed_documents(
-    store: DocumentStore,
+    store: Documents,
     encoder: TextEncoder,
     journal: EmbeddingJournal | None,
     progress: Progress,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_whole
+from embedkit.serving.retrieval.segment_files import Checksum
 
 _ROW_BLOCK = 8192
 _FEW_QUERIES = 8
@@ -56,8 +57,9 @@ class ExactIndex:
         """Return an index of ``rows``; there is nothing to read."""
         return cls(rows)
 
-    def save(self, path: Path) -> None:
-        """Do nothing: the caller stores the rows."""
+    def save(self, path: Path) -> Checksum:
+        """Never called: there is no file."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self._rows)

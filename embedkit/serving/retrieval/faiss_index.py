@@ -21,7 +21,6 @@ from typing import Any, ClassVar, Self
 import faiss
 import numpy as np
 
-from embedkit.atomic import atomic_file
 from embedkit.errors import CollectionError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
@@ -32,7 +31,7 @@ from embedkit.serving.retrieval.exact_index import (
     checked_queries,
     checked_rows,
 )
-from embedkit.serving.retrieval.segment_files import PacedFile
+from embedkit.serving.retrieval.segment_files import Checksum, FlushingWriter
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +100,8 @@ class RescoredIndex(abc.ABC):
         return scores, rows
 
     @abc.abstractmethod
-    def save(self, path: Path) -> None:
-        """Write the compact index atomically; StorageError if the disk is full or the folder cannot be written."""
+    def save(self, path: Path) -> Checksum:
+        """Write the compact index; OSError if the disk is full or the folder cannot be written."""
 
     @classmethod
     @abc.abstractmethod
@@ -165,7 +164,7 @@ class RescoredIndex(abc.ABC):
 class _FileWriter:
     """Receives what FAISS writes, and keeps the error if that fails."""
 
-    def __init__(self, file: PacedFile) -> None:
+    def __init__(self, file: FlushingWriter) -> None:
         self._file = file
         self.error: OSError | None = None
 
@@ -182,15 +181,16 @@ class _FaissFile(RescoredIndex):
 
     TYPE: ClassVar[str]
 
-    def save(self, path: Path) -> None:
-        """Write FAISS's index atomically."""
+    def save(self, path: Path) -> Checksum:
+        """Write FAISS's index."""
         # FAISS's own writer of files does not detect a full disk at the last block.
-        with atomic_file(path) as temporary, PacedFile(temporary) as file:
+        with FlushingWriter(path) as file:
             written = _FileWriter(file)
             try:
                 faiss.write_index(self._small, faiss.PyCallbackIOWriter(written, _WRITTEN_BYTES))
             except RuntimeError:  # FAISS does not pass on an exception of the callback
                 raise written.error or CollectionError(f"FAISS could not write {path}") from None
+            return file.checksum
 
     @classmethod
     def _loaded(cls, path: Path, rows: FloatArray) -> Any:

@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from embedkit.errors import CollectionBusyError, CollectionError
+import numpy as np
+
+from embedkit.errors import CollectionBusyError, CollectionError, EmbedkitError
+from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.child import Child
-from embedkit.serving.retrieval import writer
+from embedkit.runtime.numerics import joined
+from embedkit.serving.retrieval import merge, tail, writer
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import checked_kind
-from embedkit.serving.retrieval.lexical import ANALYSIS
-from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry
+from embedkit.serving.retrieval.manifest import Manifest
 from embedkit.serving.retrieval.models import Models, Root
-from embedkit.serving.retrieval.snapshot import Segment, Snapshot, words_module
-from embedkit.serving.retrieval.sources import ModelIdentity, Source
-from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
-from embedkit.serving.retrieval.writer import claim, merged, reservations, reserve
+from embedkit.serving.retrieval.segment import Segment, keyword_builder
+from embedkit.serving.retrieval.snapshot import Snapshot
+from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
+from embedkit.serving.retrieval.store import MANIFEST, BuildOptions, Upserted
+from embedkit.serving.retrieval.tail import Record, TailDocuments, TailRows
+from embedkit.serving.retrieval.writer import Claim, claim
 
 _RETRY_S: Final = 0.02
 _PATIENCE_S: Final = 10.0
 
 Result = TypeVar("Result")
 
-_Choice = Callable[[Sequence[SegmentEntry], Collection[str]], int | None]
-"""Returns the number of the first segment to merge, given all segments and the generations being merged."""
+_Choice = Callable[[Snapshot, int], slice | None]
+"""Returns the parts to merge, given the number of the first part that no other merge reads."""
+
+_MOST_FULL: Final = 4
+"""Times as many rows as a full tail has, from which also a small write makes a segment."""
 
 
 class FolderStore:
@@ -51,18 +60,17 @@ class FolderStore:
         self._children: set[Child] = set()
 
     @classmethod
-    def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Write documents into a folder; with ``plan.replace``, an existing collection is replaced at the end."""
-        _check_kinds(plan.index, lexical=plan.lexical)
+    def build(cls, address: str, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> Self:
+        """Write documents into a folder; an existing collection is replaced at the end if the options say so."""
+        _check_kinds(options.index, lexical=options.lexical)
         folder = Path(address)
-        if not plan.replace and (folder / MANIFEST).is_file():
+        if not options.replace and (folder / MANIFEST).is_file():
             raise CollectionError(
                 f"there is a collection at {folder} already: add to it with `embedkit index add` or "
                 "Collection.upsert, or build with --replace (in Python, replace=True)"
             )
-        with claim(folder) as generations:
-            writer.build(folder, next(generations), source, plan, show_progress_bar=show_progress_bar)
-        return cls.open(address, Models(plan.encoder, plan.queries))
+        writer.build(folder, source, options, show_progress_bar=show_progress_bar)
+        return cls.open(address, Models(options.encoder, options.queries))
 
     @classmethod
     def open(cls, address: str, models: Models) -> Self:
@@ -72,20 +80,28 @@ class FolderStore:
 
     @classmethod
     def describe(cls, address: str) -> Manifest:
-        """Return the manifest without opening other files."""
-        return Manifest.read(Path(address))
+        """Return the manifest without opening segments."""
+        folder = Path(address)
+        while True:
+            manifest = Manifest.read(folder)
+            try:
+                return tail.counted(folder, manifest)
+            except CollectionError:
+                if Manifest.read(folder) == manifest:  # otherwise a write has replaced the tail
+                    raise
 
     @property
     def info(self) -> Manifest:
         """The manifest."""
         return self._snapshot.manifest
 
-    def facts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Return the actual kinds of index of the segments, and the size of all files."""
         manifest = self.info
         return {
             "index": ", ".join(manifest.kinds) or manifest.index,
-            "bytes": sum(seal.bytes for seal in manifest.files(self.path).values()),
+            "bytes": sum(checksum.bytes for checksum in manifest.files(self.path).values())
+            + (manifest.tail.bytes if manifest.tail else 0),
         }
 
     def view(self) -> Snapshot:
@@ -110,8 +126,10 @@ class FolderStore:
 
     def keep_roots(self, roots: Sequence[Root], /) -> None:
         """Record the folders of the documents."""
-        with self._writing() as generations:
-            writer.keep(self.path, next(generations), dataclasses.replace(self.info, roots=tuple(roots)))
+        with self._writing() as claimed:
+            old = self._snapshot.on_disk
+            new = dataclasses.replace(old, generation=next(old.next_generations()), roots=tuple(roots))
+            claimed.commit(new)
 
     def upsert(
         self,
@@ -122,37 +140,95 @@ class FolderStore:
         show_progress_bar: bool | None,
         delete: Sequence[str] = (),
     ) -> Upserted:
-        """Add a segment of new documents, and optionally merge small segments."""
-        with self._writing() as generations:
-            done = writer.upsert(
-                self.path,
-                next(generations),
-                self._snapshot,
-                source,
-                encoder=encoder,
-                show_progress_bar=show_progress_bar,
-                delete=delete,
-            )
-            self.refresh()
-            first = writer.tail(self.info.segments, self._taken()) if merge else None
-            if first is not None:
-                writer.merge(
-                    self.path, next(generations), self._snapshot, first, show_progress_bar=show_progress_bar
-                )
+        """Add documents, and delete others, in one write; and optionally merge small segments.
+
+        Documents are read and embedded before the lock is taken. A small write is appended to the tail.
+        """
+        self.refresh()  # also raises an error for a collection that is gone, before anything is embedded
+        first = list(itertools.islice(source.documents, tail.LARGEST_WRITE + 1))
+        source = dataclasses.replace(source, documents=itertools.chain(first, source.documents))
+        numerics = source.numerics(encoder)
+        is_small = len(delete) <= tail.FULL and self._fits_tail(first, numerics)
+        write = self._append if is_small else self._add_segment
+        done = write(source, encoder, numerics, delete, show_progress_bar)
+        if merge:
+            try:
+                self._merge(_first_small, patience_s=0, show_progress_bar=show_progress_bar)
+            except CollectionBusyError:
+                pass  # the next write merges
+            except EmbedkitError as error:
+                raise writer.committed_error(error) from error
         return done
 
+    def _fits_tail(self, documents: Sequence[Document], numerics: Sequence[str]) -> bool:
+        position = self._snapshot.position
+        return (
+            0 < len(documents) <= tail.LARGEST_WRITE
+            and sum(len(document.text) for document in documents) <= tail.LARGEST_BYTES
+            and joined(self.info.numerics, numerics) == self.info.numerics
+            and (position is None or not self._snapshot.has_full_tail(_MOST_FULL))
+        )
+
+    def _append(
+        self,
+        source: Source,
+        encoder: TextEncoder,
+        _: tuple[str, ...],
+        deleted: Sequence[str],
+        show_progress_bar: bool | None,  # noqa: FBT001 - of one shape with _add_segment
+    ) -> Upserted:
+        documents = list(source.documents)
+        rows = TailRows(encoder.dimension)
+        rows.documents.extend(documents)
+        with Progress("encode", len(documents), unit="documents", enabled=show_progress_bar) as progress:
+            chunks = list(embeddings_of(TailDocuments(rows, len(documents)), source, encoder, progress))
+        record = Record(documents, np.concatenate(chunks), list(dict.fromkeys(deleted)))
+        record.lines()
+        with self._writing(sweep=False) as claimed:
+            replaced = len(self._snapshot.found([document.id for document in documents]))
+            self._advance(claimed, record)
+        return Upserted(len(documents) - replaced, replaced)
+
+    def _advance(self, claimed: Claim, record: Record) -> None:
+        with self._one_refresh:
+            self._snapshot = writer.append(claimed, self._snapshot, record)
+
+    def _add_segment(
+        self,
+        source: Source,
+        encoder: TextEncoder,
+        numerics: tuple[str, ...],
+        deleted: Sequence[str],
+        show_progress_bar: bool | None,  # noqa: FBT001
+    ) -> Upserted:
+        old = self._snapshot.on_disk
+        with (
+            writer.staged_upsert(self.path, old, source, encoder, show_progress_bar=show_progress_bar) as (
+                files,
+                store,
+                staged,
+            ),
+            self._writing() as claimed,
+        ):
+            return writer.add_segment(
+                claimed, self._snapshot, files, store, staged, numerics=numerics, deleted=deleted
+            )
+
     def delete(self, ids: Sequence[str], /) -> int:
-        """Mark documents as deleted."""
-        with self._writing() as generations:
-            located = (self._snapshot.find(id_) for id_ in ids)
-            rows = {row for row in located if row is not None}
-            if rows:
-                writer.remove(self.path, next(generations), self._snapshot, rows)
-        return len(rows)
+        """Delete documents."""
+        with self._writing(sweep=len(ids) > tail.FULL) as claimed:
+            found = sorted(self._snapshot.found(ids))
+            if len(ids) > tail.FULL:
+                if found:
+                    writer.delete(claimed, self._snapshot, found)
+            elif found:
+                nothing = np.empty((0, self.info.dimension), np.float32)
+                self._advance(claimed, Record([], nothing, found))
+        return len(found)
 
     def merge(self) -> bool:
-        """Merge small segments; other writers are excluded only while they are replaced."""
-        return bool(self._merge(writer.tail, patience_s=_PATIENCE_S, show_progress_bar=False))
+        """Merge small segments and a full tail; other writers are excluded only while they are replaced."""
+        return bool(self._merge(_first_small, patience_s=_PATIENCE_S, show_progress_bar=False))
 
     def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:
         """Write all documents into one segment; does nothing if nothing would change.
@@ -162,66 +238,80 @@ class FolderStore:
         self.refresh()
         new = self._changed(index=index, lexical=lexical)
         _check_kinds(new.index, lexical=new.lexical)
-        if new == self.info:
+        if new == self._snapshot.on_disk:
             options: dict[str, Any] = {"patience_s": math.inf, "show_progress_bar": show_progress_bar}
-            while not _is_compact(self.info) and not self._merge(_all, **options):
+            while not self._snapshot.is_compact() and not self._merge(_all, **options):
                 time.sleep(_RETRY_S)  # until another merge has finished
             return
-        with self._writing() as generations:
+        with self._writing() as claimed, writer.stage(self.path) as files:
             new = self._changed(index=index, lexical=lexical)
-            if new != self.info or not _is_compact(new):
-                writer.merge(
-                    self.path, next(generations), self._snapshot, 0, new, show_progress_bar=show_progress_bar
+            writer.log_cost(new, self.info.count)
+            segments = []
+            if self.info.count:
+                segments.append(
+                    writer.stage_parts(
+                        files / "all", self._snapshot, slice(None), new, show_progress_bar=show_progress_bar
+                    )
                 )
+            writer.commit(claimed, files, new, segments)
 
     def _changed(self, *, index: str | None, lexical: bool | None) -> Manifest:
-        old = self.info
+        old = self._snapshot.on_disk
         return dataclasses.replace(
             old, index=old.index if index is None else index, lexical=old.lexical if lexical is None else lexical
         )
 
     def _merge(self, choose: _Choice, *, patience_s: float, show_progress_bar: bool | None) -> bool | None:
-        """Merge the segments chosen, beside other writes, which wait only while the new files are renamed.
+        """Merge the parts chosen, beside other writes, which wait only while the new files are renamed.
 
-        Returns None if there is nothing to merge, and False if concurrent writes removed the segments.
+        Returns None if there is nothing to merge, and False if concurrent writes removed the parts.
         """
+        if choose is _first_small and choose(self._snapshot, 0) is None:
+            return None
         with contextlib.ExitStack() as held:
-            with self._writing_patiently(patience_s):
+            with self._writing_patiently(patience_s) as claimed:
                 before = self._snapshot
-                first = choose(before.manifest.segments, self._taken())
-                if first is None:
+                which = choose(before, self._first_free(claimed))
+                if which is None:
                     return None
-                taken = dataclasses.replace(before.manifest, segments=before.manifest.segments[first:])
-                files = held.enter_context(reserve(self.path, taken))
-            segment = files / writer.SEGMENT
-            entry = merged(self.path, segment, before, first, self._children, show_progress_bar=show_progress_bar)
+                if not sum(before.remaining(which)):
+                    writer.delete(claimed, before, [])
+                    return True
+                taken = dataclasses.replace(before.manifest, segments=before.manifest.segments[which])
+                files = held.enter_context(writer.stage(self.path, taken))
+            path = files / writer.SEGMENT
+            staged = merge.run_merge(
+                self.path, path, before, which, self._children, show_progress_bar=show_progress_bar
+            )
             if os.name != "nt":  # where mapped files cannot be moved
-                self._merged = Segment(segment, entry, before.manifest.dimension)
+                self._merged = Segment.open(path, staged.entry, before.manifest.dimension)
             try:
-                with self._writing_patiently(patience_s) as generations:
-                    return writer.adopt(self.path, next(generations), files, entry, before, first, self._snapshot)
+                with self._writing_patiently(max(patience_s, _PATIENCE_S)) as claimed:
+                    return merge.commit_merge(claimed, files, staged, before, which, self._snapshot)
             finally:
                 self._merged = None
                 del before  # unmaps the old files, before they are removed
 
-    def _taken(self) -> frozenset[str]:
-        """Return the generations of segments that are being merged; the collection's lock is needed."""
-        manifests = reservations(self.path).values()
-        return frozenset(segment.generation for manifest in manifests for segment in manifest.segments)
+    def _first_free(self, claimed: Claim) -> int:
+        """Return the number of the first part that no merge reads; the collection's lock is needed."""
+        reserved = writer.reservations(claimed.folder).values()
+        taken = frozenset(segment.generation for manifest in reserved for segment in manifest.segments)
+        return merge.first_free(self._snapshot.on_disk.segments, taken)
 
-    def refresh(self) -> bool:
+    def refresh(self, claimed: Claim | None = None) -> bool:
         """Open what other processes have written."""
         with self._one_refresh:  # otherwise a slow refresh could replace a newer snapshot
             before = self._snapshot
-            if Manifest.read(self.path) == before.manifest:
-                return False
-            self._snapshot = Snapshot.latest(self.path, self._models, before, self._merged)
-            return True
+            locked = claimed.folder if claimed else None
+            self._snapshot = Snapshot.latest(self.path, self._models, before, self._merged, locked)
+            return self._snapshot is not before
 
     def verify(self) -> None:
-        """Compare the checksum of every file with the manifest."""
-        for path, seal in self.info.files(self.path).items():
-            seal.check(path)
+        """Compare the checksum of every file with the manifest, and of every record of the tail with its own."""
+        manifest = Manifest.read(self.path)
+        for path, checksum in manifest.files(self.path).items():
+            checksum.check(path)
+        tail.check(self.path, manifest)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
         """Return documents evenly spaced over the collection, and their embeddings."""
@@ -239,17 +329,18 @@ class FolderStore:
             child.process.kill()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[Iterator[str]]:
+    def _writing(self, *, sweep: bool = True) -> Iterator[Claim]:
         """Become the only writer, on top of the latest state."""
         with self._one_writer:
             Manifest.read(self.path)  # before acquiring the lock, which would create the folder
-            with claim(self.path) as generations:
-                self.refresh()
-                yield generations
-                self.refresh()
+            with claim(self.path, sweep=sweep) as claimed:
+                self.refresh(claimed)
+                yield claimed
+                if sweep:
+                    self.refresh(claimed)
 
     @contextlib.contextmanager
-    def _writing_patiently(self, patience_s: float) -> Iterator[Iterator[str]]:
+    def _writing_patiently(self, patience_s: float) -> Iterator[Claim]:
         """Become the only writer, after any other one that finishes in time."""
         with contextlib.ExitStack() as held:
             yield patiently(lambda: held.enter_context(self._writing()), patience_s)
@@ -267,19 +358,22 @@ def patiently(write: Callable[[], Result], patience_s: float) -> Result:
             time.sleep(_RETRY_S)
 
 
-def _all(_: Sequence[SegmentEntry], taken: Collection[str]) -> int | None:
-    """Choose all segments, unless some are being merged."""
-    return None if taken else 0
+def _first_small(snapshot: Snapshot, free: int) -> slice | None:
+    """Choose small segments at the end, with the tail if it is full."""
+    segments = len(snapshot.on_disk.segments)
+    if snapshot.has_full_tail():
+        first = merge.choose_merge(snapshot.remaining(), free)
+        return slice(segments if first is None else first, None)
+    first = merge.choose_merge(snapshot.remaining(slice(0, segments)), min(free, segments))
+    return None if first is None else slice(first, segments)
 
 
-def _is_compact(manifest: Manifest) -> bool:
-    """Whether there is at most one segment, without deletions, and with words as they are cut now."""
-    return len(manifest.segments) <= 1 and not any(
-        segment.deleted or (segment.words and segment.words.analysis != ANALYSIS) for segment in manifest.segments
-    )
+def _all(snapshot: Snapshot, free: int) -> slice | None:
+    """Choose everything, unless parts are being merged."""
+    return None if free or not snapshot.remaining() else slice(0, None)
 
 
 def _check_kinds(index: str, *, lexical: bool) -> None:
     checked_kind(index)
     if lexical:
-        words_module()
+        keyword_builder()

@@ -9,6 +9,7 @@ from embedkit.errors import InputError, MissingExtraError
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, VectorIndex
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
+from embedkit.serving.retrieval.segment_files import Checksum
 
 _PACKAGE = "embedkit.serving.retrieval"
 
@@ -48,8 +49,8 @@ class StoredIndex(VectorIndex, Protocol):
     def load(cls, path: Path, rows: FloatArray) -> Self:
         """Load the file written by :meth:`save` for an index of these rows."""
 
-    def save(self, path: Path) -> None:
-        """Write the index's own data to one file."""
+    def save(self, path: Path) -> Checksum:
+        """Write the index's own data to one file, and return its checksum."""
 
     def search(
         self, queries: FloatArray, k: int, /, *, allowed: BoolArray | None = None, effort: float = 1.0

@@ -12,12 +12,12 @@ over several segments must weight a word equally in all of them, so the part tha
 replaced by that of all segments together. Only the average document length remains specific to a segment, until
 segments are merged. With a single segment, scores equal those of bm25s.
 
-Four files::
+Four arrays of a segment::
 
-    terms.npy      (T,) uint64: hashes of the words in ascending order
-    starts.npy     (T + 1,) int64: start of each word's postings
-    postings.npy   (E,) int32: rows that contain the word
-    weights.npy    (E,) float32: its contribution to their scores
+    terms      (T,) uint64: hashes of the words in ascending order
+    starts     (T + 1,) int64: start of each word's postings
+    postings   (E,) int32: rows that contain the word
+    weights    (E,) float32: its contribution to their scores
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from embedkit.config import setting
 from embedkit.errors import CollectionError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import RowNumbers
-from embedkit.serving.retrieval.segment_files import UNSEALED, Seals, map_array, text_hash, write_array
+from embedkit.serving.retrieval.segment_files import ArrayReader, ArrayStore, text_hash
 
 ANALYSIS: Final = 2
 """The current analysis. In 1, words were runs of `str.isalnum` characters in lower case, in every script."""
@@ -61,7 +61,7 @@ _UNSPACED_SET = (
 )  # Thai, Lao, Burmese, Khmer, New Tai Lue, Tai Tham, extended Burmese and Tai Viet
 _HAN, _UNSPACED = re.compile(f"[{_HAN_SET}]"), re.compile(f"[{_UNSPACED_SET}]")
 
-_TERMS, _STARTS, _POSTINGS, _WEIGHTS = "terms.npy", "starts.npy", "postings.npy", "weights.npy"
+_TERMS, _STARTS, _POSTINGS, _WEIGHTS = "terms", "starts", "postings", "weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class WordCounts:
 
     terms: int = setting(minimum=0)
     postings: int = setting(minimum=0)
-    analysis: int = setting(1, minimum=0, optional=True)  # of earlier versions, which do not record it
+    analysis: int = setting(minimum=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +82,28 @@ class Words:
     rows: np.ndarray[tuple[int], np.dtype[np.int32]]
     weights: FloatArray
 
-    def save(self, folder: Path) -> WordCounts:
-        """Write the files."""
-        write_array(folder / _TERMS, self.terms.shape, "<u8", [self.terms])
-        write_array(folder / _STARTS, self.starts.shape, "<i8", [self.starts])
-        write_array(folder / _POSTINGS, self.rows.shape, "<i4", [self.rows])
-        write_array(folder / _WEIGHTS, self.weights.shape, "<f4", [self.weights])
+    def save(self, arrays: ArrayStore) -> WordCounts:
+        """Store the arrays."""
+        for name, array in (
+            (_TERMS, self.terms),
+            (_STARTS, self.starts),
+            (_POSTINGS, self.rows),
+            (_WEIGHTS, self.weights),
+        ):
+            arrays.add(name, array)
         return WordCounts(len(self.terms), len(self.rows), ANALYSIS)
 
 
 class LexicalIndex:
-    """Reads files written by :meth:`Words.save`; thread-safe. Damage is a CollectionError."""
+    """Reads arrays stored by :meth:`Words.save`; thread-safe. Damage is a CollectionError."""
 
-    FILES: ClassVar[frozenset[str]] = frozenset({_TERMS, _STARTS, _POSTINGS, _WEIGHTS})
-
-    def __init__(self, folder: Path, size: WordCounts, count: int, seals: Seals = UNSEALED) -> None:
-        check_analysis(size.analysis, folder.parent)
-        self._folder, self._count, self.analysis = folder, count, size.analysis
-        self._terms = map_array(folder / _TERMS, (size.terms,), "<u8", seals.get(_TERMS))
-        self._starts = map_array(folder / _STARTS, (size.terms + 1,), "<i8", seals.get(_STARTS))
-        self._rows = map_array(folder / _POSTINGS, (size.postings,), "<i4", seals.get(_POSTINGS))
-        self._weights = map_array(folder / _WEIGHTS, (size.postings,), "<f4", seals.get(_WEIGHTS))
+    def __init__(self, arrays: ArrayReader, size: WordCounts, count: int) -> None:
+        check_analysis(size.analysis, arrays.path.parent)
+        self._path, self._count, self.analysis = arrays.path, count, size.analysis
+        self._terms = arrays.get(_TERMS, (size.terms,), "<u8")
+        self._starts = arrays.get(_STARTS, (size.terms + 1,), "<i8")
+        self._rows = arrays.get(_POSTINGS, (size.postings,), "<i4")
+        self._weights = arrays.get(_WEIGHTS, (size.postings,), "<f4")
 
     def __len__(self) -> int:
         """Number of rows, with or without words."""
@@ -120,7 +121,7 @@ class LexicalIndex:
             start, end = self._slice(term)
             rows = self._rows[start:end]
             if len(rows) and not 0 <= rows.min() <= rows.max() < self._count:
-                raise CollectionError(f"{self._folder / _POSTINGS} is damaged: it names rows that are not there")
+                raise CollectionError(f"{self._path} is damaged: it names rows that are not there")
             scores[rows] += np.float32(factor) * self._weights[start:end]
         return scores
 
@@ -130,7 +131,7 @@ class LexicalIndex:
             return 0, 0
         start, end = int(self._starts[place]), int(self._starts[place + 1])
         if not 0 <= start <= end <= len(self._rows):
-            raise CollectionError(f"{self._folder / _STARTS} is damaged: it points behind the postings")
+            raise CollectionError(f"{self._path} is damaged: it points behind the postings")
         return start, end
 
 

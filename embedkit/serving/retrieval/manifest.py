@@ -3,9 +3,9 @@
 Layout of a collection::
 
     idx/manifest.json           replaced atomically; names all files in use
+    idx/tail-000003.log         small writes since the last segment, appended (see `tail`)
     idx/generation-000002/      the files of one write; never changed once the manifest names them
-        documents.jsonl  offsets.npy  ids.npy  vectors.npy  columns.npy  columns.json  ...   a segment
-        deleted-000001.npy                                        deleted rows of an older segment
+        documents.jsonl  arrays.bin  hnsw.faiss  deleted-000001.npy    a segment; deleted rows of an older segment
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from embedkit.atomic import atomic_file
 from embedkit.config import from_mapping, setting
 from embedkit.errors import CollectionError, ConfigError
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
 from embedkit.serving.retrieval.lexical import WordCounts
 from embedkit.serving.retrieval.models import CollectionInfo
-from embedkit.serving.retrieval.segment_files import DocumentStore, FileSeal
+from embedkit.serving.retrieval.segment_files import Checksum, open_stored, reading
 from embedkit.serving.retrieval.store import MANIFEST
 
-FORMAT: Final = 4
-_READABLE: Final = (3, 4)  # words of 3 are of the first analysis
-VECTORS: Final = "vectors.npy"
+FORMAT: Final = 5
+DOCUMENTS: Final = "documents.jsonl"
+ARRAYS: Final = "arrays.bin"
 
 _KEY = "embedkit.collection"  # the format; identifies a collection
 _LARGEST_BYTES = 2**28  # about 1.5 KB for each segment
 _ANEW = "build the collection again in another folder"
 _GENERATION = r"generation-[0-9]{6,9}"
-_SEGMENT_FILES = DocumentStore.FILES | {VECTORS}
+_LAST_GENERATION = 10**9 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Tombstones:
 
     generation: str = setting(pattern=_GENERATION)
     count: int = setting(minimum=1)
-    seal: FileSeal
+    seal: Checksum
 
     def path(self, folder: Path, segment: str) -> Path:
         """Return the file for the segment of that generation, in the collection at ``folder``."""
@@ -71,7 +71,7 @@ class SegmentEntry:
     generation: str = setting(pattern=_GENERATION)
     count: int = setting(minimum=1)
     index: str = setting(choices=INDEX_KINDS)
-    files: dict[str, FileSeal]
+    files: dict[str, Checksum]
     deleted: Tombstones | None = None
     words: WordCounts | None = None
 
@@ -82,22 +82,38 @@ class SegmentEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TailEntry:
+    """The small writes after the segments.
+
+    Attributes:
+        name: the file.
+        bytes: its length up to the end of the last write that counts: in memory, of the last one that was read.
+        count: number of documents in the collection after that write.
+    """
+
+    name: str = setting(pattern=r"tail-[0-9]{6,9}\.log")
+    bytes: int = setting(minimum=0)
+    count: int = setting(minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest(CollectionInfo):
     """The description of a collection; without a query model, the file has no field for it.
 
-    ``generation`` is the name of the last write.
+    ``generation`` is the name of the last write of this file.
     """
 
     index: str = setting(choices=(AUTO, *INDEX_KINDS))
     generation: str = setting(pattern=_GENERATION)
     segments: tuple[SegmentEntry, ...]
+    tail: TailEntry | None
     prompts: dict[str, str]
     created_by: str
 
     @property
     def count(self) -> int:
         """N, number of documents, excluding deleted ones."""
-        return sum(segment.remaining for segment in self.segments)
+        return self.tail.count if self.tail else sum(segment.remaining for segment in self.segments)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -111,9 +127,20 @@ class Manifest(CollectionInfo):
         tombstones = {segment.deleted.generation for segment in self.segments if segment.deleted}
         return frozenset({segment.generation for segment in self.segments} | tombstones)
 
-    def files(self, folder: Path) -> dict[Path, FileSeal]:
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all folders and files that this manifest needs, in the collection's folder."""
+        return self.generations | {self.tail.name} if self.tail else self.generations
+
+    def next_generations(self) -> Iterator[str]:
+        """Yield the names of the next writes; CollectionError after the last possible one."""
+        last = int(self.generation.rpartition("-")[2])
+        yield from (generation_name(number) for number in range(last + 1, _LAST_GENERATION + 1))
+        raise CollectionError(f"the collection has no names left for writes after {self.generation}: {_ANEW}")
+
+    def files(self, folder: Path) -> dict[Path, Checksum]:
         """Return every file of the collection at ``folder``, with its expected length and checksum."""
-        files: dict[Path, FileSeal] = {}
+        files: dict[Path, Checksum] = {}
         for segment in self.segments:
             files |= {folder / segment.generation / name: seal for name, seal in segment.files.items()}
             if segment.deleted:
@@ -121,22 +148,21 @@ class Manifest(CollectionInfo):
         return files
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read the manifest of a collection and check every field."""
+    def read(cls, folder: Path, descriptor: int | None = None) -> Self:
+        """Read the manifest of a collection, in the folder of a descriptor if given, and check every field."""
         path = folder / MANIFEST
         try:
-            with path.open("rb") as file:
+            place = path if descriptor is None else MANIFEST
+            with reading(path, missing=True), open_stored(place, descriptor) as file:
                 content = file.read(min(os.fstat(file.fileno()).st_size, _LARGEST_BYTES))
         except (FileNotFoundError, NotADirectoryError):
             raise CollectionError(
                 f"there is no collection at {folder}; build one with Collection.build or `embedkit index build`"
             ) from None
-        except OSError as error:
-            raise CollectionError(f"cannot read {path}: {error.strerror or error}") from error
         return cls._parse(content, path)
 
-    def write(self, folder: Path) -> None:
-        """Write the collection's manifest, atomically; StorageError if that is impossible."""
+    def encode(self) -> bytes:
+        """Return the content of the file."""
         fields = {_KEY: FORMAT, **_fields(self)}
         if self.queries is None:
             del fields["queries"]
@@ -145,8 +171,11 @@ class Manifest(CollectionInfo):
         fields["checksum"] = _checksum(fields)
         # One line for each field: with an indentation, json takes twenty times as long.
         lines = (f"{json.dumps(name)}: {_json(value)}" for name, value in fields.items())
-        with atomic_file(folder / MANIFEST) as temporary:
-            temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+    def write(self, folder: Path) -> None:
+        """Write the file into a folder; not atomically, and not flushed."""
+        (folder / MANIFEST).write_bytes(self.encode())
 
     @classmethod
     @functools.lru_cache(maxsize=8)  # a write reads it several times
@@ -157,11 +186,11 @@ class Manifest(CollectionInfo):
         if not isinstance(fields, dict) or _KEY not in fields:
             raise CollectionError(f"{path} is not the manifest of a collection, or is damaged")
         version = fields.pop(_KEY)
-        if type(version) is int and version not in _READABLE:
+        if type(version) is int and version != FORMAT:
             way_out = "pip install --upgrade embedkit-onnx" if version > FORMAT else _ANEW
-            raise CollectionError(f"{path} has format {version}, this embedkit reads 3 and {FORMAT}: {way_out}")
+            raise CollectionError(f"{path} has format {version}, this embedkit reads {FORMAT}: {way_out}")
         checksum = fields.pop("checksum", None)
-        if version not in _READABLE or checksum != _checksum({_KEY: version, **fields}):
+        if version != FORMAT or checksum != _checksum({_KEY: version, **fields}):
             raise CollectionError(f"{path} is damaged: it was changed after it was written; {_ANEW}")
         try:
             manifest = from_mapping(cls, fields, written=True)
@@ -171,11 +200,16 @@ class Manifest(CollectionInfo):
         if (
             len(set(generations)) < len(generations)
             or any(segment.remaining < 0 for segment in manifest.segments)
-            or any(not segment.files.keys() >= _SEGMENT_FILES for segment in manifest.segments)
+            or any(not segment.files.keys() >= {DOCUMENTS, ARRAYS} for segment in manifest.segments)
             or not manifest.numerics
         ):
             raise CollectionError(f"{path} is damaged: its segments are impossible")
         return manifest
+
+
+def generation_name(number: int) -> str:
+    """Return the name of a write."""
+    return f"generation-{number:06d}"
 
 
 def _checksum(fields: dict[str, Any]) -> str:

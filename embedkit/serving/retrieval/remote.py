@@ -24,9 +24,9 @@ from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_
 from embedkit.serving.retrieval.filters import Condition, unknown_field
 from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
 from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel, Root
-from embedkit.serving.retrieval.segment_files import DocumentStore, read_documents
+from embedkit.serving.retrieval.segment import DocumentStore, read_documents
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
-from embedkit.serving.retrieval.store import Plan, Selection, Upserted
+from embedkit.serving.retrieval.store import BuildOptions, Selection, Upserted
 
 ScoredDocuments = list[tuple[float, Document]]
 """Documents with their scores, best first."""
@@ -134,13 +134,13 @@ class RemoteStore(ABC):
         self._count = 0
 
     @classmethod
-    def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
+    def build(cls, address: str, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> Self:
         """Write documents to a new collection."""
-        plan = dataclasses.replace(plan, index=cls._kind(plan.index))
+        options = dataclasses.replace(options, index=cls._kind(options.index))
         with tempfile.TemporaryDirectory() as folder:
             checked = map(cls._checked, source.documents)
             documents = read_documents(Path(folder), checked, show_progress_bar=show_progress_bar)
-            info = RemoteCollectionInfo(**plan.facts(documents, source), analysis=ANALYSIS)
+            info = RemoteCollectionInfo(**options.info_fields(documents, source), analysis=ANALYSIS)
             built = cls(address)
             with built._opening():
                 with built._asking():
@@ -152,7 +152,7 @@ class RemoteStore(ABC):
                     built._create(info)
                     built._load()
                 try:
-                    built._send(documents, source, plan.encoder, show_progress_bar=show_progress_bar)
+                    built._send(documents, source, options.encoder, show_progress_bar=show_progress_bar)
                 except BaseException:  # also interrupted: a part of the documents would look like a collection
                     built.drop()
                     raise
@@ -191,7 +191,7 @@ class RemoteStore(ABC):
         """Number of documents when last counted."""
         return self._count
 
-    def facts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Return nothing more."""
         return {}
 

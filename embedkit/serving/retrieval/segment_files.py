@@ -1,19 +1,13 @@
-"""Files of a segment: arrays as ``.npy``, flushed while they are written, and seals that detect damage.
+"""Stored files: checksums, arrays, and the one way in which files that may come from strangers are read.
 
 Small files are read when they are opened, and their checksums compared: that costs little, and a mapped file
-occupies a descriptor. Larger ones are mapped into memory.
+occupies a descriptor. Larger ones are mapped into memory, and their lengths compared.
 
 A file system may write the pending data of several files together, so that the flush of a small file waits for
 all that another thread has written to a large one. Large files are therefore flushed piece by piece.
 
-Shape and dtype of an array are known before its file is opened (from a collection's manifest), so its header is
-compared with the expected one and never parsed; pickled objects cannot be loaded.
-
-Documents are JSON lines, found by row or by id without loading them into memory::
-
-    documents.jsonl   {"id", "text", "metadata"?}, one per line
-    offsets.npy       (N + 1,) int64: start of each line, in bytes
-    ids.npy           (2, N) uint64: hashes of the ids in ascending order, and their rows
+The arrays of a segment are one file: the data of each, aligned to 64 bytes, then a directory in JSON, then the
+directory's SHA-256, its length and a magic number. The directory is always verified.
 """
 
 from __future__ import annotations
@@ -23,22 +17,19 @@ import hashlib
 import json
 import mmap
 import os
+import stat
 import struct
 import sys
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, NoneType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, BinaryIO, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.config import setting
-from embedkit.errors import CollectionError, DataError
-from embedkit.progress import Progress
-from embedkit.serving.retrieval.documents import Document
+from embedkit.errors import CollectionError, EmbedkitError
 
 PIECE_BYTES: Final = 2**23
 """Most bytes that are written between two flushes."""
@@ -49,12 +40,53 @@ SMALL_BYTES: Final = 2**16
 _flush_data = getattr(os, "fdatasync", os.fsync)  # not on Windows and macOS
 
 _HEADER_BYTES = 128
+_ALIGNMENT = 64
+_MAGIC = b"ekarray1"
+_TRAILER = struct.Struct("<32sQ8s")
 _CHANGED = "its SHA-256 is not the one in the manifest"
+_DTYPES: Final = frozenset({"|u1", "<u2", "<u4", "<u8", "<i4", "<i8", "<f4", "<f8"})
+
+Array = npt.NDArray[Any]
+
+
+@contextlib.contextmanager
+def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
+    """Turn whatever reading or parsing a stored file raises into a CollectionError that names the file.
+
+    With ``missing``, that there is no such file stays a FileNotFoundError or NotADirectoryError.
+    """
+    try:
+        yield
+    except EmbedkitError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if missing:
+            raise
+        raise CollectionError(f"cannot read {path}: {error.strerror}") from error
+    except OSError as error:
+        raise CollectionError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error) as error:
+        raise CollectionError(f"{path} is damaged: {error}; build the collection again") from error
+    except (RecursionError, MemoryError) as error:
+        raise CollectionError(f"{path} is damaged: it is nested too deeply or too large") from error
+
+
+def open_stored(path: str | Path, descriptor: int | None = None) -> BinaryIO:
+    """Open a regular file to read it, relative to a folder's descriptor if given; other files are an OSError.
+
+    Opening a pipe would wait for its writer.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    file = os.open(path, flags, dir_fd=descriptor)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(None, "it is not a regular file")
+    return open(file, "rb", buffering=0)  # noqa: PTH123 - a descriptor
 
 
 @dataclass(frozen=True, slots=True)
-class FileSeal:
-    """Length and checksum of a file when it was written."""
+class Checksum:
+    """Length and SHA-256 of a file when it was written."""
 
     bytes: int = setting(minimum=1)
     sha256: str = setting(pattern="[0-9a-f]{64}")
@@ -62,99 +94,39 @@ class FileSeal:
     @classmethod
     def of(cls, path: Path) -> Self:
         """Measure a file."""
-        with path.open("rb") as file:
-            return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+        with open_stored(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            return cls(size, hashlib.file_digest(file, "sha256").hexdigest())  # type: ignore[arg-type]
 
     def check(self, path: Path) -> None:
         """Compare length and checksum, which reads the file; raise a CollectionError if it was changed."""
-        with _reading(path):
-            actual = FileSeal.of(path)
+        with reading(path):
+            actual = Checksum.of(path)
         if actual.bytes != self.bytes:
             raise CollectionError(f"{path} is damaged: expected {self.bytes:,} bytes, found {actual.bytes:,}")
         if actual != self:
             raise CollectionError(f"{path} is damaged: {_CHANGED}")
 
 
-Seals = Mapping[str, FileSeal]
-"""File name -> length and checksum."""
-
-UNSEALED: Final[Seals] = MappingProxyType({})
-"""For files of this process that no manifest names yet."""
-
-
-def write_array(path: Path, shape: tuple[int, ...], dtype: str, chunks: Iterable[npt.NDArray[Any]]) -> None:
-    """Write a ``.npy`` file (version 1.0) from consecutive parts along the first axis.
-
-    ``dtype`` is little-endian, in numpy's notation, e.g. ``"<f4"``.
-    """
-    with PacedFile(path) as file:
-        file.write(_header(shape, dtype))
-        for chunk in chunks:
-            file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
-
-
-def map_array(path: Path, shape: tuple[int, ...], dtype: str, seal: FileSeal | None = None) -> npt.NDArray[Any]:
-    """Return the array in a file written by :func:`write_array`, read-only, as :func:`map_bytes` does."""
-    expected = _header(shape, dtype)
-    content = map_bytes(path, seal)
-    size = len(expected) + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
-    if len(content) != size or content[: len(expected)].tobytes() != expected:
-        raise CollectionError(f"{path} is damaged: expected an array of shape {shape} and dtype {dtype}")
-    return content[len(expected) :].view(dtype).reshape(shape)
-
-
-def map_bytes(path: Path, seal: FileSeal | None = None) -> npt.NDArray[np.uint8]:
-    """Map any file read-only into memory, and compare its length; a small one is read and its checksum compared.
-
-    Without a seal, neither is compared.
-    """
-    with _reading(path), path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if seal and size != seal.bytes:
-            raise CollectionError(f"{path} is damaged: expected {seal.bytes:,} bytes, found {size:,}")
-        if not size:
-            raise CollectionError(f"{path} is damaged: it is empty")
-        if size > SMALL_BYTES:
-            return np.frombuffer(_mapped(file.fileno()), np.uint8)
-        content = file.read()
-    if seal and hashlib.sha256(content).hexdigest() != seal.sha256:
-        raise CollectionError(f"{path} is damaged: {_CHANGED}")
-    return np.frombuffer(content, np.uint8)
-
-
-def _mapped(descriptor: int) -> mmap.mmap:
-    if sys.version_info >= (3, 13) and sys.platform != "win32":
-        return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ, trackfd=False)  # keeps no descriptor
-    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CollectionError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _header(shape: tuple[int, ...], dtype: str) -> bytes:
-    # Not numpy's own writer, whose padding depends on its version.
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape!r}, }}"
-    prefix = b"\x93NUMPY\x01\x00" + struct.pack("<H", _HEADER_BYTES - 10)
-    return prefix + text.encode("ascii").ljust(_HEADER_BYTES - 11) + b"\n"
-
-
-class PacedFile:
-    """A new binary file, or an existing one replaced; a context manager."""
+class FlushingWriter:
+    """A new binary file, or an existing one replaced; flushed in pieces and hashed while it is written."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._pending = 0
+        self._hash = hashlib.sha256()
+        self.bytes = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
+
+    @property
+    def checksum(self) -> Checksum:
+        """Length and checksum of what has been written."""
+        return Checksum(self.bytes, self._hash.hexdigest())
 
     def write(self, content: bytes | memoryview) -> int:
         """Append bytes; return their number."""
@@ -172,7 +144,167 @@ class PacedFile:
             _flush_data(self._file.fileno())
             self._pending = 0
         self._file.write(piece)
+        self._hash.update(piece)
+        self.bytes += len(piece)
         self._pending += len(piece)
+
+
+def map_bytes(path: Path, checksum: Checksum | None = None) -> npt.NDArray[np.uint8]:
+    """Map any file read-only into memory, and compare its length; a small one is read and its checksum compared.
+
+    Without a checksum, neither is compared.
+    """
+    with reading(path), open_stored(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if checksum and size != checksum.bytes:
+            raise CollectionError(f"{path} is damaged: expected {checksum.bytes:,} bytes, found {size:,}")
+        if not size:
+            raise CollectionError(f"{path} is damaged: it is empty")
+        if size > SMALL_BYTES:
+            return np.frombuffer(_mapped(file.fileno()), np.uint8)
+        content = file.read()
+    if checksum and hashlib.sha256(content).hexdigest() != checksum.sha256:
+        raise CollectionError(f"{path} is damaged: {_CHANGED}")
+    return np.frombuffer(content, np.uint8)
+
+
+def _mapped(descriptor: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13) and sys.platform != "win32":
+        return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ, trackfd=False)  # keeps no descriptor
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+
+
+class ArrayStore(Protocol):
+    """Named arrays to which a part of a segment adds its own, and from which it reads them."""
+
+    def add(self, name: str, array: Array) -> None:
+        """Store an array."""
+
+
+class ArrayReader(Protocol):
+    """Named arrays, read-only."""
+
+    path: Path
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return an array; CollectionError if it is missing or has another shape or dtype."""
+
+
+class ArrayWriter:
+    """Writes named arrays into one file; a context manager, which ends the file with its directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = FlushingWriter(path)
+        self._directory: dict[str, list[Any]] = {}
+        self.notes: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        with self._file:
+            if kind is None:
+                text = json.dumps({"arrays": self._directory, "notes": self.notes}, ensure_ascii=False).encode()
+                self._file.write(text)
+                self._file.write(_TRAILER.pack(hashlib.sha256(text).digest(), len(text), _MAGIC))
+
+    @property
+    def checksum(self) -> Checksum:
+        """Length and checksum of the file, once it has ended."""
+        return self._file.checksum
+
+    def add(self, name: str, array: Array) -> None:
+        """Append an array."""
+        self.add_rows(name, array.shape, array.dtype.newbyteorder("<").str, [array])
+
+    def add_rows(self, name: str, shape: tuple[int, ...], dtype: str, chunks: Iterable[Array]) -> None:
+        """Append an array from consecutive parts along its first axis; ``dtype`` as in numpy, e.g. ``"<f4"``."""
+        self._file.write(bytes(-self._file.bytes % _ALIGNMENT))
+        self._directory[name] = [self._file.bytes, list(shape), dtype]
+        for chunk in chunks:
+            self._file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
+
+
+class Arrays:
+    """Reads a file of :class:`ArrayWriter`, as :func:`map_bytes` does.
+
+    Attributes:
+        path: the file.
+        notes: what the writer noted beside the arrays.
+    """
+
+    def __init__(self, path: Path, checksum: Checksum | None = None) -> None:
+        self.path = path
+        self._content = map_bytes(path, checksum)
+        with reading(path):
+            digest, length, magic = _TRAILER.unpack(self._content[-_TRAILER.size :].tobytes())
+            end = len(self._content) - _TRAILER.size
+            text = self._content[end - length : end].tobytes() if length <= end else b""
+            if magic != _MAGIC or hashlib.sha256(text).digest() != digest:
+                raise CollectionError(f"{path} is damaged: its directory was changed; build the collection again")
+            directory = json.loads(text)
+            self._directory: dict[str, Any] = directory["arrays"]
+            self.notes: dict[str, Any] = directory["notes"]
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return an array, read-only; CollectionError if it is missing or has another shape or dtype."""
+        with reading(self.path):
+            start, found, kind = self._directory[name]
+            size = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+            if (tuple(found), kind) != (shape, dtype) or dtype not in _DTYPES:
+                raise ValueError(f"expected {name} of shape {shape} and dtype {dtype}")
+            if not (isinstance(start, int) and 0 <= start <= start + size <= len(self._content)):
+                raise ValueError(f"{name} lies beyond the end")
+            array: Array = self._content[start : start + size].view(dtype).reshape(shape)
+            return array
+
+
+class MemoryArrays:
+    """Named arrays in memory, for segments that are not stored as such."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._arrays: dict[str, Array] = {}
+
+    def add(self, name: str, array: Array) -> None:
+        """Keep an array."""
+        self._arrays[name] = array
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:  # noqa: ARG002 - as it was added
+        """Return an array."""
+        return self._arrays[name]
+
+
+def write_array(path: Path, shape: tuple[int, ...], dtype: str, chunks: Iterable[Array]) -> Checksum:
+    """Write a ``.npy`` file (version 1.0) from consecutive parts along the first axis.
+
+    ``dtype`` is little-endian, in numpy's notation, e.g. ``"<f4"``.
+    """
+    with FlushingWriter(path) as file:
+        file.write(_header(shape, dtype))
+        for chunk in chunks:
+            file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
+        return file.checksum
+
+
+def map_array(path: Path, shape: tuple[int, ...], dtype: str, checksum: Checksum | None = None) -> Array:
+    """Return the array in a file written by :func:`write_array`, read-only, as :func:`map_bytes` does.
+
+    Shape and dtype are known beforehand, so the header is compared and never parsed, and nothing is unpickled.
+    """
+    expected = _header(shape, dtype)
+    content = map_bytes(path, checksum)
+    size = len(expected) + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+    if len(content) != size or content[: len(expected)].tobytes() != expected:
+        raise CollectionError(f"{path} is damaged: expected an array of shape {shape} and dtype {dtype}")
+    return content[len(expected) :].view(dtype).reshape(shape)
+
+
+def _header(shape: tuple[int, ...], dtype: str) -> bytes:
+    # Not numpy's own writer, whose padding depends on its version.
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape!r}, }}"
+    prefix = b"\x93NUMPY\x01\x00" + struct.pack("<H", _HEADER_BYTES - 10)
+    return prefix + text.encode("ascii").ljust(_HEADER_BYTES - 11) + b"\n"
 
 
 def text_hash(text: str) -> int:
@@ -180,111 +312,5 @@ def text_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
-_LINES, _OFFSETS, _IDS = "documents.jsonl", "offsets.npy", "ids.npy"
-_BLOCK, _BLOCK_BYTES = 4096, 2**18
-
-
-class DocumentStore:
-    """Reads documents written by :func:`write_documents`; thread-safe.
-
-    Every method raises a CollectionError if it comes across damage, and so does opening files that are missing or
-    have another number of documents.
-    """
-
-    FILES: ClassVar[frozenset[str]] = frozenset({_LINES, _OFFSETS, _IDS})
-
-    def __init__(self, folder: Path, count: int, seals: Seals = UNSEALED) -> None:
-        self._path = folder / _LINES
-        self._lines = map_bytes(self._path, seals.get(_LINES))
-        self._offsets = map_array(folder / _OFFSETS, (count + 1,), "<i8", seals.get(_OFFSETS))
-        self._hashes, self._rows = map_array(folder / _IDS, (2, count), "<u8", seals.get(_IDS))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, row: int) -> Document:
-        """Return the document at a row."""
-        try:
-            start, end = self._offsets[row : row + 2]
-            record = json.loads(self._lines[start:end].tobytes())
-            id_, text, metadata = record["id"], record["text"], record.get("metadata")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise self._damaged(row) from error
-        if not (isinstance(id_, str) and isinstance(text, str) and isinstance(metadata, (dict, NoneType))):
-            raise self._damaged(row)
-        return Document(id_, text, metadata)
-
-    def metadata(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the metadata of all documents by row, faster than reading documents one by one."""
-        end = 0
-        while end < len(self):
-            start, most = end, int(self._offsets[end]) + _BLOCK_BYTES
-            end = int(np.searchsorted(self._offsets[: start + _BLOCK + 1], most, "right")) - 1
-            end = min(max(end, start + 1), len(self))
-            lines = self._lines[self._offsets[start] : self._offsets[end]].tobytes()
-            try:
-                # Line breaks occur only at the end of lines: in JSON strings they are escaped.
-                records = json.loads(b"[%s]" % lines.rstrip(b"\n").replace(b"\n", b","))
-                metadata = [record.get("metadata") or {} for record in records]
-            except (ValueError, AttributeError, RecursionError) as error:
-                raise self._damaged(start) from error
-            if len(metadata) != end - start or not all(isinstance(item, dict) for item in metadata):
-                raise self._damaged(start)
-            yield from metadata
-
-    def find(self, id_: str) -> int | None:
-        """Return the row of the document with this id, or None."""
-        key = np.uint64(text_hash(id_))
-        start, end = (int(np.searchsorted(self._hashes, key, side)) for side in ("left", "right"))
-        return next((int(row) for row in self._rows[start:end] if self.read(int(row)).id == id_), None)
-
-    def refuse_repeated_ids(self) -> None:
-        """Raise a DataError if an id is not unique."""
-        for position in np.flatnonzero(self._hashes[1:] == self._hashes[:-1]) + 1:
-            row = int(self._rows[position])
-            id_ = self.read(row).id
-            first = self.find(id_)
-            if first is not None and first != row:
-                raise DataError(
-                    f"documents {first + 1} and {row + 1} have the same id {id_!r}; ids must be unique"
-                )
-
-    def _damaged(self, row: int) -> CollectionError:
-        return CollectionError(f"{self._path} or {_OFFSETS} beside it is damaged at row {row}; build it again")
-
-
-def read_documents(
-    folder: Path, documents: Iterable[Document], *, show_progress_bar: bool | None
-) -> DocumentStore:
-    """Write documents as they are read, before the first is embedded; as :func:`write_documents`."""
-    with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
-        return write_documents(folder, progress.over(documents))
-
-
-def write_documents(folder: Path, documents: Iterable[Document]) -> DocumentStore:
-    """Write documents as a stream; uses about 30 bytes of memory for each. DataError if an id is not unique."""
-    offsets, hashes = array("q", [0]), array("Q")
-    with PacedFile(folder / _LINES) as file:
-        for document in documents:
-            offsets.append(offsets[-1] + file.write(_line(document, len(hashes))))
-            hashes.append(text_hash(document.id))
-    count = len(hashes)
-    if not count:
-        raise DataError("there are no documents; a collection needs at least one")
-    # Stable, so that a repeated document comes after the original.
-    order = np.argsort(np.frombuffer(hashes, dtype=np.uint64), kind="stable")
-    write_array(folder / _OFFSETS, (count + 1,), "<i8", [np.frombuffer(offsets, dtype=np.int64)])
-    write_array(folder / _IDS, (2, count), "<u8", [np.frombuffer(hashes, dtype=np.uint64)[order], order])
-    store = DocumentStore(folder, count)
-    store.refuse_repeated_ids()
-    return store
-
-
-def _line(document: Document, row: int) -> bytes:
-    record: dict[str, object] = {"id": document.id, "text": document.text}
-    if document.metadata is not None:
-        record["metadata"] = document.metadata
-    try:
-        return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"document {row + 1} (id {document.id!r}) cannot be written as JSON: {error}") from error
+Checksums = Mapping[str, Checksum]
+"""File name -> length and checksum."""

@@ -1,201 +1,125 @@
-"""A folder collection as readers see it: segments, and the snapshot of all segments that one manifest names.
-
-A segment consists of documents that were written together, with their embeddings and an index over them. A
-snapshot is a complete state, unaffected by later writes. Whatever reads a file raises a CollectionError if it is
-missing or damaged.
-"""
+"""A folder collection as readers see it: a complete state, unaffected by later writes."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
 
 import numpy as np
 
 from embedkit.errors import CollectionError, InputError
-from embedkit.extras import require
-from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.columns import Column, ColumnBuilder, ColumnFiles, write_columns
+from embedkit.serving.retrieval import tail
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, unknown_field
-from embedkit.serving.retrieval.index_kinds import index_class, kind_for
-from embedkit.serving.retrieval.lexical import LexicalIndex, WordCounts, Words, term_factors
-from embedkit.serving.retrieval.manifest import VECTORS, Manifest, SegmentEntry, Tombstones
+from embedkit.serving.retrieval.lexical import term_factors
+from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, TailEntry
 from embedkit.serving.retrieval.models import Models, evenly_spaced
-from embedkit.serving.retrieval.segment_files import DocumentStore, FileSeal, map_array, write_array
+from embedkit.serving.retrieval.segment import DocumentStore, Segment, read_alive
 from embedkit.serving.retrieval.store import Selection
-
-_ABSENT: Final[list[Any]] = []  # no entry, unlike null
-_MOST_COLUMNS = 32
+from embedkit.serving.retrieval.tail import Position, Record, TailRows, TailSegment, read_records
+from embedkit.write_lock import LockedFolder
 
 _ROW_BLOCK = 4096
-
-
-class Segment:
-    """Reads a segment written by :func:`write_segment`, with deleted rows; immutable and thread-safe."""
-
-    def __init__(self, folder: Path, entry: SegmentEntry, dimension: int) -> None:
-        kind = index_class(entry.index)
-        index_files = {kind.FILE} if kind.FILE else set()
-        word_files = LexicalIndex.FILES if entry.words else frozenset()
-        if entry.files.keys() != DocumentStore.FILES | ColumnFiles.FILES | {VECTORS} | index_files | word_files:
-            raise CollectionError(f"{folder.parent} is damaged: its manifest names other files than its index has")
-        for name in index_files:
-            entry.files[name].check(folder / name)  # FAISS trusts what it reads
-        self.files = entry.files
-        self.documents = DocumentStore(folder, entry.count, entry.files)
-        shape = entry.count, dimension
-        self.embeddings: FloatArray = map_array(folder / VECTORS, shape, "<f4", entry.files[VECTORS])
-        self.index = kind.load(folder / kind.FILE, self.embeddings) if kind.FILE else kind.build(self.embeddings)
-        self.lexical = LexicalIndex(folder, entry.words, entry.count, entry.files) if entry.words else None
-        self._column_files = ColumnFiles(folder, entry.count, entry.files)
-        self._columns: OrderedDict[str, Column] = OrderedDict()
-        self._fields = self._column_files.names
-        self._one_at_a_time = threading.Lock()
-
-    def __len__(self) -> int:
-        """Number of rows, including deleted ones."""
-        return len(self.documents)
-
-    def column(self, field: str) -> Column:
-        """Return a field of the documents' metadata, memory-mapped.
-
-        If the segment has no column for it, the metadata of all documents are read on first use, which takes
-        seconds for a million; recently used columns are cached.
-        """
-        if self._fields is not None and field not in self._fields:
-            return Column.empty(len(self))
-        with self._one_at_a_time:
-            if field in self._columns:
-                self._columns.move_to_end(field)
-                return self._columns[field]
-        column = self._read_column(field)  # without the lock, so that others do not wait
-        with self._one_at_a_time:
-            self._columns[field] = column
-            if len(self._columns) > _MOST_COLUMNS:
-                self._columns.popitem(last=False)
-        return column
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """Return the fields of the documents' metadata, as far as known."""
-        return self._column_files.fields if self._fields is None else self._fields
-
-    def _read_column(self, field: str) -> Column:
-        if field in self._column_files.fields:
-            return self._column_files.column(field)
-        fields: set[str] = set()
-        builder = ColumnBuilder()
-        for row, metadata in enumerate(self.documents.metadata()):
-            fields.update(metadata)
-            builder.add(row, metadata.get(field, _ABSENT))
-        self._fields = frozenset(fields)
-        return builder.column(len(self))
-
-
-def write_segment(
-    folder: Path,
-    store: DocumentStore,
-    embeddings: Iterable[FloatArray],
-    manifest: Manifest,
-    *,
-    show_progress_bar: bool | None,
-) -> SegmentEntry:
-    """Add embeddings, index and columns to documents that are already in ``folder``.
-
-    ``manifest`` determines the width of embeddings and how they are indexed. The returned entry lacks the name of
-    its generation, because the folder is a temporary one.
-    """
-    shape = (len(store), manifest.dimension)
-    index = kind_for(manifest.index, *shape)
-    kind = index_class(index)
-    write_array(folder / VECTORS, shape, "<f4", embeddings)
-    if kind.FILE:
-        rows = map_array(folder / VECTORS, shape, "<f4")
-        kind.build(rows, show_progress_bar=show_progress_bar).save(folder / kind.FILE)
-    words = _write_words(folder, store, show_progress_bar=show_progress_bar) if manifest.lexical else None
-    write_columns(folder, store.metadata(), len(store))
-    files = {file.name: FileSeal.of(file) for file in sorted(folder.iterdir())}
-    return SegmentEntry(generation="", count=len(store), index=index, files=files, words=words)
-
-
-def _write_words(folder: Path, store: DocumentStore, *, show_progress_bar: bool | None) -> WordCounts:
-    texts = (store.read(row).content for row in range(len(store)))
-    with Progress("words", len(store), unit="documents", enabled=show_progress_bar) as progress:
-        words: Words = words_module().weighted_words(texts, progress)
-        return words.save(folder)
-
-
-def words_module() -> Any:
-    """Return the module that requires bm25s, or raise a MissingExtraError."""
-    return require("embedkit.serving.retrieval.words", extra="serve")
-
-
-def write_tombstones(path: Path, rows: RowNumbers, generation: str) -> Tombstones:
-    """Write the deleted rows of a segment, ``(K,) int64`` and ascending, into the folder of a generation."""
-    write_array(path, rows.shape, "<i8", [rows])
-    return Tombstones(generation=generation, count=len(rows), seal=FileSeal.of(path))
-
-
-def read_alive(folder: Path, entry: SegmentEntry) -> BoolArray | None:
-    """Return the rows of a segment that are not deleted: ``(N,) bool``, or None for all."""
-    if entry.deleted is None:
-        return None
-    path = entry.deleted.path(folder, entry.generation)
-    entry.deleted.seal.check(path)
-    rows = map_array(path, (entry.deleted.count,), "<i8")
-    if rows[0] < 0 or rows[-1] >= entry.count or (np.diff(rows) <= 0).any():
-        raise CollectionError(f"{path} is damaged: it names rows that its segment does not have")
-    alive = np.ones(entry.count, dtype=np.bool_)
-    alive[rows] = False
-    return alive
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A segment in a snapshot: its first row there, and its rows that are not deleted (None: all)."""
+    """A segment in a snapshot.
+
+    Attributes:
+        segment: the segment.
+        alive: its rows that are not deleted, ``(N,) bool``; None for all.
+        start: its first row in the snapshot.
+        stored: ``alive`` as it is without the deletions of the tail.
+    """
 
     segment: Segment
     alive: BoolArray | None
     start: int
+    stored: BoolArray | None = None
+
+    def without(self, ids: Sequence[str]) -> _Part:
+        """Return the part after the documents with these ids are deleted."""
+        rows = [row for row in self.segment.documents.find(ids).values() if self.is_alive(row)]
+        if not rows:
+            return self
+        alive = np.ones(len(self.segment), np.bool_) if self.alive is None else self.alive.copy()
+        alive[rows] = False
+        return dataclasses.replace(self, alive=alive)
+
+    def is_alive(self, row: int) -> bool:
+        """Whether a row is not deleted."""
+        return self.alive is None or bool(self.alive[row])
+
+    @property
+    def remaining(self) -> int:
+        """Number of rows that are not deleted."""
+        return len(self.segment) if self.alive is None else int(np.count_nonzero(self.alive))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What a snapshot has read of the tail: the rows, which grow, and the position behind its last record."""
+
+    rows: TailRows
+    position: Position
 
 
 class Snapshot:
-    """Documents numbered and searched across all segments; thread-safe.
+    """Documents numbered and searched across all segments and the tail, which is the last part; thread-safe.
 
     Attributes:
-        manifest: the manifest of this state.
+        manifest: the manifest of this state, with the end of the tail as far as it was read.
+        on_disk: the manifest as it was read.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, parts: Sequence[_Part]) -> None:
-        self._folder = folder
-        self.manifest = manifest
-        self._parts = parts
-        pairs = zip(manifest.segments, parts, strict=True)
+    def __init__(self, folder: Path, manifest: Manifest, parts: Sequence[_Part], end: _Tail | None = None) -> None:
+        self._folder, self._parts, self._tail = folder, parts, end
+        self.on_disk = self.manifest = manifest
+        if end is not None:
+            position = end.position
+            entry = TailEntry(name=position.name, bytes=position.end, count=position.count)
+            self.manifest = dataclasses.replace(manifest, tail=entry)
+        pairs = zip(manifest.segments, parts, strict=False)
         self._by_generation = {entry.generation: (entry, part) for entry, part in pairs}
 
     @classmethod
     def latest(
-        cls, folder: Path, models: Models, previous: Snapshot | None = None, merged: Segment | None = None
-    ) -> Self:
-        """Open the state named by the manifest on disk; as :meth:`open`, after checking that the models match."""
-        manifest = Manifest.read(folder)
+        cls,
+        folder: Path,
+        models: Models,
+        previous: Snapshot | None = None,
+        merged: Segment | None = None,
+        locked: LockedFolder | None = None,
+    ) -> Snapshot:
+        """Open the state on disk, after checking that the models match; ``previous`` itself if it is that state.
+
+        Segments that are open in ``previous`` are reused, and so is ``merged``, which was opened before it was
+        moved. ``locked`` is the folder if its lock is held.
+        """
+        descriptor = locked.descriptor if locked else None
+        identity, manifest = _identity(folder), Manifest.read(folder, descriptor)
         while True:
-            models.check(str(folder), manifest)
             try:
-                return cls.open(folder, manifest, previous, merged)
+                if previous is not None and manifest == previous.on_disk:
+                    return previous.refreshed(descriptor)
+                models.check(str(folder), manifest)
+                opened = cls.open(folder, manifest, previous, merged)
+                if _identity(folder) == identity:
+                    return opened
             except CollectionError:
                 # Another process may have written a new generation since the manifest was read.
-                current = Manifest.read(folder)
-                if current == manifest:
+                if Manifest.read(folder, descriptor) == manifest and _identity(folder) == identity:
                     raise
-                manifest = current
+            if locked is not None:
+                locked.check()
+            identity, manifest = _identity(folder), Manifest.read(folder, descriptor)
 
     @classmethod
     def open(
@@ -204,11 +128,10 @@ class Snapshot:
         manifest: Manifest,
         previous: Snapshot | None = None,
         merged: Segment | None = None,
-    ) -> Self:
-        """Open the segments named by ``manifest``.
-
-        Those that are open in ``previous`` are reused, and so is ``merged``, which was opened before it was moved.
-        """
+        *,
+        whole: bool = True,
+    ) -> Snapshot:
+        """Open the segments and the tail named by ``manifest``; unless ``whole``, the tail up to its entry."""
         parts, start = [], 0
         for entry in manifest.segments:
             segment, alive = (
@@ -217,10 +140,100 @@ class Snapshot:
             if segment is None and merged is not None and merged.files == entry.files:
                 segment = merged
             if segment is None:
-                segment = Segment(folder / entry.generation, entry, manifest.dimension)
-            parts.append(_Part(segment, read_alive(folder, entry) if alive is None else alive, start))
+                segment = Segment.open(folder / entry.generation, entry, manifest.dimension)
+            alive = read_alive(folder, entry) if alive is None else alive
+            parts.append(_Part(segment, alive, start, alive))
             start += entry.count
-        return cls(folder, manifest, parts)
+        opened = cls(folder, manifest, parts)
+        if manifest.tail is None:
+            return opened
+        position = Position.start(manifest.tail.name, sum(part.remaining for part in parts))
+        until = None if whole else manifest.tail.bytes
+        records, position, _ = read_records(folder, position, manifest.dimension, until=until)
+        return opened.extended(records, position)
+
+    def refreshed(self, descriptor: int | None = None) -> Snapshot:
+        """Return the state after the records that were appended to the tail since, or this one."""
+        if self._tail is None:
+            return self
+        position = self._tail.position
+        records, end, rest = read_records(self._folder, position, self.manifest.dimension, descriptor=descriptor)
+        if not records and (rest or _is_shorter(self._folder / position.name, position.end)):
+            again = Snapshot.open(self._folder, self.on_disk, self)
+            return self if again.manifest == self.manifest else again
+        return self.extended(records, end) if records else self
+
+    def extended(self, records: Sequence[Record], position: Position) -> Snapshot:
+        """Return the state after records of the tail, which end at a position."""
+        rows = self._tail.rows if self._tail else TailRows(self.manifest.dimension)
+        last = self._parts[-1] if self._tail else None
+        segments = self._parts[:-1] if self._tail else self._parts
+        touched = list(dict.fromkeys(id_ for record in records for id_ in record.ids))
+        segments = [part.without(touched) for part in segments]
+        mask: BoolArray = np.empty(0, np.bool_) if last is None else self.alive(slice(-1, None))[0].copy()
+        for record in records:
+            found = (rows.find(id_, len(mask)) for id_ in record.ids)
+            mask[[row for row in found if row is not None]] = False
+            rows.append(record)
+            mask = np.concatenate([mask, np.ones(len(record.documents), np.bool_)])
+        segment = TailSegment(self._folder / position.name, rows, lexical=self.manifest.lexical)
+        start = sum(len(part.segment) for part in segments)
+        last = _Part(segment, None if mask.all() else mask, start)
+        return Snapshot(self._folder, self.on_disk, [*segments, last], _Tail(rows, position))
+
+    def with_tail(self, manifest: Manifest, records: Sequence[Record], position: Position) -> Snapshot:
+        """Return the state after the first records of a new tail, which this manifest names."""
+        return Snapshot(self._folder, manifest, self._parts).extended(records, position)
+
+    @property
+    def position(self) -> Position | None:
+        """The position in the tail, if there is one."""
+        return self._tail.position if self._tail else None
+
+    def has_full_tail(self, times: int = 1) -> bool:
+        """Whether the tail should be merged into a segment."""
+        if self._tail is None:
+            return False
+        rows, size = len(self._parts[-1].segment), self._tail.position.end
+        return rows >= times * tail.FULL or size >= times * tail.FULL_BYTES
+
+    def is_compact(self) -> bool:
+        """Whether there is at most one segment, without deletions, and no tail."""
+        return self._tail is None and len(self._parts) <= 1 and all(part.alive is None for part in self._parts)
+
+    def found(self, ids: Sequence[str]) -> set[str]:
+        """Return those of the ids for which there is a document that is not deleted."""
+        return {
+            id_
+            for part in self._parts
+            for id_, row in part.segment.documents.find(ids).items()
+            if part.is_alive(row)
+        }
+
+    def shared_ids(self, store: DocumentStore) -> list[str]:
+        """Return ids of documents in a store that may also be here."""
+        shared: set[str] = set()
+        for part in self._parts:
+            documents = part.segment.documents
+            if isinstance(documents, DocumentStore):
+                shared.update(store.shared_ids(documents))
+            else:
+                shared.update(store.find([documents.read(row).id for row in range(len(documents))]))
+        return sorted(shared)
+
+    def without(self, ids: Sequence[str]) -> Snapshot:
+        """Return the state without these documents, of which nothing is stored."""
+        parts = [part.without(ids) for part in self._parts]
+        return Snapshot(self._folder, self.on_disk, parts, self._tail)
+
+    def deleted(self) -> dict[str, RowNumbers]:
+        """Return for the generations of segments with new deletions all their deleted rows: ``(K,) int64``."""
+        changed = {}
+        for entry, part in self._by_generation.values():
+            if part.remaining < entry.remaining:
+                assert part.alive is not None
+                changed[entry.generation] = np.flatnonzero(~part.alive)
+        return changed
 
     def segment(self, wanted: SegmentEntry) -> Segment | None:
         """Return the segment of an entry, if this snapshot has it open."""
@@ -230,7 +243,7 @@ class Snapshot:
     def alive_rows(self, wanted: SegmentEntry) -> BoolArray | None:
         """Return the rows of an entry's segment that are not deleted, if this snapshot has the same ones."""
         entry, part = self._by_generation.get(wanted.generation, (None, None))
-        return part.alive if part and entry == wanted else None
+        return part.stored if part and entry == wanted else None
 
     def __len__(self) -> int:
         """Number of documents, excluding deleted ones."""
@@ -254,7 +267,7 @@ class Snapshot:
     def find(self, id_: str) -> int | None:
         """Return the row of the document with this id that is not deleted, or None."""
         for part in reversed(self._parts):
-            row = part.segment.documents.find(id_)
+            row = part.segment.documents.find([id_]).get(id_)
             if row is not None and (part.alive is None or part.alive[row]):
                 return part.start + row
         return None
@@ -302,7 +315,8 @@ class Snapshot:
 
     def search_words(self, query: str, k: int, selection: Selection) -> Ranking:
         """Return the best selected rows by BM25: at most ``k`` that contain a word of the query."""
-        indexes = [part.segment.lexical for part in self._parts if part.segment.lexical]
+        found = (part.segment.lexical for part in self._parts)
+        indexes = [index for index in found if index is not None]
         if not self.manifest.lexical:
             raise InputError(
                 "mode: the collection was built without words; add them with compact(lexical=True) or "
@@ -321,9 +335,9 @@ class Snapshot:
         order = np.lexsort((rows, -scores))[:k]
         return Ranking(scores[order], rows[order])
 
-    def documents(self, first: int = 0) -> Iterator[Document]:
-        """Yield the documents of the segments from number ``first`` on, except deleted ones."""
-        for part in self._parts[first:]:
+    def documents(self, which: slice = _ALL) -> Iterator[Document]:
+        """Yield the documents of some parts, except deleted ones."""
+        for part in self._parts[which]:
             yield from (part.segment.documents.read(int(row)) for row in _rows(part))
 
     def matching(self, conditions: Sequence[Condition]) -> Iterator[Document]:
@@ -332,17 +346,21 @@ class Snapshot:
             rows = _rows(part) if allowed is None else np.flatnonzero(allowed)
             yield from (part.segment.documents.read(int(row)) for row in rows)
 
-    def embeddings(self, first: int = 0) -> Iterator[FloatArray]:
+    def embeddings(self, which: slice = _ALL) -> Iterator[FloatArray]:
         """Yield the embeddings of these documents, in chunks."""
-        for part in self._parts[first:]:
+        for part in self._parts[which]:
             rows = _rows(part)
             for start in range(0, len(rows), _ROW_BLOCK):
                 yield part.segment.embeddings[rows[start : start + _ROW_BLOCK]]
 
-    def alive(self, first: int = 0) -> list[BoolArray]:
-        """Return for each segment from number ``first`` on the rows that are not deleted: ``(N,) bool``."""
-        parts = self._parts[first:]
+    def alive(self, which: slice = _ALL) -> list[BoolArray]:
+        """Return for each of some parts the rows that are not deleted: ``(N,) bool``."""
+        parts = self._parts[which]
         return [np.ones(len(part.segment), np.bool_) if part.alive is None else part.alive for part in parts]
+
+    def remaining(self, which: slice = _ALL) -> list[int]:
+        """Return for each of some parts the number of documents."""
+        return [part.remaining for part in self._parts[which]]
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """Return evenly spaced documents and their embeddings: see :meth:`Collection.sample`."""
@@ -354,17 +372,6 @@ class Snapshot:
             embeddings.append(np.array(part.segment.embeddings[here]))
         return [self.read(int(row)) for row in chosen], np.concatenate(embeddings)
 
-    def without(self, rows: Iterable[int]) -> dict[int, RowNumbers]:
-        """Return all deleted rows, ``(K,) int64``, of each segment that changes when some rows are deleted."""
-        gone = np.unique(np.fromiter(rows, dtype=np.int64))
-        changed = {}
-        for number, part in enumerate(self._parts):
-            here = gone[(gone >= part.start) & (gone < part.start + len(part.segment))] - part.start
-            if here.size:
-                before = np.empty(0, np.int64) if part.alive is None else np.flatnonzero(~part.alive)
-                changed[number] = np.union1d(before, here)
-        return changed
-
 
 def _rows(part: _Part) -> RowNumbers:
     return np.arange(len(part.segment)) if part.alive is None else np.flatnonzero(part.alive)
@@ -375,3 +382,18 @@ def _best(results: Sequence[tuple[FloatArray, RowNumbers]], k: int) -> tuple[Flo
     scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*results, strict=True))
     best = np.lexsort((rows, -scores))[:, :k]
     return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return what differs once another folder has taken the name."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _is_shorter(path: Path, size: int) -> bool:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size < size
+    return False

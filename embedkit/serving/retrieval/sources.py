@@ -27,6 +27,7 @@ from embedkit.runtime.numerics import UNKNOWN, numerics_of
 from embedkit.serving.retrieval.documents import (
     Columns,
     Document,
+    Documents,
     DocumentSource,
     NamedRecords,
     named_records,
@@ -40,7 +41,6 @@ from embedkit.serving.retrieval.embedding import (
     largest_deviation,
 )
 from embedkit.serving.retrieval.models import SAMPLE, evenly_spaced
-from embedkit.serving.retrieval.segment_files import DocumentStore
 
 EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
 
@@ -148,7 +148,7 @@ def read_rows(documents: DocumentSource, embeddings: EmbeddingSource | None = No
 
 
 def embeddings_of(
-    store: DocumentStore,
+    store: Documents,
     source: Source,
     encoder: TextEncoder,
     progress: Progress,
@@ -165,7 +165,7 @@ def embeddings_of(
 
 
 def _checked_embeddings(
-    store: DocumentStore, encoder: TextEncoder, chunks: Iterable[npt.NDArray[Any]], progress: Progress
+    store: Documents, encoder: TextEncoder, chunks: Iterable[npt.NDArray[Any]], progress: Progress
 ) -> Iterator[FloatArray]:
     """Yield given embeddings, chunk by chunk, after checking that this model computed them from the documents."""
     sample = evenly_spaced(len(store), SAMPLE)
@@ -198,9 +198,7 @@ def _checked_rows(chunk: npt.NDArray[Any], start: int, encoder: TextEncoder) -> 
     return rows
 
 
-def _compare(
-    store: DocumentStore, rows: npt.NDArray[np.int64], embeddings: FloatArray, encoder: TextEncoder
-) -> None:
+def _compare(store: Documents, rows: npt.NDArray[np.int64], embeddings: FloatArray, encoder: TextEncoder) -> None:
     documents = [store.read(int(row)) for row in rows]
     forms = ([document.text for document in documents], [document.content for document in documents])
     made = [embed_texts(texts, encoder) for texts in (forms if forms[0] != forms[1] else forms[:1])]

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self, cast
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
-from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.documents import Document, Documents
 from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
 from embedkit.serving.retrieval.filters import Condition
@@ -27,7 +27,6 @@ from embedkit.serving.retrieval.models import (
     agreement,
     evenly_spaced,
 )
-from embedkit.serving.retrieval.segment_files import DocumentStore
 from embedkit.serving.retrieval.sources import Source
 
 MANIFEST: Final = "manifest.json"
@@ -53,7 +52,7 @@ class Upserted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BuildOptions:
     """How to build a collection; the fields are arguments of :meth:`Collection.build`."""
 
     encoder: TextEncoder
@@ -64,7 +63,7 @@ class Plan:
     queries_source: str | None
     replace: bool = False
 
-    def facts(self, documents: DocumentStore, source: Source) -> dict[str, Any]:
+    def info_fields(self, documents: Documents, source: Source) -> dict[str, Any]:
         """Return the part of the collection's information that is known before documents are embedded."""
         return {
             "model": self.encoder.name,
@@ -77,7 +76,7 @@ class Plan:
             "numerics": joined(source.numerics(self.encoder)),
         }
 
-    def _query_model(self, documents: DocumentStore) -> QueryModel | None:
+    def _query_model(self, documents: Documents) -> QueryModel | None:
         if self.queries is None:
             return None
         texts = [documents.read(int(row)).content for row in evenly_spaced(len(documents), SAMPLE)]
@@ -127,8 +126,8 @@ class Store(Protocol):
     """
 
     @classmethod
-    def build(cls, address: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> Self:
-        """Store documents at an address; ``plan.encoder`` embeds those without embeddings."""
+    def build(cls, address: str, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> Self:
+        """Store documents at an address; ``options.encoder`` embeds those without embeddings."""
 
     @classmethod
     def open(cls, address: str, models: Models) -> Self:
@@ -142,7 +141,7 @@ class Store(Protocol):
     def info(self) -> CollectionInfo:
         """Metadata of the collection."""
 
-    def facts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Return what `embedkit index` reports beyond :attr:`info`."""
 
     def view(self) -> View:

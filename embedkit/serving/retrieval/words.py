@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import bm25s
 import numpy as np
 
-from embedkit.progress import Progress
 from embedkit.serving.retrieval.lexical import Words, split_words
 from embedkit.serving.retrieval.segment_files import text_hash
 
 
-def weighted_words(texts: Iterable[str], progress: Progress) -> Words:
-    """Return the words of texts and their contributions to BM25 scores (k1 = 1.5, b = 0.75, as in Lucene).
+class WordsBuilder:
+    """Collects the words of documents in row order; all words of all texts are held in memory."""
 
-    All words of all texts are held in memory meanwhile.
-    """
-    numbers: dict[str, int] = {}
-    numbered = [
-        [numbers.setdefault(word, len(numbers)) for word in split_words(text)] for text in progress.over(texts)
-    ]
-    if not numbers:
-        return Words(np.empty(0, np.uint64), np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
-    model = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
-    model.index((numbered, numbers), create_empty_token=False, show_progress=False)
-    return _sorted(np.fromiter(map(text_hash, numbers), dtype=np.uint64), model.scores)
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._documents: list[list[int]] = []
+
+    def add(self, text: str) -> None:
+        """Add the words of the next document."""
+        numbers = self._numbers
+        self._documents.append([numbers.setdefault(word, len(numbers)) for word in split_words(text)])
+
+    def build(self) -> Words:
+        """Return the words and their contributions to BM25 scores (k1 = 1.5, b = 0.75, as in Lucene)."""
+        if not self._numbers:
+            nothing = np.empty(0, np.uint64), np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
+            return Words(*nothing)
+        model = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
+        model.index((self._documents, self._numbers), create_empty_token=False, show_progress=False)
+        return _sorted(np.fromiter(map(text_hash, self._numbers), dtype=np.uint64), model.scores)
 
 
 def _sorted(hashes: np.ndarray[tuple[int], np.dtype[np.uint64]], scores: dict[str, Any]) -> Words:

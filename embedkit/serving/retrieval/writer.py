@@ -1,356 +1,432 @@
-"""The writes to a folder collection, each one atomic step from one manifest to the next.
+"""The writes to a folder collection, each one atomic step from one state to the next.
 
-All of them write a new generation of files next to the old ones and then replace the manifest by one rename.
-After a kill at any moment, either the old or the new manifest exists; the next write removes all files that it
-does not name. Writes require the lock (see :func:`claim`), and that ``snapshot`` is the state named by the
-manifest on disk.
+A small write appends one record to the tail and flushes it. All others write a new generation of files next to the
+old ones, in a staging folder, and then replace the manifest by one rename. After a kill at any moment, either the
+old or the new state exists; the next write removes all files that it does not name.
 
-Segments can also be merged beside other writes: :func:`reserve` keeps their files, :func:`merged` writes the new
-segment without the lock, and :func:`adopt` puts it in place. Reading and writing a million documents takes
-minutes of Python and of FAISS, and in a thread of this process, every other thread would wait for the
-interpreter again and again. Large merges therefore run in a process of their own, where one can be started.
+Commits need the lock (see :func:`claim`), and that ``snapshot`` is the state on disk. They are made relative to
+the folder that was locked, so they never touch another one that takes its name. Reading, embedding and indexing
+documents take long and happen before, without the lock: a staging folder has a lock of its own, by which the
+leftovers of killed processes are recognised.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import os
 import re
 import shutil
-import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
-
-import numpy as np
+from typing import Final
 
 from embedkit import __version__
-from embedkit.atomic import atomic_folder, flush, flush_folder, state_of, storage_errors
-from embedkit.config import from_mapping
-from embedkit.errors import CollectionBusyError, CollectionError, CommittedError, EmbedkitError, WorkerError
+from embedkit.atomic import flush_folder, make_folder, storage_errors
+from embedkit.errors import CollectionBusyError, CollectionError, CommittedError, EmbedkitError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.runtime.child import Child, describe_error, parent, read_frame, write_frame
 from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.embedding import UNFINISHED, EmbeddingJournal, prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.index_kinds import describe_cost, kind_for
-from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, Tombstones
-from embedkit.serving.retrieval.segment_files import DocumentStore, read_documents, write_documents
-from embedkit.serving.retrieval.snapshot import Snapshot, write_segment, write_tombstones
+from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, TailEntry, Tombstones, generation_name
+from embedkit.serving.retrieval.segment import DocumentStore, SegmentWriter, write_tombstones
+from embedkit.serving.retrieval.snapshot import Snapshot
 from embedkit.serving.retrieval.sources import Source, embeddings_of
-from embedkit.serving.retrieval.store import MANIFEST, Plan, Upserted
-from embedkit.write_lock import LOCK, write_lock
+from embedkit.serving.retrieval.store import MANIFEST, BuildOptions, Upserted
+from embedkit.serving.retrieval.tail import MAGIC, Position, Record
+from embedkit.write_lock import LOCK, LockedFolder, write_lock
 
-_MERGING = ".merging"
-_MERGE = re.compile(r"\.merging(-[0-9a-f]+)?")
-
+_STAGING: Final = ".staging"
+_STAGED = re.compile(r"\.staging-[0-9a-f]+")
 _GENERATION = re.compile(r"generation-\d{6,9}")
-_UNFINISHED = re.compile(r"\.(generation-\d{6,9}|manifest\.json)\..+\.(part|old)")
-_CONTENT = re.compile(r"documents\.jsonl|columns\.json|[a-z]+(-\d{6,9})?\.npy|[a-z0-9]+\.faiss")
+_TAIL = re.compile(r"tail-\d{6,9}\.log")
+_NEW_MANIFEST: Final = ".manifest.json.part"
+_CONTENT = re.compile(r"documents\.jsonl|arrays\.bin|deleted-\d{6,9}\.npy|[a-z0-9]+\.faiss")
 
 SEGMENT: Final = "segment"
-"""Folder of the merged segment inside the temporary folder of a merge."""
+"""Folder of a new segment inside a staging folder."""
 
 logger = logging.getLogger(__name__)
 
-_SMALL: Final = 4096
-"""Number of documents whose merge takes less time than starting a process."""
+
+class Claim:
+    """The right to write to a collection: its folder, locked.
+
+    Attributes:
+        folder: the locked folder.
+        committed: whether a write is complete and durable.
+    """
+
+    def __init__(self, folder: LockedFolder) -> None:
+        self.folder = folder
+        self.committed = False
+
+    def commit(self, manifest: Manifest) -> None:
+        """Replace the manifest."""
+        self.folder.check()
+        with storage_errors(self.folder.path / MANIFEST), self.undoing(_NEW_MANIFEST):
+            self.folder.write(_NEW_MANIFEST, manifest.encode())
+            self.folder.rename(_NEW_MANIFEST, MANIFEST)
+            self.committed = True
+            self.folder.flush()
+
+    @contextlib.contextmanager
+    def undoing(self, name: str) -> Iterator[None]:
+        """Remove a new file if the write fails before it is committed."""
+        try:
+            yield
+        except BaseException:
+            if not self.committed:
+                self.folder.remove(name)
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A segment that was written into a folder of a staging folder; its entry has no generation yet."""
+
+    path: Path
+    entry: SegmentEntry
 
 
 @contextlib.contextmanager
-def claim(folder: Path) -> Iterator[Iterator[str]]:
-    """Hold the right to write to the collection in ``folder`` and yield the names of its next generations.
+def claim(folder: Path, *, sweep: bool = True) -> Iterator[Claim]:
+    """Hold the right to write to the collection in ``folder``.
 
-    Leftovers of killed writes are removed first, except embeddings, which the next attempt reuses; files that the
-    manifest does not name are removed at the end. A folder created here is removed if it remains empty.
+    With ``sweep``, leftovers of killed writes are removed first, except embeddings, which the next attempt reuses;
+    files that the manifest does not name are removed at the end. A folder created here is removed if it remains
+    empty. Errors after the commit are CommittedErrors.
     """
     if folder.exists() and not folder.is_dir():
         raise CollectionError(f"{folder} is a file; a collection needs a folder of its own")
-    existed = folder.exists()
     with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        is_new = make_folder(folder)
     try:
-        with write_lock(folder, refusal=CollectionBusyError):
-            last = _sweep(folder)
-            with _reporting_commits(folder / MANIFEST):
+        with write_lock(folder, refusal=CollectionBusyError) as locked:
+            claimed = Claim(locked)
+            if sweep:
+                with storage_errors(folder):
+                    _sweep(locked)
+            with _reporting_commits(claimed):
                 try:
-                    yield (f"generation-{number:06d}" for number in itertools.count(last + 1))
+                    yield claimed
                 finally:
-                    _sweep(folder)
+                    if sweep:
+                        _sweep(locked, is_done=claimed.committed)
     finally:
-        if not existed:
+        if is_new:
             with contextlib.suppress(OSError):  # not empty: something was built
                 folder.rmdir()
 
 
 @contextlib.contextmanager
-def _reporting_commits(manifest: Path) -> Iterator[None]:
-    """Turn errors into :class:`CommittedError` once the manifest is replaced; requires the lock."""
-    before = state_of(manifest)
+def _reporting_commits(claimed: Claim) -> Iterator[None]:
     try:
         yield
     except (EmbedkitError, OSError) as error:
-        if state_of(manifest) in {None, before}:  # unknown is not committed
+        if not claimed.committed:
             raise
-        number = getattr(error if isinstance(error, OSError) else error.__cause__, "errno", None)
-        message = f"the write is complete and durable, but what follows it failed: {error}"
-        raise CommittedError(number, message) from error
+        raise committed_error(error) from error
+
+
+def committed_error(error: Exception) -> CommittedError:
+    """Return the error for a failure after a write that is complete."""
+    number = getattr(error if isinstance(error, OSError) else error.__cause__, "errno", None)
+    return CommittedError(number, f"the write is complete and durable, but what follows it failed: {error}")
 
 
 @contextlib.contextmanager
-def reserve(folder: Path, manifest: Manifest) -> Iterator[Path]:
-    """Reserve segments for a merge that runs concurrently with other writes, and yield a temporary folder for it.
+def stage(folder: Path, reserved: Manifest | None = None) -> Iterator[Path]:
+    """Yield a temporary folder in the collection's for new files; removed at the end with all that is still there.
 
-    ``manifest`` names the reserved segments alone, and is written to that folder: until the end, no write removes
-    files that it names. Then the folder is removed, with everything that was moved there. It holds a lock of its
-    own, by which leftovers of a killed merge are recognised. The collection's lock is needed here and not later.
+    Until then, no write removes files that the manifest ``reserved`` names; with one, the collection's lock is
+    needed here and not later.
     """
-    place = folder / f"{_MERGING}-{os.urandom(6).hex()}"
-    with storage_errors(place):
+    with storage_errors(folder), contextlib.ExitStack() as held:
+        place = _new_staging(folder, held)
+        try:
+            if reserved is not None:
+                reserved.write(place)
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _new_staging(folder: Path, held: contextlib.ExitStack) -> Path:
+    while True:
+        place = folder / f"{_STAGING}-{os.urandom(6).hex()}"
         place.mkdir()
-        with write_lock(place, refusal=CollectionBusyError):
-            try:
-                manifest.write(place)
-                yield place
-            finally:
-                shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(CollectionBusyError, FileNotFoundError):
+            # A sweep between the two calls removes the folder, under the same lock.
+            held.enter_context(write_lock(place, refusal=CollectionBusyError))
+            return place
 
 
-def reservations(folder: Path) -> dict[Path, Manifest]:
-    """Return the segments reserved by each running merge, by its folder; the collection's lock is needed."""
+def reservations(folder: LockedFolder) -> dict[str, Manifest]:
+    """Return what each running merge reads, by its staging folder; the collection's lock is needed."""
     reserved = {}
-    for place in folder.glob(f"{_MERGING}-*"):
-        with contextlib.suppress(CollectionError):  # the merge has just ended
-            reserved[place] = Manifest.read(place)
+    for name in filter(_STAGED.fullmatch, folder.names()):
+        with contextlib.suppress(CollectionError):  # it reads nothing, or has just ended
+            reserved[name] = Manifest.read(folder.path / name)
     return reserved
 
 
-def _sweep(folder: Path) -> int:
-    """Remove leftovers of killed writes; return the number of the last generation, 0 if there is none."""
-    manifest = Manifest.read(folder) if (folder / MANIFEST).exists() else None
-    entries = list(folder.iterdir())
+def _sweep(folder: LockedFolder, *, is_done: bool = False) -> None:
+    """Remove leftovers of killed writes, and after a success the embeddings of unfinished ones."""
+    if not folder.is_in_place():
+        return
+    names = folder.names()
+    manifest = Manifest.read(folder.path, folder.descriptor) if MANIFEST in names else None
     if manifest is None:
-        _refuse_foreign(folder, entries)
-    merging = {entry for entry in entries if entry.name.startswith(_MERGING) and _is_locked(entry)}
-    needed = set(manifest.generations) if manifest else set()
-    for place, reserved in reservations(folder).items():
-        if place in merging:  # its process may have to open files that the manifest does not name any more
-            needed |= reserved.generations
-    for entry in entries:
-        if entry not in merging and entry.name not in needed | {UNFINISHED} and _is_leftover(entry):
-            shutil.rmtree(entry, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                entry.unlink()
-    return int(manifest.generation.rpartition("-")[2]) if manifest else 0
+        _refuse_foreign(folder, names)
+    staging = {name for name in names if _STAGED.fullmatch(name) and not _remove_if_free(folder, name)}
+    needed = set(manifest.names) if manifest else set()
+    for name, reserved in reservations(folder).items():
+        if name in staging:  # its process may have to open files that the manifest does not name any more
+            needed |= reserved.names
+    for name in names:
+        is_kept = name in needed or name == UNFINISHED or _STAGED.fullmatch(name)
+        if not is_kept and _is_leftover(folder, name):
+            folder.remove(name)
+    if is_done and not staging:
+        folder.remove(UNFINISHED)
 
 
-def _is_locked(place: Path) -> bool:
-    """Whether a merge works in this folder; assumed where the file system has no locks."""
+def _remove_if_free(folder: LockedFolder, name: str) -> bool:
+    """Remove a staging folder unless a process works in it; assumed where the file system has no locks."""
     try:
-        with write_lock(place, refusal=CollectionBusyError, needed=True):
-            return False
+        with write_lock(folder.path / name, refusal=CollectionBusyError, needed=True):
+            folder.remove(name)
+            return True
     except CollectionBusyError:
-        return True
-    except OSError:  # removed by the merge
         return False
+    except OSError:  # removed by its owner
+        return True
 
 
-def _refuse_foreign(folder: Path, entries: list[Path]) -> None:
-    foreign = sorted(entry.name for entry in entries if entry.name != LOCK and not _is_leftover(entry))
+def _refuse_foreign(folder: LockedFolder, names: Sequence[str]) -> None:
+    foreign = sorted(name for name in names if name != LOCK and not _is_leftover(folder, name))
     if foreign:
         raise CollectionError(
-            f"{folder} is not a collection but holds {foreign[0]}; nothing was changed; give a new or empty folder"
+            f"{folder.path} is not a collection but holds {foreign[0]}; nothing was changed; give a new or empty "
+            "folder"
         )
 
 
-def _is_leftover(entry: Path) -> bool:
-    if entry.name == UNFINISHED or _UNFINISHED.fullmatch(entry.name) or _MERGE.fullmatch(entry.name):
+def _is_leftover(folder: LockedFolder, name: str) -> bool:
+    if name in (UNFINISHED, _NEW_MANIFEST) or _STAGED.fullmatch(name) or _TAIL.fullmatch(name):
         return True
-    return (
-        _GENERATION.fullmatch(entry.name) is not None
-        and entry.is_dir()
-        and all(_CONTENT.fullmatch(file.name) for file in entry.iterdir())
-    )
-
-
-def build(folder: Path, generation: str, source: Source, plan: Plan, *, show_progress_bar: bool | None) -> None:
-    """Write a collection of these documents, replacing an existing one."""
-    encoder = plan.encoder
-    with atomic_folder(folder / generation) as files:
-        store = read_documents(files, source.documents, show_progress_bar=show_progress_bar)
-        manifest = Manifest(
-            **plan.facts(store, source),
-            generation=generation,
-            segments=(),
-            prompts=prompts_of(encoder),
-            created_by=f"embedkit {__version__}",
-        )
-        _log_cost(manifest, len(store))
-        segment = _embed(folder, files, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
-    _write(manifest, folder, generation, [segment])
-    EmbeddingJournal(folder, encoder).clear()
-
-
-def upsert(
-    folder: Path,
-    generation: str,
-    snapshot: Snapshot,
-    source: Source,
-    *,
-    encoder: TextEncoder,
-    show_progress_bar: bool | None,
-    delete: Sequence[str] = (),
-) -> Upserted:
-    """Add documents; existing ones with the same ids, and others, are deleted in the same step."""
-    old = snapshot.manifest
-    with atomic_folder(folder / generation) as files:
-        store = read_documents(files, source.documents, show_progress_bar=show_progress_bar)
-        segment = _embed(folder, files, store, source, encoder, old, show_progress_bar=show_progress_bar)
-        rows = (snapshot.find(store.read(row).id) for row in range(len(store)))
-        replaced = [row for row in rows if row is not None]
-        others = [row for row in map(snapshot.find, delete) if row is not None]
-        segments = _bury(files, generation, old, snapshot.without([*replaced, *others]))
-    new = dataclasses.replace(old, numerics=joined(old.numerics, source.numerics(encoder)))
-    _write(new, folder, generation, [*segments, segment])
-    EmbeddingJournal(folder, encoder).clear()
-    return Upserted(len(store) - len(replaced), len(replaced))
-
-
-def keep(folder: Path, generation: str, manifest: Manifest) -> None:
-    """Write a manifest with changed settings."""
-    _write(manifest, folder, generation, manifest.segments)
-
-
-def remove(folder: Path, generation: str, snapshot: Snapshot, rows: Iterable[int]) -> None:
-    """Mark rows of the snapshot as deleted."""
-    old = snapshot.manifest
-    with atomic_folder(folder / generation) as files:
-        segments = _bury(files, generation, old, snapshot.without(rows))
-    _write(old, folder, generation, segments)
-
-
-def merge(
-    folder: Path,
-    generation: str,
-    snapshot: Snapshot,
-    first: int,
-    manifest: Manifest | None = None,
-    *,
-    show_progress_bar: bool | None,
-) -> None:
-    """Merge the segments from number ``first`` on into one, without deleted documents.
-
-    ``manifest`` is the snapshot's with changed settings; None changes nothing.
-    """
-    segments = list(snapshot.manifest.segments[:first])
-    if manifest is None:
-        manifest = snapshot.manifest
-    else:
-        _log_cost(manifest, snapshot.manifest.count)
-    if _remaining(snapshot, first):
-        with atomic_folder(folder / generation) as files:
-            segments.append(write_merged(files, snapshot, first, manifest, show_progress_bar=show_progress_bar))
-    _write(manifest, folder, generation, segments)
-
-
-def write_merged(
-    files: Path, snapshot: Snapshot, first: int, manifest: Manifest, *, show_progress_bar: bool | None
-) -> SegmentEntry:
-    """Write the merged segment of :func:`merge` into a folder, not named by any manifest; needs no lock."""
-    count = _remaining(snapshot, first)
-    with Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress:
-        store = write_documents(files, progress.over(snapshot.documents(first)))
-    embeddings = snapshot.embeddings(first)
-    return write_segment(files, store, embeddings, manifest, show_progress_bar=show_progress_bar)
-
-
-def _remaining(snapshot: Snapshot, first: int) -> int:
-    """Return the number of documents in the segments from number ``first`` on."""
-    return sum(segment.remaining for segment in snapshot.manifest.segments[first:])
-
-
-def adopt(
-    folder: Path, generation: str, files: Path, entry: SegmentEntry, before: Snapshot, first: int, now: Snapshot
-) -> bool:
-    """Replace segments by the one that :func:`write_merged` made of them: ``entry``.
-
-    The new segment is moved from the folder ``segment`` of the temporary folder ``files``, and what it replaces
-    is moved there, to be removed without the lock. ``before`` is the snapshot that was merged, from segment number
-    ``first`` on, and ``now`` the state named by the manifest on disk: documents deleted meanwhile are deleted in
-    the segment, too.
-
-    Returns:
-        False if concurrent writes removed those segments, or all their documents; nothing was changed then.
-    """
-    taken = before.manifest.segments[first:]
-    segments = now.manifest.segments
-    place = next((n for n in range(len(segments)) if _are_same(segments[n : n + len(taken)], taken)), None)
-    if place is None:
+    if not _GENERATION.fullmatch(name):
         return False
-    still = [mask[old] for old, mask in zip(before.alive(first), now.alive(place), strict=False)]
-    gone = np.flatnonzero(~np.concatenate(still))
-    if len(gone) == entry.count:
-        return False
-    if len(gone):
-        path = files / SEGMENT / Tombstones.file_name(generation)
-        entry = dataclasses.replace(entry, deleted=write_tombstones(path, gone, generation))
-        flush(path)
-        flush(path.parent)
-    (files / SEGMENT).rename(folder / generation)
-    flush(folder)
-    new = _write(now.manifest, folder, generation, [*segments[:place], entry, *segments[place + len(taken) :]])
-    others = (manifest for place, manifest in reservations(folder).items() if place != files)
-    needed = new.generations.union(*(manifest.generations for manifest in others))
-    for retired in (before.manifest.generations | now.manifest.generations) - needed:
-        with contextlib.suppress(OSError):  # gone, or in use on Windows, where the next write removes it
-            (folder / retired).rename(files / retired)
-    return True
+    with contextlib.suppress(OSError):
+        return all(_CONTENT.fullmatch(file.name) for file in (folder.path / name).iterdir())
+    return False
 
 
-def _are_same(some: Sequence[SegmentEntry], others: Sequence[SegmentEntry]) -> bool:
-    """Whether these are the same segments, regardless of deletions."""
-    return [(entry.generation, entry.files) for entry in some] == [
-        (entry.generation, entry.files) for entry in others
-    ]
+def commit(
+    claimed: Claim,
+    files: Path,
+    manifest: Manifest,
+    segments: Sequence[SegmentEntry | Staged],
+    *,
+    deleted: Mapping[str, RowNumbers] | None = None,
+    tail: TailEntry | None = None,
+) -> Manifest:
+    """Put staged segments in place, and name them in the manifest.
 
-
-def _write(manifest: Manifest, folder: Path, generation: str, segments: Sequence[SegmentEntry]) -> Manifest:
-    """Write the changed manifest; a segment without a generation belongs to this one."""
-    named = (dataclasses.replace(one, generation=one.generation or generation) for one in segments)
-    new = dataclasses.replace(manifest, generation=generation, segments=tuple(named))
-    new.write(folder)
+    Args:
+        claimed: the lock.
+        files: the staging folder.
+        manifest: the manifest on disk, perhaps with changed settings.
+        segments: the new segments, in order; without remaining documents they are left out.
+        deleted: all deleted rows of old segments in which there are new deletions, by generation.
+        tail: the tail after these segments.
+    """
+    claimed.folder.check()
+    generations, deleted = manifest.next_generations(), dict(deleted or {})
+    staged = [segment for segment in segments if isinstance(segment, Staged)]
+    places = [(one.path, next(generations)) for one in staged]
+    if deleted and not places:
+        places = [(files / "deleted", next(generations))]
+        places[0][0].mkdir()
+    last = places[-1][1] if places else next(generations)
+    names = dict(places)
+    entries = []
+    for segment in segments:
+        if isinstance(segment, Staged):
+            entries.append(dataclasses.replace(segment.entry, generation=names[segment.path]))
+        elif segment.generation in deleted:
+            path = places[-1][0] / Tombstones.file_name(segment.generation)
+            tombstones = write_tombstones(path, deleted[segment.generation], last)
+            entries.append(dataclasses.replace(segment, deleted=tombstones))
+        else:
+            entries.append(segment)
+    for path, name in places:
+        flush_folder(path)
+        claimed.folder.rename(f"{files.name}/{path.name}", name)
+    claimed.folder.flush()
+    kept = tuple(entry for entry in entries if entry.remaining)
+    new = dataclasses.replace(manifest, generation=last, segments=kept, tail=tail)
+    claimed.commit(new)
     return new
 
 
-def tail(segments: Sequence[SegmentEntry], taken: Collection[str] = ()) -> int | None:
-    """Return the number of the first segment to merge after an upsert; None if none needs merging.
+def build(folder: Path, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> None:
+    """Write a collection of these documents, replacing an existing one; other writers are refused meanwhile."""
+    encoder = options.encoder
+    journal = EmbeddingJournal(folder, encoder)
+    with claim(folder) as claimed, stage(folder) as files:
+        segment, store = _stage_documents(files, source, lexical=options.lexical, show=show_progress_bar)
+        old = Manifest.read(folder).generation if MANIFEST in claimed.folder.names() else generation_name(0)
+        manifest = Manifest(
+            **options.info_fields(store, source),
+            generation=old,
+            segments=(),
+            tail=None,
+            prompts=prompts_of(encoder),
+            created_by=f"embedkit {__version__}",
+        )
+        log_cost(manifest, len(store))
+        entry = _embed(journal, segment, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
+        commit(claimed, files, manifest, [Staged(files / SEGMENT, entry)])
 
-    From the end, a segment is included if it is not larger than all later ones together. There are therefore never
-    more than about log2(N) segments, and a document is never copied more often than that. Segments of the
-    generations ``taken``, which another merge reads, are not included, nor are earlier ones.
-    """
-    free = next((n for n in range(len(segments), 0, -1) if taken and segments[n - 1].generation in taken), 0)
-    if free >= len(segments) - 1:
-        return None
-    first, count = len(segments) - 1, segments[-1].remaining
-    while first > free and segments[first - 1].remaining <= count:
-        first -= 1
-        count += segments[first].remaining
-    return first if first < len(segments) - 1 else None
+
+@contextlib.contextmanager
+def staged_upsert(
+    folder: Path, manifest: Manifest, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
+) -> Iterator[tuple[Path, DocumentStore, Staged]]:
+    """Write documents as a segment that :func:`add_segment` puts in place; without the lock."""
+    journal = EmbeddingJournal(folder, encoder)
+    with stage(folder) as files:
+        segment, store = _stage_documents(files, source, lexical=manifest.lexical, show=show_progress_bar)
+        entry = _embed(journal, segment, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
+        flush_folder(files / SEGMENT)
+        yield files, store, Staged(files / SEGMENT, entry)
+        journal.clear()
 
 
-def _log_cost(manifest: Manifest, count: int) -> None:
+def add_segment(
+    claimed: Claim,
+    snapshot: Snapshot,
+    files: Path,
+    store: DocumentStore,
+    staged: Staged,
+    *,
+    numerics: tuple[str, ...],
+    deleted: Sequence[str] = (),
+) -> Upserted:
+    """Add a staged segment; existing ones with the same ids, or of ``deleted``, are deleted in the same step."""
+    old = snapshot.on_disk
+    if (staged.entry.words is not None) != old.lexical:
+        raise CollectionError(f"{claimed.folder.path} was rebuilt with other settings meanwhile; repeat the write")
+    shared = snapshot.found(snapshot.shared_ids(store))
+    rest = snapshot.without([*shared, *deleted])
+    new = dataclasses.replace(old, numerics=joined(old.numerics, numerics))
+    commit(claimed, files, new, [*with_tail(files, rest), staged], deleted=rest.deleted())
+    return Upserted(len(store) - len(shared), len(shared))
+
+
+def delete(claimed: Claim, snapshot: Snapshot, ids: Sequence[str]) -> None:
+    """Delete many documents."""
+    rest = snapshot.without(ids)
+    with stage(claimed.folder.path) as files:
+        commit(claimed, files, snapshot.on_disk, with_tail(files, rest), deleted=rest.deleted())
+
+
+def append(claimed: Claim, snapshot: Snapshot, record: Record) -> Snapshot:
+    """Append a small write to the tail, which is created by the first one; return the state after it."""
+    old, folder = snapshot.on_disk, claimed.folder
+    position = snapshot.position
+    count = snapshot.manifest.count - len(snapshot.found(record.ids)) + len(record.documents)
+    if position is None:
+        generation = next(old.next_generations())
+        name = f"tail-{generation.rpartition('-')[2]}.log"
+        content, end = Position.start(name, snapshot.manifest.count).encode(record, count)
+        entry = TailEntry(name=name, bytes=end.end, count=end.count)
+        new = dataclasses.replace(old, generation=generation, tail=entry)
+        with storage_errors(folder.path / name), claimed.undoing(name):
+            folder.write(name, MAGIC + content)
+            folder.flush()
+            claimed.commit(new)
+        return snapshot.with_tail(new, [record], end)
+    content, end = position.encode(record, count)
+    folder.check()
+    with storage_errors(folder.path / position.name):
+        _append(folder, position, content)
+    claimed.committed = True
+    return snapshot.extended([record], end)
+
+
+def _append(folder: LockedFolder, position: Position, content: bytes) -> None:
+    """Write behind the last record; what an interrupted write has left there is overwritten or removed."""
+    descriptor = folder.open(position.name, os.O_WRONLY)
+    try:
+        size, start = os.fstat(descriptor).st_size, position.end
+        if size > start:
+            os.ftruncate(descriptor, start)
+        os.lseek(descriptor, start, os.SEEK_SET)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            getattr(os, "fdatasync", os.fsync)(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, start)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def with_tail(files: Path, snapshot: Snapshot) -> list[SegmentEntry | Staged]:
+    """Return the segments of a snapshot, its tail written as the last one."""
+    segments: list[SegmentEntry | Staged] = list(snapshot.on_disk.segments)
+    if snapshot.position is not None and snapshot.remaining()[-1]:
+        segments.append(stage_parts(files / "tail", snapshot, slice(-1, None)))
+    return segments
+
+
+def stage_parts(
+    path: Path,
+    snapshot: Snapshot,
+    which: slice,
+    manifest: Manifest | None = None,
+    *,
+    show_progress_bar: bool | None = False,
+) -> Staged:
+    """Write the documents of some parts of a snapshot as one segment, not named by any manifest; needs no lock."""
+    manifest = manifest or snapshot.on_disk
+    path.mkdir()
+    count = sum(snapshot.remaining(which))
+    segment = SegmentWriter(path, lexical=manifest.lexical)
+    with Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress:
+        segment.write_documents(progress.over(snapshot.documents(which)))
+    entry = segment.finish(snapshot.embeddings(which), manifest, show_progress_bar=show_progress_bar)
+    return Staged(path, entry)
+
+
+def log_cost(manifest: Manifest, count: int) -> None:
+    """Log the estimated cost of the index of that many documents."""
     kind = kind_for(manifest.index, count, manifest.dimension)
     logger.info("%s", describe_cost(kind, count, manifest.dimension))
 
 
+def _stage_documents(
+    files: Path, source: Source, *, lexical: bool, show: bool | None
+) -> tuple[SegmentWriter, DocumentStore]:
+    (files / SEGMENT).mkdir()
+    segment = SegmentWriter(files / SEGMENT, lexical=lexical)
+    with Progress("read", unit="documents", enabled=show) as progress:
+        return segment, segment.write_documents(progress.over(source.documents))
+
+
 def _embed(
-    folder: Path,
-    files: Path,
+    journal: EmbeddingJournal,
+    segment: SegmentWriter,
     store: DocumentStore,
     source: Source,
     encoder: TextEncoder,
@@ -362,97 +438,13 @@ def _embed(
 
     After an error that would recur, nothing is saved.
     """
-    journal = EmbeddingJournal(folder, encoder)
 
     def embeddings() -> Iterator[FloatArray]:
         with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
             yield from embeddings_of(store, source, encoder, progress, journal)
 
     try:
-        return write_segment(files, store, embeddings(), manifest, show_progress_bar=show_progress_bar)
+        return segment.finish(embeddings(), manifest, show_progress_bar=show_progress_bar)
     except (EmbedkitError, OSError):
         journal.clear()
         raise
-
-
-def _bury(files: Path, generation: str, old: Manifest, deleted: dict[int, RowNumbers]) -> tuple[SegmentEntry, ...]:
-    """Write tombstones for some segments; drop segments without remaining documents."""
-    segments = list(old.segments)
-    for number, rows in deleted.items():
-        name = Tombstones.file_name(segments[number].generation)
-        tombstones = write_tombstones(files / name, rows, generation)
-        segments[number] = dataclasses.replace(segments[number], deleted=tombstones)
-    return tuple(segment for segment in segments if segment.remaining)
-
-
-def merged(
-    folder: Path,
-    files: Path,
-    snapshot: Snapshot,
-    first: int,
-    children: set[Child],
-    *,
-    show_progress_bar: bool | None,
-) -> SegmentEntry:
-    """Write the documents of the segments from number ``first`` on as one segment, and flush it.
-
-    ``files``, the folder to write, must not exist; the folder above it is one of :func:`reserve`. ``children``
-    contains the process while it runs, so that others can kill it. The entry lacks the name of its generation.
-    """
-    if _remaining(snapshot, first) <= _SMALL:
-        return _write_flushed(files, snapshot, first, show_progress_bar=show_progress_bar)
-    try:
-        child = Child("embedkit.serving.retrieval.writer", _ended)
-    except WorkerError as error:
-        logger.warning("merging segments in this process: %s", error)
-        return _write_flushed(files, snapshot, first, show_progress_bar=show_progress_bar)
-    finished = False
-    try:
-        children.add(child)
-        child.send({"folder": str(folder), "files": str(files), "show_progress_bar": show_progress_bar})
-        fields, _ = child.receive()
-        finished = True
-    finally:
-        children.discard(child)
-        child.dismiss(at_once=not finished)
-        child.close()
-    entry = from_mapping(SegmentEntry, {**fields, "generation": "generation-000000"})  # it has none yet
-    return dataclasses.replace(entry, generation="")
-
-
-def _write_flushed(files: Path, snapshot: Snapshot, first: int, *, show_progress_bar: bool | None) -> SegmentEntry:
-    files.mkdir()
-    entry = write_merged(files, snapshot, first, snapshot.manifest, show_progress_bar=show_progress_bar)
-    flush_folder(files)
-    return entry
-
-
-def _ended(code: int) -> CollectionError:
-    return CollectionError(
-        f"the process that merges segments has ended with exit code {code}, and nothing was changed; -9 means "
-        "that it was killed, perhaps for lack of memory"
-    )
-
-
-def main() -> None:
-    """Merge what one request names, in a process of its own."""
-    with parent() as (requests, answers):
-        request, _ = read_frame(requests)
-        threading.Thread(target=_exit_with, args=(requests,), daemon=True).start()
-        write_frame(answers, _answer(request))
-
-
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    folder, files = Path(request["folder"]), Path(request["files"])
-    try:
-        snapshot = Snapshot.open(folder, Manifest.read(files.parent))
-        entry = _write_flushed(files, snapshot, 0, show_progress_bar=request["show_progress_bar"])
-    except EmbedkitError as error:
-        return describe_error(error)
-    return dataclasses.asdict(entry)
-
-
-def _exit_with(requests: BinaryIO) -> None:
-    """Exit when the parent does, in the middle of the work."""
-    if not os.read(requests.fileno(), 1):  # a buffered read would hold a lock when the interpreter exits
-        os._exit(1)

@@ -59,7 +59,7 @@ def test_verify_needs_no_model_and_names_the_damaged_file(tmp_path, documents, t
     build(documents, toy_bundle, tmp_path / "idx")
     assert main(["index", "verify", str(tmp_path / "idx")]) == 0
     assert "verified" in capsys.readouterr().out
-    (file,) = (tmp_path / "idx").glob("generation-*/vectors.npy")
+    (file,) = (tmp_path / "idx").glob("generation-*/arrays.bin")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

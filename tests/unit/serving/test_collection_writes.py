@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from embedkit import write_lock
 from embedkit.errors import CollectionBusyError, CollectionError, DataError, FingerprintError, InputError
 from embedkit.runtime import child as child_module
-from embedkit.serving.retrieval import Collection, Document, writer
+from embedkit.serving.retrieval import Collection, Document, merge, tail, writer
 from embedkit.serving.retrieval import folder_store as folder_store_module
 from embedkit.serving.retrieval import manifest as manifest_module
-from embedkit.serving.retrieval.segment_files import FileSeal
+from embedkit.serving.retrieval.segment_files import Checksum
 
 TEXTS = ["tea", "bees find home", "ships sail", "rye bread", "snow and ice"]
 
@@ -77,6 +77,12 @@ def test_everything_can_be_deleted_and_added_again(collection, encoder):
 # Segments
 
 
+@pytest.fixture
+def without_tail(monkeypatch):
+    """Every write makes a segment, as a large one does."""
+    monkeypatch.setattr(tail, "LARGEST_WRITE", 0)
+
+
 def test_compaction_leaves_one_segment_and_no_tombstones(collection):
     collection.upsert([("coffee", "coffee beans")])
     collection.delete("bread")
@@ -91,7 +97,8 @@ def test_compaction_leaves_one_segment_and_no_tombstones(collection):
     collection.verify()
 
 
-def test_many_small_upserts_make_few_segments(collection):
+@pytest.mark.usefixtures("without_tail")
+def test_many_upserts_make_few_segments(collection):
     for number in range(40):
         collection.upsert([(f"n{number}", f"number {number}")])
     assert len(collection) == 45
@@ -105,11 +112,7 @@ def test_many_small_upserts_make_few_segments(collection):
     [([5], None), ([5, 1], None), ([5, 1, 1], 1), ([5, 3, 2, 1], None), ([8, 4, 2, 2], 0), ([9, 4, 2, 2], 1)],
 )
 def test_which_segments_are_merged(counts, first):
-    class Entry:
-        def __init__(self, count):
-            self.remaining = count
-
-    assert writer.tail([Entry(count) for count in counts]) == first
+    assert merge.choose_merge(counts) == first
 
 
 IDS = st.sampled_from("abcdefgh")
@@ -190,20 +193,25 @@ def test_writing_to_a_missing_collection_is_an_error(collection):
 
 
 def test_a_second_writer_is_refused(collection, encoder):
-    other = Collection.open(collection.path, encoder=encoder)
-
-    def documents():
-        yield "first", "first"  # read before the lock is taken, to find out whether there are documents at all
-        compact = functools.partial(other.compact, lexical=True)
-        build = functools.partial(Collection.build, ["a"], encoder=encoder, path=other.path, replace=True)
-        for write in (lambda: other.upsert([("a", "b")]), lambda: other.delete("tea"), compact, build):
+    compact = functools.partial(collection.compact, lexical=True)
+    build = functools.partial(Collection.build, ["a"], encoder=encoder, path=collection.path, replace=True)
+    many = [(f"n{number}", "text") for number in range(tail.LARGEST_WRITE + 1)]
+    upserts = (lambda: collection.upsert([("a", "b")]), lambda: collection.upsert(many))
+    with write_lock.write_lock(collection.path):
+        for write in (*upserts, lambda: collection.delete("tea"), compact, build):
             with pytest.raises(CollectionError, match=r"another process is writing to .*idx; wait"):
                 write()
-        yield "outer", "outer"
+    assert not list(collection.path.glob(".staging*"))
+    assert len(collection) == 5
 
-    collection.upsert(documents())
-    assert other.refresh()
-    assert other.delete("outer") == 1
+
+@pytest.mark.parametrize("count", [1, tail.LARGEST_WRITE + 1])
+def test_documents_are_embedded_before_the_lock_is_taken(collection, encoder, monkeypatch, count):
+    other, encode = Collection.open(collection.path), encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda texts: (other.delete("tea"), encode(texts))[1])
+    assert collection.upsert([("tea", "new"), *((f"n{n}", "text") for n in range(count - 1))]) == (count, 0)
+    assert len(collection) == 4 + count
+    collection.verify()
 
 
 def test_a_collection_can_be_locked_by_a_file(tmp_path, encoder, monkeypatch):
@@ -260,7 +268,8 @@ def test_readers_see_consistent_states_during_writes(collection):
 
 
 @pytest.mark.parametrize("rows", [[-1], [5], [1, 1], [3, 2]])
-def test_impossible_tombstones_are_damage(collection, rows):
+def test_impossible_tombstones_are_damage(collection, monkeypatch, rows):
+    monkeypatch.setattr(tail, "FULL", 0)  # deletions of many documents are not in the tail
     collection.delete(["bees", "tea"][: len(rows)])
     (entry,) = collection.manifest.segments
     path = entry.deleted.path(collection.path, entry.generation)
@@ -268,7 +277,7 @@ def test_impossible_tombstones_are_damage(collection, rows):
     path.write_bytes(content[:128] + np.array(rows, dtype="<i8").tobytes())
     with pytest.raises(CollectionError, match="SHA-256"):
         Collection.open(collection.path)
-    object.__setattr__(entry.deleted, "seal", type(entry.deleted.seal).of(path))
+    object.__setattr__(entry.deleted, "seal", Checksum.of(path))
     collection.manifest.write(collection.path)
     with pytest.raises(CollectionError, match="rows that its segment does not have"):
         Collection.open(collection.path)
@@ -278,7 +287,7 @@ def test_impossible_tombstones_are_damage(collection, rows):
 
 
 @pytest.fixture
-def in_pieces(collection):
+def in_pieces(collection, without_tail):
     """A collection with segments to merge."""
     for number in range(3):
         collection.upsert([(f"n{number}-{i}", f"number {number} {i}") for i in range(3)], merge=False)
@@ -291,7 +300,7 @@ def test_a_merge_changes_nothing_but_the_segments(in_pieces, encoder):
     while in_pieces.merge():
         pass
     assert len(in_pieces.manifest.segments) < 4
-    assert writer.tail(in_pieces.manifest.segments) is None
+    assert merge.choose_merge([segment.remaining for segment in in_pieces.manifest.segments]) is None
     assert all_hits(in_pieces) == before
     in_pieces.verify()
     assert all_hits(Collection.open(in_pieces.path, encoder=encoder)) == before
@@ -300,15 +309,15 @@ def test_a_merge_changes_nothing_but_the_segments(in_pieces, encoder):
 
 def meanwhile(monkeypatch, write):
     """Call a function after the merged segment is written and before it is in place."""
-    merged = writer.write_merged
+    merged = merge.stage_parts
 
-    def write_merged(*given, **more):
-        entry = merged(*given, **more)
-        monkeypatch.setattr(writer, "write_merged", merged)
+    def stage_parts(*given, **more):
+        staged = merged(*given, **more)
+        monkeypatch.setattr(merge, "stage_parts", merged)
         write()
-        return entry
+        return staged
 
-    monkeypatch.setattr(writer, "write_merged", write_merged)
+    monkeypatch.setattr(merge, "stage_parts", stage_parts)
 
 
 def test_writes_during_a_merge_are_kept(in_pieces, encoder, monkeypatch):
@@ -337,37 +346,40 @@ def test_a_merge_yields_to_a_write_that_replaced_its_segments(in_pieces, monkeyp
 
 
 def test_a_merge_of_documents_that_are_all_deleted_meanwhile_is_dropped(in_pieces, monkeypatch):
-    ids = [f"n{number}-{i}" for number in range(3) for i in range(3)]
+    ids = [hit.id for hit in in_pieces.search("number", k=100)]
     meanwhile(monkeypatch, lambda: in_pieces.delete(ids))
     assert not in_pieces.merge()
-    assert len(in_pieces) == 5
+    assert len(in_pieces) == 0
+    in_pieces.compact()
+    assert in_pieces.manifest.segments == ()
     in_pieces.verify()
 
 
 def test_leftovers_of_a_killed_merge_are_removed(in_pieces, monkeypatch):
-    """Those of this version and of earlier ones, and not the files of a merge that runs."""
-    leftovers = [in_pieces.path / ".merging", in_pieces.path / ".merging-0a1b2c"]
+    """And not the files of a merge that runs."""
+    leftovers = [in_pieces.path / ".staging-0a1b2c"]
     running = []
 
     def write():
-        running.extend(in_pieces.path.glob(".merging-*/segment/vectors.npy"))
-        in_pieces.delete("tea")
+        running.extend(in_pieces.path.glob(".staging-*/segment/arrays.bin"))
+        in_pieces.upsert([("late", "a late one")], merge=False)
         assert all(path.exists() for path in running)
+        assert not any(leftover.exists() for leftover in leftovers)
 
     for leftover in leftovers:
         leftover.mkdir()
-        (leftover / "vectors.npy").write_bytes(b"of a merge that was killed")
+        (leftover / "arrays.bin").write_bytes(b"of a merge that was killed")
     meanwhile(monkeypatch, write)
     assert in_pieces.merge()
     assert len(running) == 1
     in_pieces.verify()
-    assert not list(in_pieces.path.glob(".merging*"))
+    assert not list(in_pieces.path.glob(".staging*"))
 
 
 def test_merges_of_other_segments_run_beside_a_compaction(in_pieces, encoder, monkeypatch):
     """The segments that it reads stay, so that its result is never in vain."""
-    merges, real = [], writer.write_merged
-    monkeypatch.setattr(writer, "write_merged", lambda *given, **more: (merges.append(1), real(*given, **more))[1])
+    merges, real = [], merge.stage_parts
+    monkeypatch.setattr(merge, "stage_parts", lambda *given, **more: (merges.append(1), real(*given, **more))[1])
 
     def write():
         for number in range(8):
@@ -405,8 +417,8 @@ def test_a_merge_does_not_wait_forever(in_pieces, monkeypatch):
 
 
 def test_large_merges_run_in_a_process_of_their_own(in_pieces, encoder, monkeypatch):
-    monkeypatch.setattr(writer, "_SMALL", 0)
-    monkeypatch.setattr(writer, "write_merged", None)  # here
+    monkeypatch.setattr(merge, "_SMALL", 0)
+    monkeypatch.setattr(merge, "stage_parts", None)  # here
     before = all_hits(in_pieces)
     in_pieces.compact()
     assert len(in_pieces.manifest.segments) == 1
@@ -417,7 +429,7 @@ def test_large_merges_run_in_a_process_of_their_own(in_pieces, encoder, monkeypa
 
 def test_large_merges_run_here_where_no_process_can_be_started(in_pieces, monkeypatch, caplog):
     """As in a frozen program, whose executable is no Python."""
-    monkeypatch.setattr(writer, "_SMALL", 0)
+    monkeypatch.setattr(merge, "_SMALL", 0)
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     before = all_hits(in_pieces)
     with caplog.at_level(logging.WARNING):
@@ -427,23 +439,21 @@ def test_large_merges_run_here_where_no_process_can_be_started(in_pieces, monkey
     assert all_hits(in_pieces) == before
 
 
-@pytest.mark.parametrize(
-    ("ids", "is_merged"),
-    [
-        (["n1-1"], True),  # a new file of deleted rows replaces the one that the merge reads
-        (["n2-0", "n2-1", "n2-2"], False),  # the segment goes
-    ],
-)
-def test_files_that_a_merging_process_has_still_to_open_are_kept(in_pieces, monkeypatch, ids, is_merged):
-    monkeypatch.setattr(writer, "_SMALL", 0)
-    start = writer.Child
+@pytest.mark.parametrize("ids", [["n1-1"], ["n2-0", "n2-1", "n2-2"]], ids=["some", "all"])
+@pytest.mark.parametrize("has_tail", [False, True], ids=["by file", "in the tail"])
+def test_files_that_a_merging_process_has_still_to_open_are_kept(in_pieces, monkeypatch, ids, has_tail):
+    """Files of deleted rows that another one replaces, segments that go, and the tail."""
+    monkeypatch.setattr(tail, "FULL", 256 if has_tail else 0)
+    is_merged = has_tail or len(ids) == 1
+    monkeypatch.setattr(merge, "_SMALL", 0)
+    start = merge.Child
 
     def delete_first(*given):
         in_pieces.delete(ids)
         return start(*given)
 
     in_pieces.delete("n1-0")
-    monkeypatch.setattr(writer, "Child", delete_first)
+    monkeypatch.setattr(merge, "Child", delete_first)
     assert in_pieces.merge() == is_merged
     assert in_pieces.get(["n1-0", *ids]) == [None] * (1 + len(ids))
     in_pieces.verify()
@@ -453,23 +463,23 @@ def test_files_that_a_merging_process_has_still_to_open_are_kept(in_pieces, monk
 
 
 def test_a_merge_that_ends_does_not_disturb_a_write(in_pieces, monkeypatch):
-    merge, read = in_pieces.path / ".merging-0a1b2c", manifest_module.Manifest.read
-    merge.mkdir()
-    in_pieces.manifest.write(merge)
+    running, read = in_pieces.path / ".staging-0a1b2c", manifest_module.Manifest.read
+    running.mkdir()
+    in_pieces.manifest.write(running)
 
-    def read_late(folder):
-        if folder == merge:
-            shutil.rmtree(merge, ignore_errors=True)
-        return read(folder)
+    def read_late(folder, descriptor=None):
+        if folder == running:
+            shutil.rmtree(running, ignore_errors=True)
+        return read(folder, descriptor)
 
     monkeypatch.setattr(manifest_module.Manifest, "read", staticmethod(read_late))
-    with write_lock.write_lock(merge):
+    with write_lock.write_lock(running):
         assert in_pieces.upsert([("late", "a late one")]) == (1, 0)
-    assert not merge.exists()
+    assert not running.exists()
 
 
 def test_a_failed_merge_changes_nothing(in_pieces, monkeypatch):
-    monkeypatch.setattr(writer, "_SMALL", 0)
+    monkeypatch.setattr(merge, "_SMALL", 0)
     before = all_hits(in_pieces)
     with monkeypatch.context() as patch:
         patch.setattr(child_module, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
@@ -483,28 +493,28 @@ def test_a_failed_merge_changes_nothing(in_pieces, monkeypatch):
     documents.write_bytes(content)
     assert all_hits(in_pieces) == before
     in_pieces.verify()
-    assert not list(in_pieces.path.glob(".merging*"))
+    assert not list(in_pieces.path.glob(".staging*"))
 
 
 def test_closing_a_collection_ends_a_merge(in_pieces, monkeypatch):
-    monkeypatch.setattr(writer, "_SMALL", 0)
+    monkeypatch.setattr(merge, "_SMALL", 0)
     monkeypatch.setattr(child_module, "_START", "import time; time.sleep(600)")
     before = all_hits(in_pieces)
     with ThreadPoolExecutor(1) as pool:
-        merge = pool.submit(in_pieces.merge)
+        merging = pool.submit(in_pieces.merge)
         while not in_pieces.store._children:
-            assert not merge.done()
+            assert not merging.done()
         in_pieces.close()
         with pytest.raises(CollectionError, match="has ended with exit code"):
-            merge.result()
+            merging.result()
     assert all_hits(in_pieces) == before
     assert not in_pieces.store._children
-    assert not list(in_pieces.path.glob(".merging*"))
+    assert not list(in_pieces.path.glob(".staging*"))
 
 
 def test_a_merging_process_exits_with_its_parent():
     """At once, in the middle of its work."""
-    code = "import sys; from embedkit.serving.retrieval import writer; writer._exit_with(sys.stdin.buffer)"
+    code = "import sys; from embedkit.serving.retrieval import merge; merge._exit_with(sys.stdin.buffer)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     process.stdin.close()
     assert process.wait(60) == 1
@@ -536,12 +546,12 @@ def test_a_collection_of_many_segments_can_be_read(collection):
 def test_under_the_lock_a_merge_reads_no_file(in_pieces, monkeypatch):
     """Putting the merged segment in place only renames files, however large they are."""
     waiting, read = [], []
-    real = writer.adopt
-    monkeypatch.setattr(writer, "adopt", lambda *given: (waiting.append(1), real(*given))[1])
+    real = merge.commit_merge
+    monkeypatch.setattr(merge, "commit_merge", lambda *given: (waiting.append(1), real(*given))[1])
     for name in ("of", "check"):
-        check = getattr(FileSeal, name)
+        check = getattr(Checksum, name)
         monkeypatch.setattr(
-            FileSeal, name, lambda *given, check=check: (read.append(1) if waiting else None, check(*given))[1]
+            Checksum, name, lambda *given, check=check: (read.append(1) if waiting else None, check(*given))[1]
         )
     assert in_pieces.merge()
     assert waiting

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
-import json
+import hashlib
 
 import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError
-from embedkit.serving.retrieval import columns
-from embedkit.serving.retrieval.columns import ColumnFiles, write_columns
+from embedkit.serving.retrieval import columns, segment_files
+from embedkit.serving.retrieval.columns import ColumnFiles, ColumnsBuilder
+from embedkit.serving.retrieval.segment_files import Arrays, ArrayWriter
 
 
 def written(folder, metadata):
-    write_columns(folder, metadata, len(metadata))
-    return ColumnFiles(folder, len(metadata))
+    builder = ColumnsBuilder()
+    for fields in metadata:
+        builder.add(fields)
+    with ArrayWriter(folder / "arrays.bin") as arrays:
+        builder.save(arrays)
+    return ColumnFiles(Arrays(folder / "arrays.bin"), len(metadata))
 
 
 def test_values_are_returned_in_order_with_small_codes(tmp_path):
@@ -77,16 +82,20 @@ def test_no_metadata_at_all(tmp_path):
 )
 def test_damage_is_reported(tmp_path, damage):
     written(tmp_path, [{"f": value} for value in ("a", "b", 3)])
-    path = tmp_path / "columns.json"
-    directory = json.loads(path.read_text())
-    damage(directory)
-    path.write_text(json.dumps(directory))
-    with pytest.raises(CollectionError, match="columns"):
-        ColumnFiles(tmp_path, 3).column("f")
+    arrays = Arrays(tmp_path / "arrays.bin")
+    damage(arrays.notes["columns"])
+    with pytest.raises(CollectionError, match=r"arrays\.bin is damaged"):
+        ColumnFiles(arrays, 3).column("f")
 
 
-def test_a_missing_file_is_reported(tmp_path):
+def test_a_directory_that_was_changed_or_nests_too_deeply_is_refused(tmp_path):
     written(tmp_path, [{"f": 1}])
-    (tmp_path / "columns.json").unlink()
-    with pytest.raises(CollectionError, match="columns"):
-        ColumnFiles(tmp_path, 1)
+    path = tmp_path / "arrays.bin"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"has_all_names"', b'"has_any_names"'))
+    with pytest.raises(CollectionError, match="directory was changed"):
+        Arrays(path)
+    text = b"[" * 100_000
+    path.write_bytes(text + segment_files._TRAILER.pack(hashlib.sha256(text).digest(), len(text), b"ekarray1"))
+    with pytest.raises(CollectionError, match="damaged"):
+        Arrays(path)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError, DataError
-from embedkit.serving.retrieval import segment_files
+from embedkit.serving.retrieval import segment as segment_module
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.segment_files import DocumentStore, write_documents
+from embedkit.serving.retrieval.segment import DocumentStore, DocumentWriter
+from embedkit.serving.retrieval.segment_files import MemoryArrays
 
 DOCUMENTS = [
     Document("a", "one\ntwo\r\nthree"),
@@ -15,20 +16,34 @@ DOCUMENTS = [
 ]
 
 
+def write_documents(folder, documents):
+    return written(folder, documents)[0]
+
+
+def written(folder, documents):
+    with DocumentWriter(folder) as file:
+        for document in documents:
+            file.add(document)
+        store, arrays, checksum = file.finish()
+    kept = MemoryArrays(folder / "arrays.bin")
+    for name, array in arrays.items():
+        kept.add(name, array)
+    return store, kept, checksum
+
+
 def test_what_is_written_is_read_by_row_and_found_by_id(tmp_path):
-    write_documents(tmp_path, iter(DOCUMENTS))
-    store = DocumentStore(tmp_path, 3)
+    _, arrays, checksum = written(tmp_path, iter(DOCUMENTS))
+    checksum.check(tmp_path / "documents.jsonl")
+    store = DocumentStore.open(tmp_path, 3, arrays, checksum)
     assert len(store) == 3
     assert [store.read(row) for row in range(3)] == DOCUMENTS
-    assert [store.find(document.id) for document in DOCUMENTS] == [0, 1, 2]
-    assert store.find("c") is None
-    assert {file.name for file in tmp_path.iterdir()} == DocumentStore.FILES
+    assert store.find([*(document.id for document in DOCUMENTS), "c"]) == {"a": 0, "b": 1, "": 2}
+    assert [file.name for file in tmp_path.iterdir()] == ["documents.jsonl"]
 
 
 def test_many_ids_are_found(tmp_path):
     store = write_documents(tmp_path, (Document(f"id-{i}", "t") for i in range(3_000)))
-    assert all(store.find(f"id-{i}") == i for i in range(0, 3_000, 7))
-    assert store.find("id-3000") is None
+    assert store.find([f"id-{i}" for i in range(0, 3_010, 7)]) == {f"id-{i}": i for i in range(0, 3_000, 7)}
 
 
 def test_a_repeated_id_names_both_documents(tmp_path):
@@ -38,9 +53,9 @@ def test_a_repeated_id_names_both_documents(tmp_path):
 
 
 def test_ids_with_one_hash_are_distinguished(tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_files, "text_hash", lambda id_: 2**64 - 1)
+    monkeypatch.setattr(segment_module, "text_hash", lambda id_: 2**64 - 1)
     store = write_documents(tmp_path, [Document(id_, "t") for id_ in "xyz"])
-    assert [store.find(id_) for id_ in "xyzw"] == [0, 1, 2, None]
+    assert store.find(list("xyzw")) == {"x": 0, "y": 1, "z": 2}
     with pytest.raises(DataError, match="documents 1 and 3 have the same id 'x'"):
         write_documents(tmp_path, [Document(id_, "t") for id_ in "xyx"])
 
@@ -80,34 +95,31 @@ def test_a_document_deeper_than_json_goes_is_refused(tmp_path):
      b'{"id": "a", "text": "a", "metadata": 3}'],
 )  # fmt: skip
 def test_a_damaged_line_is_an_error(tmp_path, line):
-    write_documents(tmp_path, [Document("a", "t" * 2 * len(line))])
+    _, arrays, _ = written(tmp_path, [Document("a", "t" * 2 * len(line))])
     path = tmp_path / "documents.jsonl"
     path.write_bytes(line.ljust(path.stat().st_size))
     with pytest.raises(CollectionError, match=r"documents\.jsonl"):
-        DocumentStore(tmp_path, 1).read(0)
+        DocumentStore.open(tmp_path, 1, arrays).read(0)
 
 
 @pytest.mark.parametrize("value", [-1, 0, 2**62, -(2**63)])
 def test_damaged_offsets_are_an_error(tmp_path, value):
-    write_documents(tmp_path, [Document("a", "text"), Document("b", "text")])
-    content = bytearray((tmp_path / "offsets.npy").read_bytes())
-    content[128:] = np.array([0, value, 20], dtype="<i8").tobytes()
-    (tmp_path / "offsets.npy").write_bytes(content)
+    _, arrays, _ = written(tmp_path, [Document("a", "text"), Document("b", "text")])
+    arrays.add("offsets", np.array([0, value, 20], dtype="<i8"))
     with pytest.raises(CollectionError, match="damaged at row 0"):
-        DocumentStore(tmp_path, 2).read(0)
+        DocumentStore.open(tmp_path, 2, arrays).read(0)
 
 
 def test_damaged_rows_of_ids_are_an_error(tmp_path):
-    write_documents(tmp_path, [Document("a", "text")])
-    content = bytearray((tmp_path / "ids.npy").read_bytes())
-    content[-8:] = b"\xff" * 8
-    (tmp_path / "ids.npy").write_bytes(content)
+    _, arrays, _ = written(tmp_path, [Document("a", "text")])
+    hashes, _ = arrays.get("ids", (2, 1), "<u8")
+    arrays.add("ids", np.array([hashes, [2**64 - 1]], dtype=np.uint64))
     with pytest.raises(CollectionError, match="damaged at row"):
-        DocumentStore(tmp_path, 1).find("a")
+        DocumentStore.open(tmp_path, 1, arrays).find(["a"])
 
 
 def test_metadata_of_all_equals_that_of_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_files, "_BLOCK", 3)
+    monkeypatch.setattr(segment_module, "_BLOCK", 3)
     texts = ["a\nb", "\u2028", "c,\n", '"]', "e", "f", "g"]
     documents = [
         Document(str(row), text, {"x": text, "row": row} if row % 2 else None) for row, text in enumerate(texts)
@@ -117,9 +129,9 @@ def test_metadata_of_all_equals_that_of_each(tmp_path, monkeypatch):
 
 
 def test_damaged_metadata_is_reported(tmp_path):
-    store = write_documents(tmp_path, [Document("a", "b", {"x": 1}), Document("c", "d")])
+    store, arrays, _ = written(tmp_path, [Document("a", "b", {"x": 1}), Document("c", "d")])
     lines = (tmp_path / "documents.jsonl").read_bytes()
     for damaged in (lines.replace(b"{", b"["), lines.replace(b'{"x": 1}', b"12345678"), b" " * len(lines)):
         (tmp_path / "documents.jsonl").write_bytes(damaged)
         with pytest.raises(CollectionError, match=r"documents\.jsonl"):
-            list(DocumentStore(tmp_path, len(store)).metadata())
+            list(DocumentStore.open(tmp_path, len(store), arrays).metadata())

@@ -14,8 +14,9 @@ from toys import write_parquet
 
 from embedkit.errors import InputError
 from embedkit.serving.retrieval import Collection, columns
-from embedkit.serving.retrieval.columns import ColumnBuilder, ColumnFiles, write_columns
+from embedkit.serving.retrieval.columns import ColumnBuilder, ColumnFiles, ColumnsBuilder
 from embedkit.serving.retrieval.filters import parse_filter, read_filter
+from embedkit.serving.retrieval.segment_files import Arrays, ArrayWriter
 
 ABSENT: list = []
 VALUES = [
@@ -45,8 +46,12 @@ def matching(values, condition):
     for row, value in enumerate(values):
         builder.add(row, value)
     with tempfile.TemporaryDirectory() as folder:
-        write_columns(Path(folder), [{"field": value} for value in values], len(values))
-        files = ColumnFiles(Path(folder), len(values))
+        columns = ColumnsBuilder()
+        for value in values:
+            columns.add({"field": value})
+        with ArrayWriter(Path(folder) / "arrays.bin") as arrays:
+            columns.save(arrays)
+        files = ColumnFiles(Arrays(Path(folder) / "arrays.bin"), len(values))
         stored = parsed.rows(files.column("field")) if values else np.empty(0)
     found = np.flatnonzero(parsed.rows(builder.column(len(values)))).tolist()
     assert np.flatnonzero(stored).tolist() == found

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.serving.retrieval import Collection, embedding, index_kinds
+from embedkit.serving.retrieval import Collection, embedding, index_kinds, tail
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
 
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGK
 BUILD = """
 import os, runpy, shutil, signal, sys
 from pathlib import Path
-from embedkit.serving.retrieval import Collection, embedding, segment_files, snapshot
+from embedkit.serving.retrieval import Collection, embedding, segment
+from embedkit.write_lock import LockedFolder
 
 conftest, path, moment = sys.argv[1:]
 encoder = runpy.run_path(conftest)["WordEncoder"]()
@@ -37,28 +38,28 @@ def dies_before(owner, name):
     setattr(owner, name, die)
 
 def dies_at_manifest(before):
-    def replace_and_die(path, target):
-        if target.name == "manifest.json" and before:
+    def rename_and_die(folder, source, target):
+        if target == "manifest.json" and before:
             die()
-        replace(path, target)
-        if target.name == "manifest.json":
+        rename(folder, source, target)
+        if target == "manifest.json":
             die()
-    Path.replace = replace_and_die
+    LockedFolder.rename = rename_and_die
 
 def dies_after(owner, name):
     original = getattr(owner, name)
     setattr(owner, name, lambda *arguments, **options: (original(*arguments, **options), die()))
 
-replace = Path.replace
+rename = LockedFolder.rename
 if moment == "documents written":
-    dies_after(segment_files, "write_array")
+    dies_after(segment.DocumentWriter, "finish")
 elif moment == "encoding":
     encode = encoder.encode
     encoder.encode = lambda texts: die() if "second text" in texts else encode(texts)
 elif moment == "index written":
-    dies_before(snapshot.FileSeal, "of")
+    dies_after(segment.SegmentWriter, "finish")
 elif moment == "generation in place":
-    dies_after(Path, "rename")
+    dies_after(LockedFolder, "rename")
 elif moment == "manifest written":
     dies_at_manifest(before=True)
 elif moment == "manifest in place":
@@ -171,6 +172,7 @@ def test_a_killed_build_resumes_only_with_the_same_documents(tmp_path, encoder, 
 
 def test_an_interrupted_upsert_resumes(tmp_path, encoder, monkeypatch):
     monkeypatch.setattr(embedding, "_CHUNK", 1)
+    monkeypatch.setattr(tail, "LARGEST_WRITE", 0)
     collection = Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")
     encode = encoder.encode
 
@@ -194,8 +196,9 @@ def test_an_interrupted_upsert_resumes(tmp_path, encoder, monkeypatch):
 WRITE = """
 import os, resource, runpy, sys
 from embedkit.errors import EmbedkitError
-from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval import Collection, tail
 
+tail.LARGEST_WRITE = 0  # each write makes a segment
 conftest, path = sys.argv[1:]
 collection = Collection.open(path, encoder=runpy.run_path(conftest)["WordEncoder"]())
 collection.upsert([("0", "one")])  # imports what is imported on first use
@@ -225,8 +228,7 @@ MAPPED = """
 import gc, os, resource, runpy, sys
 from pathlib import Path
 from embedkit.errors import CommittedError, EmbedkitError
-from embedkit.serving.retrieval import Collection, segment_files
-from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval import Collection, segment_files, tail
 
 segment_files.SMALL_BYTES = 0  # all files are mapped, which takes descriptors
 conftest, path = sys.argv[1:]
@@ -245,6 +247,7 @@ def close_gaps():  # returns the first free descriptor, above all that are taken
 
 # Merges with each number of free descriptors until one suffices; none of the failed merges may keep any.
 STARVE = """
+tail.LARGEST_WRITE = 0  # each write makes a segment
 for number in range(4):
     collection.upsert([(f"d{number}", f"text {number}")], merge=False)
 free = close_gaps()
@@ -259,7 +262,7 @@ for number in range(50):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert os.listdir("/dev/fd") == opened
-print(done, number > 5, messages, len(collection.manifest.segments), len(collection))
+print(done, number > 2, messages, len(collection.manifest.segments), len(collection))
 """
 
 
@@ -274,7 +277,7 @@ collection.upsert([("a", "one")])  # imports what is imported on first use
 free = close_gaps()
 wrong, kinds = [], []
 for number in range(40):
-    before = Manifest.read(Path(path)).generation
+    before = Collection.describe(path).count
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + number, hard))
     try:
         collection.upsert([(f"d{number}", f"text {number}")])
@@ -283,7 +286,7 @@ for number in range(40):
         reported = "done" if isinstance(error, CommittedError) and "durable" in str(error) else "failed"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    done = Manifest.read(Path(path)).generation != before
+    done = Collection.describe(path).count != before
     wrong += [(number, reported, done)] if done != (reported == "done") else []
     kinds.append(reported)
 print(wrong, sorted(set(kinds)))

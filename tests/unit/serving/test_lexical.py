@@ -13,21 +13,20 @@ import unicodedata
 import pytest
 
 from embedkit.errors import CollectionError
-from embedkit.progress import Progress
 from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.lexical import ANALYSIS, LexicalIndex, WordCounts, split_words, term_factors
+from embedkit.serving.retrieval.segment_files import MemoryArrays
 
 
 def index_of(folder, texts, analysis=ANALYSIS):
     module = pytest.importorskip("embedkit.serving.retrieval.words", exc_type=ImportError)
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        Progress("words", len(texts), unit="documents", enabled=False) as bar,
-    ):
+    builder, arrays = module.WordsBuilder(), MemoryArrays(folder / "arrays.bin")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "split_words", functools.partial(split_words, analysis=analysis))
-        words = module.weighted_words(texts, bar)
-    folder.mkdir()
-    return LexicalIndex(folder, dataclasses.replace(words.save(folder), analysis=analysis), len(texts))
+        for text in texts:
+            builder.add(text)
+    size = dataclasses.replace(builder.build().save(arrays), analysis=analysis)
+    return LexicalIndex(arrays, size, len(texts))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_equal_words_of_two_analyses_weigh_the_same(tmp_path):
 @pytest.mark.parametrize("analysis", [0, ANALYSIS + 1])
 def test_words_of_a_newer_version_are_refused(tmp_path, analysis):
     with pytest.raises(CollectionError, match=f"has words of analysis {analysis}, this embedkit knows {ANALYSIS}"):
-        LexicalIndex(tmp_path, WordCounts(0, 0, analysis), 1)
+        LexicalIndex(MemoryArrays(tmp_path / "arrays.bin"), WordCounts(0, 0, analysis), 1)
 
 
 def test_compacting_cuts_the_words_of_the_first_release_again(tmp_path, encoder):

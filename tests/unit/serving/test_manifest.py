@@ -1,16 +1,26 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from pathlib import Path
 
 import pytest
 
 from embedkit.errors import CollectionError
 from embedkit.serving.retrieval.lexical import WordCounts
-from embedkit.serving.retrieval.manifest import FORMAT, Manifest, SegmentEntry, Tombstones, _checksum
-from embedkit.serving.retrieval.segment_files import DocumentStore, FileSeal
+from embedkit.serving.retrieval.manifest import (
+    ARRAYS,
+    DOCUMENTS,
+    FORMAT,
+    Manifest,
+    SegmentEntry,
+    Tombstones,
+    _checksum,
+)
+from embedkit.serving.retrieval.segment_files import Checksum
 
-FILES = (*sorted(DocumentStore.FILES), "vectors.npy")
+FILES = (DOCUMENTS, ARRAYS)
 MANIFEST = Manifest(
     model="tiny ü",
     source=None,
@@ -24,17 +34,18 @@ MANIFEST = Manifest(
             generation="generation-000002",
             count=5,
             index="sq8",
-            files={name: FileSeal(7, "0" * 64) for name in FILES},
-            deleted=Tombstones(generation="generation-000003", count=2, seal=FileSeal(3, "1" * 64)),
+            files={name: Checksum(7, "0" * 64) for name in FILES},
+            deleted=Tombstones(generation="generation-000003", count=2, seal=Checksum(3, "1" * 64)),
         ),
         SegmentEntry(
             generation="generation-000004",
             count=1,
             index="exact",
-            files={name: FileSeal(8, "2" * 64) for name in FILES},
-            words=WordCounts(terms=0, postings=0),
+            files={name: Checksum(8, "2" * 64) for name in FILES},
+            words=WordCounts(terms=0, postings=0, analysis=2),
         ),
     ),
+    tail=None,
     prompts={"query": "q: "},
     created_by="embedkit 0",
     numerics=("embedkit-1", "onnxruntime-1"),
@@ -90,14 +101,17 @@ def test_another_file_is_refused(tmp_path, content):
         Manifest.read(tmp_path)
 
 
-def test_a_folder_in_its_place_is_refused(tmp_path):
-    (tmp_path / "manifest.json").mkdir()
+@pytest.mark.parametrize("make", [Path.mkdir, getattr(os, "mkfifo", Path.mkdir)])
+def test_what_is_no_regular_file_is_refused(tmp_path, make):
+    """A pipe would wait for a writer."""
+    make(tmp_path / "manifest.json")
     with pytest.raises(CollectionError, match=r"cannot read .*manifest\.json"):
         Manifest.read(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("version", "way_out"), [(FORMAT + 1, "upgrade embedkit"), (2, "build the collection again"), (0, "again")]
+    ("version", "way_out"),
+    [(FORMAT + 1, "upgrade embedkit"), (FORMAT - 1, "build the collection again"), (0, "again")],
 )
 def test_another_format_has_a_way_out(tmp_path, version, way_out):
     forge(tmp_path, **{"embedkit.collection": version, "segments": "another form"})
@@ -108,8 +122,23 @@ def test_another_format_has_a_way_out(tmp_path, version, way_out):
 def test_its_counts_and_names(tmp_path):
     assert MANIFEST.count == 4
     assert MANIFEST.generations == {"generation-000002", "generation-000003", "generation-000004"}
-    assert len(MANIFEST.files(tmp_path)) == 9
+    assert len(MANIFEST.files(tmp_path)) == 5
     assert MANIFEST.files(tmp_path)[tmp_path / "generation-000003" / "deleted-000002.npy"].bytes == 3
+
+
+def test_a_tail_decides_the_count(tmp_path):
+    tail = {"name": "tail-000004.log", "bytes": 100, "count": 7}
+    forge(tmp_path, tail=tail)
+    assert Manifest.read(tmp_path).count == 7
+    assert Manifest.read(tmp_path).names == {*MANIFEST.names, "tail-000004.log"}
+
+
+def test_after_the_last_possible_write_there_is_no_other(tmp_path):
+    forge(tmp_path, generation="generation-999999998")
+    names = Manifest.read(tmp_path).next_generations()
+    assert next(names) == "generation-999999999"
+    with pytest.raises(CollectionError, match="build the collection again"):
+        next(names)
 
 
 def test_a_change_is_noticed(tmp_path):
@@ -139,6 +168,8 @@ def test_a_change_is_noticed(tmp_path):
         {"lexical": 1},
         {"segments": {}},
         {"segments": [[]]},
+        {"tail": {"name": "../../etc", "bytes": 1, "count": 1}},
+        {"tail": {"name": "tail-000001.log", "bytes": -1, "count": 1}},
         {"numerics": []},
         {"numerics": "embedkit-1"},
         {"numerics": [1]},
@@ -181,7 +212,7 @@ def test_the_segment_below_is_possible(tmp_path):
         {"more": 1},
         {"files": {}},
         {"files": []},
-        {"files": dict.fromkeys(sorted(DocumentStore.FILES), SEAL)},
+        {"files": {DOCUMENTS: SEAL}},
         {"files": dict.fromkeys(FILES, SEAL | {"sha256": "x" * 64})},
         {"files": dict.fromkeys(FILES, SEAL | {"bytes": -1})},
         {"files": {name: {"bytes": 1} for name in FILES}},
@@ -228,7 +259,7 @@ def test_any_damage_is_noticed_or_harmless(tmp_path):
 def test_a_seal_notices_length_and_content(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"abc")
-    seal = FileSeal.of(path)
+    seal = Checksum.of(path)
     seal.check(path)
     path.write_bytes(b"abd")
     with pytest.raises(CollectionError, match="SHA-256"):

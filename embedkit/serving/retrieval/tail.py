@@ -1,0 +1,300 @@
+"""The tail of a collection: small writes since the last segment, each one record, appended and flushed once.
+
+A record is a header, which holds the length of the body and a checksum of that length; a digest of the body, keyed
+with the digest before it; and the body: a line of JSON, a line for each document, and their embeddings as float32.
+
+A record at the end that is incomplete or has another digest was interrupted by a kill or a loss of power: readers
+ignore it, and the next writer, who holds the lock, removes it. Damage further ahead is a CollectionError, because
+valid records follow it. A chain of digests ends where another history begins, so a reader that has read part of
+the file notices if the rest belongs to another one.
+
+A tail comes after all segments: a record replaces and deletes documents in segments and in earlier records, by id.
+Its documents are searched by scanning; the keyword index of so few documents is built when it is first used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+
+from embedkit.errors import CollectionError, DataError
+from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.exact_index import ExactIndex
+from embedkit.serving.retrieval.lexical import LexicalIndex
+from embedkit.serving.retrieval.manifest import Manifest, TailEntry
+from embedkit.serving.retrieval.segment import Segment, document_line, keyword_builder
+from embedkit.serving.retrieval.segment_files import MemoryArrays, open_stored, reading
+
+LARGEST_WRITE: Final = 64
+"""Most documents of a write that is appended; a larger one is a segment."""
+
+LARGEST_BYTES: Final = 2**20
+"""Most characters of the texts of such a write."""
+
+FULL: Final = 256
+"""Number of rows from which a tail is merged into a segment."""
+
+FULL_BYTES: Final = 2**23
+
+MAGIC: Final = b"embedkit tail 1\n"
+"""The beginning of the file."""
+
+_RECORD = b"\xf1rec"
+_LENGTH = struct.Struct("<4sQ")
+_HEADER_BYTES = _LENGTH.size + 4 + 16
+_LEAST_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One write.
+
+    Attributes:
+        documents: documents that are added, or replace those with the same ids.
+        embeddings: ``(N, D) float32`` of them.
+        deleted: ids of documents that are deleted.
+    """
+
+    documents: Sequence[Document]
+    embeddings: FloatArray
+    deleted: Sequence[str] = ()
+
+    @property
+    def ids(self) -> list[str]:
+        """All ids whose earlier documents are gone after it."""
+        return [*self.deleted, *(document.id for document in self.documents)]
+
+    def lines(self) -> list[bytes]:
+        """Return the documents as lines; DataError if an id is not unique or a document is no JSON."""
+        first: dict[str, int] = {}
+        for row, document in enumerate(self.documents):
+            if first.setdefault(document.id, row) != row:
+                raise DataError(
+                    f"documents {first[document.id] + 1} and {row + 1} have the same id {document.id!r}; "
+                    "ids must be unique"
+                )
+        return [document_line(document, row) for row, document in enumerate(self.documents)]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The end of the records that have been read from a tail.
+
+    Attributes:
+        name: the file.
+        end: in bytes.
+        digest: of the last record.
+        count: number of documents in the whole collection after it.
+    """
+
+    name: str
+    end: int = len(MAGIC)
+    digest: bytes = b""
+    count: int = 0
+
+    @classmethod
+    def start(cls, name: str, count: int) -> Self:
+        """Return the position before the first record of a tail."""
+        return cls(name, digest=hashlib.blake2b(name.encode(), digest_size=16).digest(), count=count)
+
+    def encode(self, record: Record, count: int) -> tuple[bytes, Position]:
+        """Return the bytes of the next record, with ``count`` documents after it, and the position then."""
+        lines = record.lines()
+        head = {"documents": len(lines), "deleted": list(record.deleted), "count": count}
+        vectors = np.ascontiguousarray(record.embeddings, dtype="<f4").tobytes()
+        body = b"".join((json.dumps(head, ensure_ascii=False).encode(), b"\n", *lines, vectors))
+        digest = _digest(self.digest, body)
+        content = _header(len(body)) + digest + body
+        return content, Position(self.name, self.end + len(content), digest, count)
+
+
+def _header(length: int) -> bytes:
+    header = _LENGTH.pack(_RECORD, length)
+    return header + struct.pack("<I", zlib.crc32(header))
+
+
+def _digest(before: bytes, body: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(body, digest_size=16, key=before).digest()
+
+
+def read_records(
+    folder: Path,
+    position: Position,
+    dimension: int,
+    *,
+    until: int | None = None,
+    descriptor: int | None = None,
+) -> tuple[list[Record], Position, int]:
+    """Read the records of a tail from a position on.
+
+    Args:
+        folder: the collection's folder.
+        position: where to begin.
+        dimension: D.
+        until: length of the file that counts; None is all of it.
+        descriptor: of the folder, to which the name of the file is relative; None uses its path.
+
+    Returns:
+        the records, the position after them, and the number of bytes of an interrupted record that follow.
+    """
+    path = folder / position.name
+    with reading(path), open_stored(path if descriptor is None else position.name, descriptor) as file:
+        begin = position.end if position.end > len(MAGIC) else 0
+        size = os.fstat(file.fileno()).st_size if until is None else until
+        file.seek(begin)
+        content = file.read(max(size - begin, 0)) if size > begin else b""
+        if begin == 0 and content[: len(MAGIC)] != MAGIC:
+            raise ValueError("it is not a tail")
+        records, start = [], position.end - begin
+        while (body := _next_body(content, start, position.digest)) is not None:
+            record, count = _parse(body, dimension)
+            end = start + _HEADER_BYTES + len(body)
+            position = Position(position.name, begin + end, content[start + 16 : start + 32], count)
+            records.append(record)
+            start = end
+        _refuse_damage(content, start)
+    return records, position, len(content) - start
+
+
+def _next_body(content: bytes, start: int, before: bytes) -> bytes | None:
+    """Return the body of the record at ``start``; None if there is none, or only a part of one."""
+    header = content[start : start + 16]
+    if len(content) < start + _HEADER_BYTES or header[:4] != _RECORD:
+        return None
+    length = _LENGTH.unpack(header[: _LENGTH.size])[1]
+    body = content[start + _HEADER_BYTES : start + _HEADER_BYTES + length]
+    if header != _header(length) or len(body) < length:
+        return None
+    return body if _digest(before, body) == content[start + 16 : start + 32] else None
+
+
+def _refuse_damage(content: bytes, start: int) -> None:
+    """Raise a ValueError if another record begins after one that cannot be read: that one was complete once."""
+    place = content.find(_RECORD, start + 1)
+    while place >= 0:
+        header = content[place : place + 16]
+        if len(header) == 16 and header == _header(_LENGTH.unpack(header[: _LENGTH.size])[1]):
+            raise ValueError(f"a record before byte {place:,} was changed")
+        place = content.find(_RECORD, place + 1)
+
+
+def _parse(body: bytes, dimension: int) -> tuple[Record, int]:
+    head, _, rest = body.partition(b"\n")
+    fields = json.loads(head)
+    *lines, vectors = rest.split(b"\n", fields["documents"])
+    documents = []
+    for line in lines:
+        record = json.loads(line)
+        documents.append(Document(record["id"], record["text"], record.get("metadata")))
+    embeddings = np.frombuffer(vectors, "<f4").reshape(len(documents), dimension)
+    return Record(documents, embeddings, fields["deleted"]), int(fields["count"])
+
+
+def counted(folder: Path, manifest: Manifest) -> Manifest:
+    """Return a manifest with the end of its tail and the number of documents then."""
+    if manifest.tail is None:
+        return manifest
+    _, position, _ = read_records(folder, Position.start(manifest.tail.name, 0), manifest.dimension)
+    entry = TailEntry(name=position.name, bytes=position.end, count=position.count)
+    return dataclasses.replace(manifest, tail=entry)
+
+
+def check(folder: Path, manifest: Manifest) -> None:
+    """Raise a CollectionError if the tail lacks records that its entry names, or ends in a damaged one."""
+    if manifest.tail is None:
+        return
+    path = folder / manifest.tail.name
+    start = Position.start(manifest.tail.name, 0)
+    _, position, rest = read_records(folder, start, manifest.dimension)
+    if position.end < manifest.tail.bytes or rest >= _HEADER_BYTES:
+        raise CollectionError(
+            f"{path} is damaged behind byte {position.end:,}, or a write was interrupted there; the next write "
+            "removes what follows"
+        )
+
+
+class TailRows:
+    """The documents and embeddings of a tail; it only grows, so that earlier views of it stay as they are."""
+
+    def __init__(self, dimension: int) -> None:
+        self.documents: list[Document] = []
+        self._embeddings: FloatArray = np.empty((_LEAST_ROWS, dimension), np.float32)
+        self._rows: dict[str, list[int]] = {}
+
+    def append(self, record: Record) -> None:
+        """Add the documents of a record; one thread at a time."""
+        count = len(self.documents)
+        end = count + len(record.documents)
+        if end > len(self._embeddings):
+            grown = np.empty((max(end, 2 * count), self._embeddings.shape[1]), np.float32)
+            grown[:count] = self._embeddings[:count]
+            self._embeddings = grown
+        self._embeddings[count:end] = record.embeddings
+        for row, document in enumerate(record.documents, count):
+            self._rows.setdefault(document.id, []).append(row)
+        self.documents.extend(record.documents)
+
+    def embeddings(self, count: int) -> FloatArray:
+        """Return the embeddings of the first ``count`` rows."""
+        return self._embeddings[:count]
+
+    def find(self, id_: str, count: int) -> int | None:
+        """Return the last of the first ``count`` rows with this id."""
+        return next((row for row in reversed(self._rows.get(id_, ())) if row < count), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TailDocuments:
+    """The first ``count`` documents of a tail."""
+
+    rows: TailRows
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, row: int) -> Document:
+        """Return the document at a row."""
+        return self.rows.documents[row]
+
+    def metadata(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the metadata of all documents by row."""
+        return (document.metadata or {} for document in self.rows.documents[: self.count])
+
+    def find(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the rows of the last documents with these ids, without unknown ids."""
+        return {id_: row for id_ in ids if (row := self.rows.find(id_, self.count)) is not None}
+
+
+class TailSegment(Segment):
+    """The documents of a tail as a segment."""
+
+    def __init__(self, path: Path, rows: TailRows, *, lexical: bool) -> None:
+        documents = TailDocuments(rows, len(rows.documents))
+        embeddings = rows.embeddings(len(documents))
+        super().__init__(documents, embeddings, ExactIndex(embeddings), None)
+        self._path, self._is_lexical = path, lexical
+        self._one_builder = threading.Lock()
+
+    @property
+    def lexical(self) -> LexicalIndex | None:
+        """The keyword index, built on first use."""
+        with self._one_builder:
+            if self._is_lexical and self._lexical is None:
+                builder, arrays = keyword_builder(), MemoryArrays(self._path)
+                for row in range(len(self)):
+                    builder.add(self.documents.read(row).content)
+                self._lexical = LexicalIndex(arrays, builder.build().save(arrays), len(self))
+            return self._lexical
