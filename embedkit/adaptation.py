@@ -22,8 +22,8 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.location import find_bundle, find_model, published_models
 from embedkit.training.config import RunConfig, override
 from embedkit.training.loop import RunControl
-from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import LEAST_AGREEMENT, HeldOut, prepare
+from embedkit.training.recipes.stage import LEAST_AGREEMENT, HeldOut
+from embedkit.training.run import Run, resolve, run
 from embedkit.training.teachers import CachedVectors, TeacherVectors
 
 logger = logging.getLogger("embedkit")
@@ -154,11 +154,11 @@ def adapt(
     state = run(config, Path(folder), control)
     if not state.finished:
         return None
-    materials = prepare(config, control, teacher=True)  # from the cache filled by the run
-    held_out = HeldOut(materials.corpus, materials.split.held_out, materials.teachers[0])
-    before = _cosines(held_out, old) if old.dimension == materials.teachers[0].dimension else {}
+    data = Run.prepare(config, control).read_teachers().data  # from the cache filled by the run
+    held_out = HeldOut(data.corpus, data.split.held_out, data.teachers[0])
+    before = _cosines(held_out, old) if old.dimension == data.teachers[0].dimension else {}
     agreement = _mean(before) if before else 1.0
-    if agreement < LEAST_AGREEMENT and not _has_space(old.manifest.teacher, materials.teachers[0]):
+    if agreement < LEAST_AGREEMENT and not _has_space(old.manifest.teacher, data.teachers[0]):
         logger.warning(
             "%s and the teacher have different embedding spaces, so the old and the new encoder are not compared: "
             "the mean cosine of their embeddings is %.2f",

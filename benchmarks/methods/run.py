@@ -38,7 +38,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import PairScorer, TextEncoder
-from embedkit.training.recipes.run import resolve, run
+from embedkit.training.run import resolve, run
 from embedkit.training.students import build_student
 
 HERE = Path(__file__).parent

@@ -22,7 +22,7 @@ from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.loop import RunControl
-from embedkit.training.recipes.run import resolve, run
+from embedkit.training.run import resolve, run
 
 DEV = {
     "STS-B dev": "sts/STSBenchmark/sts-dev.csv",

@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _vocabulary_texts(path: Path | None) -> list[str] | None:
     if path is None or not path.is_dir():
         return _read_all(path)
-    return cast(list[str], require("embedkit.training.recipes.run", extra="train").training_text(path))
+    return cast(list[str], require("embedkit.training.run", extra="train").training_text(path))
 
 
 def _read_all(path: Path | None) -> list[str] | None:

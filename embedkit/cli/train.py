@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int | None:
 
     from embedkit.config import to_mapping
     from embedkit.training import processes
-    from embedkit.training.recipes.run import run as train
+    from embedkit.training.run import run as train
 
     config = _config(arguments)
     folder = Path(arguments.output or Path("runs") / (config.name or config.method))
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
     from embedkit.config import load_toml
-    from embedkit.training.recipes.run import resolve
+    from embedkit.training.run import resolve
 
     mapping: dict[str, Any] = functools.reduce(_merge_recipes, map(load_toml, arguments.recipe), {})
     if sources := _sources(arguments):
@@ -219,9 +219,9 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def _check(config: RunConfig) -> None:
     """Check the corpus, and print the length of the run on stderr; stdout is a recipe."""
     from embedkit.training.recipes import RECIPES
-    from embedkit.training.recipes.run import plan
+    from embedkit.training.run import Run
 
-    planned = plan(config)
+    planned = Run.prepare(config).plan
     stages = "; for each stage that uses [optim]" if config.method in RECIPES else ""
     logger.info("planned%s: %s steps, %s evaluations", stages, f"{planned.steps:,}", f"{planned.evaluations:,}")
 

@@ -168,7 +168,7 @@ class RunConfig:
     matryoshka: MatryoshkaConfig | None = setting(
         None, "for embeddings that can be truncated; methods that imitate a teacher only"
     )
-    settings: dict[str, Any] = setting(factory=dict, doc="settings of the method")
+    settings: Any = setting(factory=dict, doc="settings of the method; once resolved, of its own class")
 
     def __post_init__(self) -> None:
         if not self.corpus:
@@ -188,7 +188,7 @@ class RunConfig:
     @property
     def measure(self) -> str:
         """Name of the selection score, one of :data:`MEASURES`."""
-        if self.method == "contrastive" and self.settings.get("dev"):
+        if self.method == "contrastive" and getattr(self.settings, "dev", None):
             return "dev_ndcg"
         return measure_of(self.method, on_pairs=self.dev.pairs is not None)
 

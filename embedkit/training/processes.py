@@ -2,8 +2,8 @@
 
 Each process encodes its own rows; :func:`gather` gives every process the rows of all, so that each computes the
 loss of the whole batch. Gradients are averaged over processes after the backward pass. The backward pass of
-:func:`gather` multiplies each process's rows by the number of processes, which makes the average correct on both
-sides of it: for parameters before it, the processes' gradients are partial and must be summed; for parameters
+:func:`gather` sums the gradients that all processes have for a row, which makes the average correct on both sides
+of it: for parameters before it, the processes' gradients are partial and must be summed; for parameters
 after it, every process already has the whole gradient. N processes with a batch of B rows therefore reproduce the
 run of one process, up to rounding, and methods do not depend on the number of processes.
 
@@ -16,10 +16,10 @@ import contextlib
 import datetime as dt
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.nn.functional import all_gather
 
 from embedkit.modeling.seeding import seeded
 
@@ -64,24 +64,11 @@ def first() -> bool:
 def gather(rows: Tensor) -> Tensor:
     """Return the rows of all processes in rank order, in float32: ``(B / N, ...) -> (B, ...)``.
 
-    Gradients flow back to the process that a row came from, multiplied by N; see the module's documentation.
+    Gradients flow back to the process that a row came from, summed over processes.
     """
     if count() == 1:
         return rows
-    gathered: Tensor = _Gather.apply(rows.float())  # type: ignore[no-untyped-call]
-    return gathered
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(_: Any, rows: Tensor) -> Tensor:
-        parts = [torch.empty_like(rows) for _ in range(count())]
-        distributed.all_gather(parts, rows.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:
-        return gradient.chunk(count())[rank()] * count()
+    return torch.cat(all_gather(rows.float()))
 
 
 def average_gradients(module: nn.Module) -> None:

@@ -10,9 +10,7 @@ import dataclasses
 import errno
 import json
 import os
-import platform
 import shutil
-import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,18 +22,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from embedkit import __version__
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import load_toml
 from embedkit.errors import CheckpointError, ConfigError, DataError
-from embedkit.evaluation.machine import processor_name
 from embedkit.modeling.pretrained import separate, writing_tensors
 from embedkit.records import read_object
-from embedkit.runtime.distributions import installed_versions
+from embedkit.training.method import TrainingModule
 from embedkit.training.optim import AdamW
 from embedkit.write_lock import write_lock
 
-_FORMAT = "1"
+_FORMAT = "2"
 
 
 @dataclasses.dataclass
@@ -56,25 +52,24 @@ class TrainState:
     finished: bool = False
 
 
-def save_checkpoint(path: Path, method: nn.Module, optimizer: AdamW, state: TrainState) -> None:
-    """Write parameters, buffers, optimizer state and random state.
+def save_checkpoint(path: Path, method: TrainingModule, optimizer: AdamW, state: TrainState) -> None:
+    """Write parameters, buffers, optimizer state by the parameters' names, and random state.
 
     Raises:
         StorageError: the file cannot be written; the previous checkpoint is kept.
     """
     tensors = {f"method/{name}": tensor for name, tensor in method.state_dict().items()}
-    groups = []
-    for number, group in enumerate(optimizer.param_groups):
-        groups.append({key: value for key, value in group.items() if key != "params"})
-        for place, parameter in enumerate(group["params"]):
-            for name, tensor in optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer/{number}/{place}/{name}"] = tensor
+    for name, parameter in method.named_parameters():
+        for moment, tensor in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer/{moment}/{name}"] = tensor
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     tensors["random/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     tensors = separate({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     metadata = {
         "format": _FORMAT,
+        "network": json.dumps(_network(method)),
         "state": json.dumps(dataclasses.asdict(state)),
         "groups": json.dumps(groups),
     }
@@ -83,20 +78,20 @@ def save_checkpoint(path: Path, method: nn.Module, optimizer: AdamW, state: Trai
         save_file(tensors, temporary, metadata)
 
 
-def load_checkpoint(path: Path, method: nn.Module, optimizer: AdamW) -> TrainState:
+def load_checkpoint(path: Path, method: TrainingModule, optimizer: AdamW) -> TrainState:
     """Restore a run from a file written by :func:`save_checkpoint`.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or was written with other settings.
+        CheckpointError: the file is missing or damaged, or its network or optimizer is another one.
     """
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        _check(metadata, tensors)
+        _check(metadata, tensors, _network(method))
         state = TrainState(**json.loads(metadata["state"]))
         method.load_state_dict(_section(tensors, "method/"))
-        _restore_optimizer(optimizer, json.loads(metadata["groups"]), _section(tensors, "optimizer/"))
+        _restore_optimizer(method, optimizer, json.loads(metadata["groups"]), _section(tensors, "optimizer/"))
         torch.set_rng_state(tensors["random/cpu"])
         if torch.cuda.is_available() and "random/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random/cuda"])
@@ -107,9 +102,18 @@ def load_checkpoint(path: Path, method: nn.Module, optimizer: AdamW) -> TrainSta
     return state
 
 
-def _check(metadata: dict[str, str], tensors: dict[str, Tensor]) -> None:
+def _network(method: TrainingModule) -> dict[str, Any]:
+    """Return what the shapes of tensors do not show: what pools an encoder's states, and what its head applies."""
+    encoder = getattr(method, "encoder", None)
+    head = getattr(encoder, "head", None)
+    return {"pooling": getattr(encoder, "pooling", None), "head": head and head.activation}
+
+
+def _check(metadata: dict[str, str], tensors: dict[str, Tensor], network: dict[str, Any]) -> None:
     if metadata.pop("crc32") != str(_checksum(metadata, tensors)):
         raise ValueError("its checksum is wrong")
+    if (saved := json.loads(metadata["network"])) != network:
+        raise ValueError(f"the network was {saved} and is {network}")
 
 
 def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> int:
@@ -125,13 +129,21 @@ def _section(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _restore_optimizer(optimizer: AdamW, groups: list[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+def _restore_optimizer(
+    method: nn.Module, optimizer: AdamW, groups: list[dict[str, Any]], tensors: dict[str, Tensor]
+) -> None:
+    """Restore the groups' settings and the state of each parameter, which must have the shape it had."""
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group.update(saved)
+    parameters = dict(method.named_parameters())
     for path, tensor in tensors.items():
-        number, place, name = path.split("/")
-        parameter = optimizer.param_groups[int(number)]["params"][int(place)]
-        optimizer.state[parameter][name] = tensor.to(parameter.device)
+        moment, _, name = path.partition("/")
+        parameter = parameters[name]
+        if tensor.shape != parameter.shape:
+            raise ValueError(
+                f"the optimizer's state of {name} has the shape {(*tensor.shape,)}, not {(*parameter.shape,)}"
+            )
+        optimizer.state[parameter][moment] = tensor.to(parameter.device)
 
 
 _OWN_TO_A_MACHINE = {"checkpoint_minutes", "threads"}
@@ -285,19 +297,3 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -
         elif before != after:
             changed.add(prefix + key)
     return changed
-
-
-_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "onnx", "onnxruntime")
-
-
-def environment() -> dict[str, Any]:
-    """Return everything except the configuration that affects a run's results and speed."""
-    return {
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "processor": processor_name(),
-        "processors": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "packages": {"embedkit": __version__, **installed_versions(_PACKAGES)},
-    }

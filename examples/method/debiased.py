@@ -24,7 +24,7 @@ from embedkit.training.components import training_head
 from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import trainer_presets
-from embedkit.training.recipes.run import resolve, run
+from embedkit.training.run import resolve, run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

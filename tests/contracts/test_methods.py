@@ -31,7 +31,7 @@ from embedkit.training.methods import METHODS
 from embedkit.training.methods.sct import cross_view_loss
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes import RECIPES
-from embedkit.training.recipes.run import resolve, run
+from embedkit.training.run import resolve, run
 from embedkit.training.run_folder import RunFolder
 
 TEACHER_WIDTH = 24

@@ -266,7 +266,7 @@ def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) 
     start = _Start(config, encoder)
     made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
     kinds: list[Batches] = []
-    if (labelled := _labelled(config, settings, stage.materials.corpus)) is not None:
+    if (labelled := _labelled(config, settings, stage.data.corpus)) is not None:
         vectors = start(labelled.queries, "query"), start(labelled.passages)
         scored = None if settings.loss == "info-nce" else _scored(config, settings, labelled, vectors)
         kinds.append(QueryBatches(labelled, encoder, settings, vectors, scored=scored, **made))

@@ -62,12 +62,12 @@ def _train(stage: Stage, settings: RoundsConfig, encoder: SentenceEncoder) -> Tr
     """
     distillation = settings.distillation
     for number in range(settings.rounds):
-        if number == 0 and stage.materials.teachers:
+        if number == 0 and stage.data.teachers:
             continue
         members = _team(stage, settings, number)
         for member in members:
-            if stage.control.resume and member.folder.model.exists():
-                continue  # the model is written last, atomically
+            if member.folder.model.exists():
+                continue  # of a resumed run: a stage writes its model last, atomically
             start = SentenceEncoder.load(stage.folder.initial)
             if number == 0:
                 state = member.train("simcse", settings.contrastive, start, settings.contrastive_optim)
@@ -78,7 +78,7 @@ def _train(stage: Stage, settings: RoundsConfig, encoder: SentenceEncoder) -> Tr
         if number > 0:
             distillation = dataclasses.replace(distillation, teacher_weights=())
         vectors = tuple(_teach(member, settings) for member in members)
-        stage = dataclasses.replace(stage, materials=dataclasses.replace(stage.materials, teachers=vectors))
+        stage = dataclasses.replace(stage, data=dataclasses.replace(stage.data, teachers=vectors))
     return stage.train("distillcse", distillation, encoder)
 
 
@@ -104,7 +104,7 @@ def _teach(member: Stage, settings: RoundsConfig) -> TeacherVectors:
     )
     with processes.first_alone():
         return load_vectors(
-            teacher, member.materials.corpus, Path(config.cache), show_progress=member.control.show_progress
+            teacher, member.data.corpus, Path(config.cache), show_progress=member.control.show_progress
         )
 
 

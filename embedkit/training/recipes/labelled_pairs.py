@@ -32,7 +32,6 @@ from embedkit.training.batches import Batches, PairBatchSource, check_count, pai
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows, SourceConfig, read_rows, row_hash
 from embedkit.training.method import Batch, BatchSpec, PairTrainingModule
-from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes.score_distillation import ranking_evaluation, ranking_sets
 from embedkit.training.recipes.stage import Recipe, Stage
 from embedkit.training.run_folder import TrainState
@@ -205,9 +204,9 @@ def _check(config: RunConfig, settings: LabelledPairsConfig, corpus: Corpus) -> 
     return labels
 
 
-def _train(stage: Stage, settings: LabelledPairsConfig, _: Sequence[PairTeacher]) -> TrainState:
+def _train(stage: Stage, settings: LabelledPairsConfig, _: None) -> TrainState:
     """A cross-encoder learns from labelled pairs of queries and passages."""
-    config, labels = stage.config, stage.materials.beside
+    config, labels = stage.config, stage.data.extra
     student = load_cross_encoder(config, max_length=settings.length)
     if labels.disputed:
         logger.warning(

@@ -159,15 +159,15 @@ def _check(config: RunConfig, settings: ScoreDistillationConfig, _: Corpus) -> C
     return queries
 
 
-def _train(stage: Stage, settings: ScoreDistillationConfig, teachers: Sequence[PairTeacher]) -> TrainState:
+def _train(stage: Stage, settings: ScoreDistillationConfig, _: None) -> TrainState:
     """A small cross-encoder learns the scores of a large one on mined pairs.
 
     Raises:
         ConfigError: batches do not fit the pairs.
     """
     config = stage.config
-    queries, passages = stage.materials.beside, stage.materials.corpus
-    pairs = prepare_pairs(config, settings, queries, passages, teachers, stage.control)
+    queries, passages = stage.data.extra, stage.data.corpus
+    pairs = prepare_pairs(config, settings, queries, passages, stage.data.pair_teachers, stage.control)
     if pairs is None:
         return TrainState()
     student = _student(config, settings, pairs)

@@ -37,13 +37,13 @@ def _train(stage: Stage, settings: TwoStageConfig, encoder: SentenceEncoder) -> 
 
     The run folder of the first stage is ``folder/self-supervised``.
     """
-    if not (stage.control.resume and stage.folder.last.exists()):
-        first = stage.inside("self-supervised", materials=dataclasses.replace(stage.materials, teachers=()))
+    first = stage.inside("self-supervised", data=dataclasses.replace(stage.data, teachers=()))
+    if not first.folder.model.exists():  # a resumed run may have it: a stage writes its model last, atomically
         state = first.train("sct", settings.self_supervised, encoder, settings.self_supervised_optim)
         if not state.finished:
             return state
-        name, encoder = encoder.name, SentenceEncoder.load(first.folder.model)
-        encoder.name = name
+    name, encoder = encoder.name, SentenceEncoder.load(first.folder.model)
+    encoder.name = name
     return stage.train("sct-distillation", settings.distillation, encoder)
 
 

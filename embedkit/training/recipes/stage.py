@@ -26,8 +26,10 @@ from embedkit.training.distillation import Distillation
 from embedkit.training.loop import RunControl, Scores, train
 from embedkit.training.method import BatchSpec, Presets, TrainingModule
 from embedkit.training.methods import METHODS
+from embedkit.training.mining import PairTeacher
 from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder, TrainState
+from embedkit.training.students import adjust
 from embedkit.training.teacher_spaces import JoinedVectors, RotatedVectors
 from embedkit.training.teachers import TeacherVectors, load_vectors
 
@@ -92,18 +94,31 @@ class HeldOut:
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """Data shared by all stages of a run; ``beside`` is what a recipe of pairs reads beside its corpus."""
+    """Data shared by all stages of a run.
+
+    Attributes:
+        corpus: the text.
+        dev: scored pairs that select a step.
+        split: training and held-out rows.
+        teachers: vectors of the corpus.
+        pair_teachers: cross-encoders that score pairs.
+        extra: what a recipe of pairs reads besides the corpus: queries or labels.
+    """
 
     corpus: Corpus
-    teachers: tuple[TeacherVectors, ...]
     dev: ScoredPairs | None
     split: Split
-    beside: Any = None
+    teachers: tuple[TeacherVectors, ...] = ()
+    pair_teachers: tuple[PairTeacher, ...] = ()
+    extra: Any = None
 
     def inputs(self, config: RunConfig) -> dict[str, str]:
         """Map descriptions of everything that was read to digests of its content."""
         inputs = corpus_inputs(config.corpus, self.corpus)
+        if self.extra is not None:
+            inputs |= config.settings.inputs(self.extra)
         inputs |= {f"the vectors of teacher {teacher.name}": teacher.fingerprint for teacher in self.teachers}
+        inputs |= {f"the teacher {teacher.name}": teacher.fingerprint for teacher in self.pair_teachers}
         if self.dev is not None:
             pairs = [self.dev.first, self.dev.second, self.dev.scores.tolist()]
             content = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
@@ -120,18 +135,7 @@ def corpus_inputs(sources: Sequence[SourceConfig], corpus: Corpus) -> dict[str, 
     return inputs
 
 
-def prepare(config: RunConfig, control: RunControl, *, teacher: bool) -> RunData:
-    """Load the corpus, the development pairs and, if ``teacher``, the teachers' vectors.
-
-    Raises:
-        DataError: a source is missing or malformed.
-        CacheError: the teacher cache is damaged, or on a file system without locks.
-    """
-    materials = read_texts(config, control)
-    return read_teachers(config, control, materials) if teacher else materials
-
-
-def read_texts(config: RunConfig, control: RunControl) -> RunData:
+def read_texts(config: RunConfig, *, show_progress: bool | None = None) -> RunData:
     """Load the development pairs and the corpus.
 
     Raises:
@@ -139,28 +143,30 @@ def read_texts(config: RunConfig, control: RunControl) -> RunData:
     """
     pairs = _dev_pairs(config)
     with processes.first_alone():  # the others read its results from the cache
-        corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
-    return RunData(corpus, (), pairs, Split.of(corpus, config.dev.held_out))
+        corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=show_progress)
+    return RunData(corpus, pairs, Split.of(corpus, config.dev.held_out))
 
 
-def read_teachers(config: RunConfig, control: RunControl, materials: RunData) -> RunData:
-    """Add the teachers' vectors of the corpus, which are computed if they are not cached.
+def read_vectors(
+    config: RunConfig, corpus: Corpus, *, show_progress: bool | None = None
+) -> tuple[TeacherVectors, ...]:
+    """Return the teachers' vectors of the corpus, joined and rotated as configured; missing ones are computed.
 
     Raises:
         CacheError: the teacher cache is damaged, or on a file system without locks.
     """
-    corpus, vectors = materials.corpus, list[TeacherVectors]()
+    vectors = list[TeacherVectors]()
     with processes.first_alone():  # the others read its results from the cache
         for named in config.every_teacher:
             resolved = dataclasses.replace(named, source=config.resolve_model(named.source))
-            vectors.append(load_vectors(resolved, corpus, Path(config.cache), show_progress=control.show_progress))
+            vectors.append(load_vectors(resolved, corpus, Path(config.cache), show_progress=show_progress))
     if config.join is not None:
         space = config.join.space and config.resolve(config.join.space)
         vectors = [JoinedVectors(vectors, dataclasses.replace(config.join, space=space), len(corpus))]
     if config.matryoshka is not None:
         config.matryoshka.check(vectors[0].dimension)
         vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
-    return dataclasses.replace(materials, teachers=tuple(vectors))
+    return tuple(vectors)
 
 
 def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
@@ -186,7 +192,7 @@ class Stage:
     """Everything that a stage of a run needs, apart from a method and an encoder."""
 
     config: RunConfig
-    materials: RunData
+    data: RunData
     folder: RunFolder
     control: RunControl
 
@@ -199,17 +205,15 @@ class Stage:
     ) -> TrainState:
         """Train one method from ``encoder``, in place; the result is written to ``folder.model``.
 
-        The optimizer settings default to those of the run.
+        The encoder gets the dropout and the frozen words of the configuration, which its files do not record. The
+        optimizer settings default to those of the run.
 
         Raises:
-            ConfigError: the run lacks something that the method needs.
             TrainingError, CheckpointError, StorageError: see :func:`~embedkit.training.loop.train`.
         """
-        kind, teachers, optim = METHODS[method_name], self.materials.teachers, optim or self.config.optim
-        count = len(teachers)
-        if problem := kind.batch_spec.teacher_problem(count) or kind.settings_problem(settings, count):
-            raise ConfigError(problem)
-        arguments = kind.teacher_arguments([teacher.dimension for teacher in teachers])
+        kind, optim = METHODS[method_name], optim or self.config.optim
+        arguments = kind.teacher_arguments([teacher.dimension for teacher in self.data.teachers])
+        adjust(encoder, self.config.student)
         method = kind(encoder, settings, seed=self.config.seed, **arguments)
         batches = self.batches(method_name, settings, encoder, optim)
         if isinstance(method, Distillation):
@@ -225,14 +229,14 @@ class Stage:
             ConfigError: the run lacks something that the method needs.
         """
         return BatchSource(
-            self.materials.corpus,
+            self.data.corpus,
             encoder.tokenizer,
             spec=METHODS[method_name].needs(settings),
             batch_size=(optim or self.config.optim).batch_size,
             seed=self.config.seed,
             views=self.config.views,
-            teachers=self.materials.teachers,
-            rows=self.materials.split.train,
+            teachers=self.data.teachers,
+            rows=self.data.split.train,
         )
 
     def fit(
@@ -256,9 +260,9 @@ class Stage:
         A fitted head is worse than one that a long run has trained, even if that run's teacher was, for instance,
         rounded in another way. So what the embeddings show decides, not what the model records.
         """
-        corpus, tokenizer = self.materials.corpus, method.encoder.tokenizer
-        rows = np.random.default_rng(0).permutation(self.materials.split.train)[:_HEAD_SAMPLE]
-        vectors = self.materials.teachers[0].read(rows, 0)
+        corpus, tokenizer = self.data.corpus, method.encoder.tokenizer
+        rows = np.random.default_rng(0).permutation(self.data.split.train)[:_HEAD_SAMPLE]
+        vectors = self.data.teachers[0].read(rows, 0)
         if self.config.student.source is not None and not method.head_is_new:
             found = TorchEncoder(method.encoder).encode(corpus.texts(rows[:_HEAD_BATCH]))
             if (found * vectors[:_HEAD_BATCH]).sum(axis=1).mean() < LEAST_AGREEMENT:
@@ -270,10 +274,10 @@ class Stage:
 
     def evaluation(self, encoder: SentenceEncoder) -> Callable[[], Scores] | None:
         """Return the function that scores a step: on the development pairs, else by cosine with the teacher."""
-        pairs, rows, teachers = self.materials.dev, self.materials.split.held_out, self.materials.teachers
+        pairs, rows, teachers = self.data.dev, self.data.split.held_out, self.data.teachers
         held_out = None
         if rows:
-            held_out = HeldOut(self.materials.corpus, rows, teachers[0])
+            held_out = HeldOut(self.data.corpus, rows, teachers[0])
         if pairs is None and held_out is None:
             return None
 
@@ -302,11 +306,11 @@ class Recipe(NamedTuple):
 
     Attributes:
         settings_class: dataclass of the settings, the table ``[settings]`` of a run.
-        function: trains; called with the stage of the whole run, settings and initial encoder, or the
-            teachers if ``scores_pairs``.
+        function: trains; called with the stage of the whole run, settings and initial encoder, which is None if
+            ``scores_pairs``.
         check: raises a :class:`~embedkit.errors.ConfigError` if the corpus does not fit one of the stages; called
             with config, settings and corpus before a teacher encodes the corpus. Returns what the recipe reads
-            beside the corpus if ``scores_pairs``.
+            besides the corpus if ``scores_pairs``.
         presets: settings for each size.
         batch_spec: the requirements of the most demanding stage.
         paper: the publication.

@@ -229,7 +229,7 @@ def _labels(stage: Stage, name: str, members: Sequence[_Member]) -> FloatArray:
 def _label(network: SentenceEncoder | PairEncoder, stage: Stage) -> FloatArray:
     """Return an encoder's cosine or a cross-encoder's score in (0, 1) of every pair: ``(N,) float32``."""
     to_device(network, stage.config.device)
-    corpus = stage.materials.corpus
+    corpus = stage.data.corpus
     labels = np.empty(len(corpus), dtype=np.float32)
     with Progress("label", len(corpus), unit="pairs") as progress:
         for rows in in_chunks(np.arange(len(corpus))):
@@ -244,9 +244,9 @@ def _label(network: SentenceEncoder | PairEncoder, stage: Stage) -> FloatArray:
 
 
 def _train_cross(stage: Stage, settings: TransEncoderConfig, member: _Member, labels: FloatArray) -> TrainState:
-    cross, dev = _start_cross(member, settings, stage.config), stage.materials.dev
+    cross, dev = _start_cross(member, settings, stage.config), stage.data.dev
     batches = PairBatchSource(
-        stage.materials.corpus,
+        stage.data.corpus,
         cross.tokenizer,
         scores=labels,
         batch_size=settings.cross_optim.batch_size,
@@ -259,9 +259,9 @@ def _train_cross(stage: Stage, settings: TransEncoderConfig, member: _Member, la
 
 
 def _train_encoder(stage: Stage, settings: TransEncoderConfig, member: _Member, labels: FloatArray) -> TrainState:
-    encoder, dev = _start_encoder(member, settings), stage.materials.dev
+    encoder, dev = _start_encoder(member, settings), stage.data.dev
     batches = BatchSource(
-        stage.materials.corpus,
+        stage.data.corpus,
         encoder.tokenizer,
         spec=CrossToEncoder.batch_spec,
         batch_size=stage.config.optim.batch_size,

@@ -9,7 +9,7 @@ import pytest
 from embedkit.cli.main import main
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES
-from embedkit.training.recipes.run import resolve
+from embedkit.training.run import resolve
 
 TABLE = {**METHODS, **RECIPES}
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.corpus import SourceConfig
-from embedkit.training.recipes.run import Plan, resolve
+from embedkit.training.run import Plan, resolve
 
 SENTENCES = [f"{who} {what} {where}" for who in ("the cat", "a dog", "my sister", "the king") for what in
              ("sleeps", "reads", "sings") for where in ("at home", "at school", "by the sea")]  # fmt: skip
@@ -60,7 +61,7 @@ class TestConfiguration:
     @pytest.fixture(autouse=True)
     def any_corpus(self, monkeypatch):
         """These configurations name files that do not exist."""
-        monkeypatch.setattr("embedkit.training.recipes.run.plan", lambda _: Plan(1, 0))
+        monkeypatch.setattr("embedkit.training.run.Run.prepare", lambda _: SimpleNamespace(plan=Plan(1, 0)))
 
     @pytest.mark.parametrize(
         ("flags", "expected"),

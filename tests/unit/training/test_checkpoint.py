@@ -6,14 +6,14 @@ import json
 
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from embedkit.errors import CheckpointError, StorageError
 from embedkit.training.components import VectorQueue
 from embedkit.training.optim import OptimConfig, build_optimizer
-from embedkit.training.run_folder import TrainState, load_checkpoint, save_checkpoint
+from embedkit.training.run_folder import TrainState, _checksum, load_checkpoint, save_checkpoint
 
 
 class Parts:
@@ -117,6 +117,21 @@ def test_a_bit_flipped_anywhere_is_reported(saved):
 def test_other_shapes_are_other_settings(saved, other):
     with pytest.raises(CheckpointError):
         Parts(5, **other).load(saved[1])
+
+
+def test_state_of_a_parameter_of_another_shape_is_refused_by_its_name(saved):
+    """The optimizer's fused kernel reads a moment as far as its parameter reaches."""
+    _, path = saved
+    with safe_open(path, framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors["optimizer/first/0.weight"] = torch.zeros(1, 1)
+    del metadata["crc32"]
+    metadata["crc32"] = str(_checksum(metadata, tensors))
+    save_file(tensors, path, metadata)
+    with pytest.raises(
+        CheckpointError, match=r"optimizer's state of 0\.weight has the shape \(1, 1\), not \(2, 3\)"
+    ):
+        Parts(5).load(path)
 
 
 @pytest.mark.parametrize("state", ["{}x", "[]", json.dumps({"steps": 1})])

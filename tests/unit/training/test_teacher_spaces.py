@@ -18,8 +18,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.joined import JoinedSpace
 from embedkit.training.loop import RunControl
-from embedkit.training.recipes.run import resolve, run
-from embedkit.training.recipes.stage import prepare
+from embedkit.training.run import Run, resolve, run
 from embedkit.training.teacher_spaces import (
     JoinConfig,
     JoinedVectors,
@@ -125,10 +124,10 @@ def mapping(make_encoder, tmp_path, sentences):
 
 
 def test_the_table_rotates_the_teachers_vectors(mapping):
-    (teacher,) = prepare(resolve(mapping), QUIET, teacher=True).teachers
+    (teacher,) = Run.prepare(resolve(mapping), QUIET).read_teachers().data.teachers
     assert isinstance(teacher, RotatedVectors)
     del mapping["matryoshka"]
-    (teacher,) = prepare(resolve(mapping), QUIET, teacher=True).teachers
+    (teacher,) = Run.prepare(resolve(mapping), QUIET).read_teachers().data.teachers
     assert not isinstance(teacher, RotatedVectors)
 
 

@@ -12,8 +12,8 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import RunControl
-from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import HeldOut, Split
+from embedkit.training.run import resolve, run
 from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
 from embedkit.training.teachers import AlignedVectors, CachedVectors, TeacherConfig, load_encoder, load_vectors
 

@@ -7,7 +7,7 @@ import torch
 
 from embedkit.training.method import Batch, pooled
 from embedkit.training.methods.bsl import BSL, BSLConfig
-from embedkit.training.recipes.run import resolve
+from embedkit.training.run import resolve
 
 
 @pytest.fixture

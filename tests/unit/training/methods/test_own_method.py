@@ -13,7 +13,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.loop import RunControl
 from embedkit.training.method import Batch
 from embedkit.training.methods import METHODS
-from embedkit.training.recipes.run import resolve, run
+from embedkit.training.run import resolve, run
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "method" / "debiased.py"
 

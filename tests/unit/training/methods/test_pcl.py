@@ -14,7 +14,7 @@ from embedkit.training.methods.pcl import (
     copy_contrast_loss,
     every_positive_contrast_loss,
 )
-from embedkit.training.recipes.run import resolve
+from embedkit.training.run import resolve
 
 
 @pytest.fixture
@@ -75,4 +75,4 @@ def test_published_settings_are_the_default_and_can_be_overridden():
     assert (config.optim.lr, config.optim.batch_size, config.optim.warmup) == (3e-5, 64, 0.0)
     changed = resolve({**said, "student": {"pooling": "mean"}, "settings": {"preset": "pcl_paper"}})
     assert (changed.student.pooling, changed.student.max_length) == ("mean", 32)
-    assert changed.settings["preset"] == "pcl_paper"
+    assert changed.settings.preset == "pcl_paper"

@@ -17,7 +17,7 @@ from embedkit.training.loop import RunControl
 from embedkit.training.mining import nearest_negatives
 from embedkit.training.pairs import read_queries
 from embedkit.training.recipes.contrastive import ContrastiveConfig, QueryBatches
-from embedkit.training.recipes.run import resolve, run
+from embedkit.training.run import resolve, run
 
 WHO = ("cat", "dog", "sister", "king", "mother", "train", "water", "summer")
 PAIRS = [

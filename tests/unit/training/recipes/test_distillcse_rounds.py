@@ -7,8 +7,8 @@ import pytest
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.loop import RunControl
-from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Stage
+from embedkit.training.run import resolve, run
 
 TEXTS = ["the cat", "a good dog", "my sister reads", "the sea", "an old king", "a bird in the garden"]
 
@@ -35,7 +35,7 @@ def stages(monkeypatch):
     train = Stage.train
 
     def spy(stage, method_name, settings, encoder, *optim):
-        teachers = [teacher.name for teacher in stage.materials.teachers]
+        teachers = [teacher.name for teacher in stage.data.teachers]
         place, seed = stage.folder.path.parts, stage.config.seed
         seen.append((place, method_name, seed, encoder.fingerprint(), teachers, settings))
         return train(stage, method_name, settings, encoder, *optim)

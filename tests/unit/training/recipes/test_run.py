@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from embedkit.config import load_toml, to_mapping
+from embedkit.config import load_toml
 from embedkit.errors import ConfigError, DataError, ModelNotFoundError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.corpus import Corpus
 from embedkit.training.loop import RunControl
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES
-from embedkit.training.recipes.run import find_method, resolve, run
 from embedkit.training.recipes.stage import Stage
+from embedkit.training.run import find_method, resolve, run
 from embedkit.training.run_folder import TrainState
 
 BARE = {"method": "sct", "corpus": [{"path": "a.txt"}]}
@@ -45,8 +45,8 @@ class TestResolve:
         mapping = BARE if method == "sct" else TAUGHT
         config = resolve({**mapping, "method": method, "student": {"size": size}})
         found = config.settings
-        assert (config.optim.lr, found["queue_size"]) == (lr, queue)
-        assert (found["reference_temperature"], found["temperature"]) == (reference, online)
+        assert (config.optim.lr, found.queue_size) == (lr, queue)
+        assert (found.reference_temperature, found.temperature) == (reference, online)
         assert (config.optim.batch_size, config.optim.epochs, config.optim.warmup) == (128, 10, 0.1)
         assert (config.optim.epsilon, config.optim.correct_bias, config.optim.weight_decay) == (1e-6, False, 0.01)
 
@@ -55,9 +55,9 @@ class TestResolve:
         both = resolve({**TAUGHT, "student": {"size": size}})
         first = resolve({**BARE, "student": {"size": size}})
         second = resolve({**TAUGHT, "method": "sct-distillation", "student": {"size": size}})
-        assert both.settings["self_supervised"] == first.settings
-        assert both.settings["self_supervised_optim"] == to_mapping(first.optim)
-        assert both.settings["distillation"] == second.settings
+        assert both.settings.self_supervised == first.settings
+        assert both.settings.self_supervised_optim == first.optim
+        assert both.settings.distillation == second.settings
         assert both.optim == second.optim
 
     @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ class TestRun:
     def test_a_folder_in_use_is_refused_before_anything_is_loaded(self, mapping, tmp_path, monkeypatch):
         config = resolve(mapping)
         run(config, tmp_path / "run", QUIET)
-        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
+        monkeypatch.setattr("embedkit.training.run.build_student", None)
         with pytest.raises(ConfigError, match="already holds a run"):
             run(config, tmp_path / "run", QUIET)
         with pytest.raises(ConfigError, match="other settings: seed"):
@@ -314,14 +314,14 @@ class TestRun:
     def test_a_device_that_is_not_there_is_reported_before_anything_is_loaded(
         self, mapping, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
+        monkeypatch.setattr("embedkit.training.run.build_student", None)
         with pytest.raises(ConfigError, match="device 'abacus' cannot be used here"):
             run(resolve({**mapping, "device": "abacus"}), tmp_path / "run", QUIET)
 
     def test_a_missing_development_set_is_reported_before_anything_is_computed(
         self, mapping, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
+        monkeypatch.setattr("embedkit.training.run.build_student", None)
         with pytest.raises(DataError, match="gone"):
             run(resolve({**mapping, "dev": {"pairs": "gone.csv"}}), tmp_path / "run", QUIET)
 
@@ -374,7 +374,7 @@ class TestRun:
         self, taught, tmp_path, monkeypatch, method, settings
     ):
         monkeypatch.setattr("embedkit.training.recipes.stage.load_vectors", None)
-        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
+        monkeypatch.setattr("embedkit.training.run.build_student", None)
         small = settings.get("self_supervised_optim", {}).get("batch_size") == 50
         optim = {"batch_size": 5 if small else 50, "steps": 1}
         config = resolve({**taught, "method": method, "optim": optim, "settings": settings})
@@ -386,7 +386,7 @@ class TestRun:
     def test_too_few_pairs_are_refused_before_anything_is_labelled(
         self, mapping, tmp_path, monkeypatch, batch_size, cross
     ):
-        monkeypatch.setattr("embedkit.training.recipes.run.build_student", None)
+        monkeypatch.setattr("embedkit.training.run.build_student", None)
         (tmp_path / "texts.txt").unlink()
         (tmp_path / "pairs.tsv").write_text("".join(f"text {i}\tother {i}\n" for i in range(20)))
         pairs = {
@@ -465,7 +465,7 @@ class TestRun:
         seen, train = [], Stage.train
 
         def spy(stage, *rest):
-            seen.append(stage.materials.dev)
+            seen.append(stage.data.dev)
             return train(stage, *rest)
 
         monkeypatch.setattr(Stage, "train", spy)

@@ -24,7 +24,6 @@ from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import RunControl
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
-from embedkit.training.recipes.run import Plan, plan, resolve, run, training_text
 from embedkit.training.recipes.score_distillation import (
     PairGroups,
     ScoreDistillationConfig,
@@ -33,6 +32,7 @@ from embedkit.training.recipes.score_distillation import (
     prepare_pairs,
     ranking_evaluation,
 )
+from embedkit.training.run import Plan, Run, resolve, run, training_text
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 WHO, WHAT = ("the cat", "a good dog", "my sister", "an old king"), ("will sleep", "wants to read", "likes music")
@@ -240,7 +240,7 @@ def test_teachers_and_batches_read_fewer_tokens_than_the_student(recipe, toy_cro
     teachers = {}
     for length, each in settings.items():
         config = resolve({**recipe, "teacher": {"source": str(toy_cross_bundle)}, "settings": each})
-        (teachers[length],) = load_pair_teachers(config, config.settings["length"])
+        (teachers[length],) = load_pair_teachers(config, config.settings.length)
     cut = CrossEncoder.load(toy_cross_bundle).tokenize([pair]).ids[0]
     assert len(cut) == 12
     assert teachers[8].logits([pair]) != teachers[12].logits([pair])
@@ -266,8 +266,7 @@ def test_a_folder_scores_on_its_device_and_in_its_precision(recipe):
     teachers = {}
     for precision in ("fp32", "bf16"):
         config = resolve({**recipe, "teacher": {**recipe["teacher"], "precision": precision, "device": "cpu"}})
-        settings = from_mapping(ScoreDistillationConfig, config.settings)
-        (teachers[precision],) = load_pair_teachers(config, settings.length)
+        (teachers[precision],) = load_pair_teachers(config, config.settings.length)
     full, half = (teacher.logits(pairs) for teacher in teachers.values())
     np.testing.assert_allclose(full, half, rtol=0.05)
     assert full != half
@@ -275,14 +274,14 @@ def test_a_folder_scores_on_its_device_and_in_its_precision(recipe):
 
     config = resolve({**recipe, "teacher": {**recipe["teacher"], "device": "abacus"}})
     with pytest.raises(ConfigError, match="'abacus' cannot be used here"):
-        load_pair_teachers(config, settings.length)
+        load_pair_teachers(config, config.settings.length)
 
 
 def test_the_scores_of_several_teachers_are_their_mean(recipe, corpora, toy_cross_bundle):
     both = [{"source": recipe.pop("teacher")["source"]}, {"source": str(toy_cross_bundle)}]
     config = resolve({**recipe, "teachers": both})
     settings = from_mapping(ScoreDistillationConfig, config.settings)
-    teachers = load_pair_teachers(config, settings.length)
+    teachers = load_pair_teachers(config, config.settings.length)
 
     pairs = prepare_pairs(config, settings, *corpora, teachers, RunControl(show_progress=False))
 
@@ -297,7 +296,7 @@ def test_the_plan_counts_groups_of_queries(recipe):
     del recipe["optim"]["steps"]
     recipe["optim"]["epochs"] = 3
 
-    assert plan(resolve(recipe)) == Plan(3 * (len(QUERIES) * 2 // 8), 0)
+    assert Run.prepare(resolve(recipe)).plan == Plan(3 * (len(QUERIES) * 2 // 8), 0)
 
 
 def test_a_collapsed_student_gets_no_credit_for_the_order_of_the_candidates(recipe, tmp_path):
@@ -319,7 +318,7 @@ def test_the_recipes_of_rerankers_share_their_pairs():
     assert (one.name, other.name) == ("reranker-tiny", "reranker-small")
     assert (one.settings, one.corpus, one.teacher) == (other.settings, other.corpus, other.teacher)
     last = resolve(merge(load_toml(RECIPES / "reranker-pairs.toml"), {"student": {"source": "runs/deeper"}}))
-    assert (last.optim.batch_size % last.settings["group"], last.student.positions) == (0, last.settings["length"])
+    assert (last.optim.batch_size % last.settings.group, last.student.positions) == (0, last.settings.length)
 
 
 def test_impossible_runs_are_refused(recipe, tmp_path):
@@ -329,6 +328,8 @@ def test_impossible_runs_are_refused(recipe, tmp_path):
     settings = {**recipe["settings"], "queries": []}
     with pytest.raises(ConfigError, match="needs queries"):
         run(resolve({**recipe, "settings": settings}), tmp_path / "b")
+    with pytest.raises(ConfigError, match="are cross-encoders; tiny is not one"):
+        run(resolve({**recipe, "teacher": {"source": "tiny"}, "student": {"source": "tiny"}}), tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -338,7 +339,7 @@ def test_impossible_runs_are_refused(recipe, tmp_path):
         ({"optim": {"batch_size": 32}}, ConfigError, r"12 queries with settings\.group = 2 pairs each are fewer"),
         ({"settings": {"dev": ["gone.jsonl"]}}, DataError, r"gone\.jsonl"),
         ({"student": {"tokenizer": "tiny.onnx"}}, ConfigError, "a student is cut from a model folder, not from"),
-        ({"teacher": {"source": "tiny"}}, ConfigError, "are cross-encoders; tiny is not one"),
+        ({"teacher": {"source": "tiny"}}, ConfigError, "a student is cut from a model folder, not from"),
         ({"student": {"tokenizer": "./gone"}}, ModelNotFoundError, "gone"),
     ],
 )

@@ -17,8 +17,8 @@ from embedkit.training.batches import PairBatchSource
 from embedkit.training.loop import RunControl
 from embedkit.training.method import PairTrainingModule
 from embedkit.training.recipes import trans_encoder
-from embedkit.training.recipes.run import resolve, run
 from embedkit.training.recipes.stage import Stage
+from embedkit.training.run import resolve, run
 
 OPTIM = {"batch_size": 5, "steps": 3, "lr": 1e-2}
 

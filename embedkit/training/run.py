@@ -1,4 +1,4 @@
-"""A whole run: from a configuration to a folder with a trained encoder."""
+"""A run: resolved, checked and built once, then trained by its recipe into a run folder."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
+import platform
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from embedkit import __version__
 from embedkit.config import from_mapping, load_toml, merge, to_mapping
-from embedkit.errors import ConfigError, EmbedkitError, TrainingError, did_you_mean, first_line
+from embedkit.errors import ConfigError, EmbedkitError, TrainingError, did_you_mean, first_line, shown
+from embedkit.evaluation.machine import processor_name
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.modeling.torch_encoder import to_device
+from embedkit.runtime.distributions import installed_versions
 from embedkit.training import processes
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus
@@ -26,17 +32,8 @@ from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
-from embedkit.training.recipes.stage import (
-    Recipe,
-    RunData,
-    Split,
-    Stage,
-    corpus_inputs,
-    one_stage,
-    read_teachers,
-    read_texts,
-)
-from embedkit.training.run_folder import RunFolder, TrainState, environment
+from embedkit.training.recipes.stage import Recipe, RunData, Stage, one_stage, read_texts, read_vectors
+from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.students import build_student, find_start
 from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
 from embedkit.training.teachers import CachedVectors, TeacherVectors
@@ -55,7 +52,7 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
         ConfigError: an unknown method or key, a wrong type or value, or an unsuitable number of teachers; lists
             all problems at once.
     """
-    mapping = _sized(_taught(mapping))
+    mapping = _sized(_resolve_sct_alias(mapping))
     entry = find_method(mapping.get("method"))
     merged = merge(_presets(entry, _table(mapping, "student"), _table(mapping, "settings")), mapping)
     problems: list[str] = []
@@ -73,7 +70,7 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
         problems += _unused_settings(config, entry, settings)
     if config is None or problems:
         raise ConfigError(problems)
-    return dataclasses.replace(config, settings=to_mapping(settings))
+    return dataclasses.replace(config, settings=settings)
 
 
 def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterator[str]:
@@ -127,7 +124,7 @@ def _reads_vectors(entry: Recipe) -> bool:
     return not entry.scores_pairs and (spec.teacher or spec.several_teachers)
 
 
-def _taught(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve_sct_alias(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace ``sct`` by its distillation if there is a teacher.
 
     A pre-trained student goes through both stages, as in the paper; a student that starts from its teacher's word
@@ -182,6 +179,141 @@ def find_method(name: object) -> Recipe:
     raise ConfigError(f"unknown method {name!r}; {hint}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Optimizer steps, of the stage that uses ``[optim]``, and at most so many evaluations."""
+
+    steps: int
+    evaluations: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run whose configuration and texts are checked.
+
+    Attributes:
+        config: a result of :func:`resolve`.
+        recipe: what trains it.
+        data: corpus and development pairs, and the teachers once :meth:`read_teachers` has read them.
+        control: resume, stop, progress.
+    """
+
+    config: RunConfig
+    recipe: Recipe
+    data: RunData
+    control: RunControl
+
+    @classmethod
+    def prepare(cls, config: RunConfig, control: RunControl | None = None) -> Run:
+        """Find the student's start, read the texts and check them, before a model computes anything.
+
+        Raises:
+            ConfigError: the corpus does not fit the method, or the student's vocabulary is undefined.
+            DataError: a source is missing or malformed.
+            ModelNotFoundError: there is no model that the student starts from.
+        """
+        control, recipe = control or RunControl(), find_method(config.method)
+        if not processes.first():
+            control = dataclasses.replace(control, show_progress=False)
+        if not recipe.scores_pairs:
+            find_start(config)
+        elif processes.count() > 1:
+            raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
+        data = read_texts(config, show_progress=control.show_progress)
+        extra = recipe.check(config, config.settings, data.corpus)
+        if not recipe.scores_pairs:
+            presets = _presets(recipe, to_mapping(config.student), to_mapping(config.settings))
+            published = to_mapping(from_mapping(recipe.settings_class, _table(presets, "settings")))
+            _warn_of_long_queues(to_mapping(config.settings), len(data.corpus), published)
+        return cls(config, recipe, dataclasses.replace(data, extra=extra), control)
+
+    @property
+    def plan(self) -> Plan:
+        """The work of the run."""
+        config, data, optim = self.config, self.data, self.config.optim
+        if self.recipe.scores_pairs:
+            rows, evaluates = config.settings.epoch_rows(data.extra), bool(config.settings.dev)
+        else:
+            rows, evaluates = len(data.split.train), bool(data.dev or data.split.held_out)
+        per_epoch, total = total_steps(
+            rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
+        )
+        if not evaluates:
+            return Plan(total, 0)
+        steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
+        return Plan(total, len(steps))
+
+    def read_teachers(self, space: Path | None = None) -> Run:
+        """Return the run with its teachers; vectors that are not cached are computed.
+
+        ``space`` holds the space of an interrupted run with ``[join]``: principal components computed again may
+        differ in their last bits, for instance by threads.
+
+        Raises:
+            CacheError: the teacher cache is damaged, or on a file system without locks.
+        """
+        config = self.config
+        if self.recipe.scores_pairs:
+            teachers = (
+                load_pair_teachers(config, config.settings.length)
+                if self.recipe.batch_spec.several_teachers
+                else ()
+            )
+            return dataclasses.replace(self, data=dataclasses.replace(self.data, pair_teachers=teachers))
+        if self.data.teachers or not _reads_vectors(self.recipe):
+            return self
+        if space is not None and config.join is not None:
+            config = dataclasses.replace(config, join=JoinConfig(space=str(space.absolute())))
+        vectors = read_vectors(config, self.data.corpus, show_progress=self.control.show_progress)
+        return dataclasses.replace(self, data=dataclasses.replace(self.data, teachers=vectors))
+
+    def train(self, folder: RunFolder) -> TrainState:
+        """Train the student; once the returned state is ``finished``, it is in ``folder.model``.
+
+        Raises:
+            EmbedkitError: some part of the run failed; the last checkpoint is kept.
+        """
+        folder.check_inputs(self.data.inputs(self.config))
+        student, inputs = self._build_student(folder.name)
+        run = self.read_teachers(folder.space if folder.is_begun and folder.space.exists() else None)
+        with run._claimed(folder, student, run.data.inputs(self.config) | inputs):  # noqa: SLF001
+            stage = Stage(self.config, run.data, folder, self.control)
+            state = self.recipe.function(stage, self.config.settings, student)
+            if state.finished and processes.first():
+                folder.finish(_card(self.config, folder.name, run.data, state))
+        return state
+
+    def _build_student(self, name: str) -> tuple[SentenceEncoder | None, dict[str, str]]:
+        """Return the initial encoder, None for a cross-encoder, and the digest of a pre-trained one."""
+        if self.recipe.scores_pairs:
+            return None, {}
+        config = self.config
+        encoder = build_student(config)
+        encoder.name = config.name or name
+        encoder.default_prompt = None  # training texts have no prompt
+        _warn_of_size(config, self.recipe, encoder)
+        if config.student.source is None:
+            return encoder, {}
+        return encoder, {f"the model {config.student.source}": encoder.fingerprint()}
+
+    @contextlib.contextmanager
+    def _claimed(
+        self, folder: RunFolder, student: SentenceEncoder | None, inputs: Mapping[str, str]
+    ) -> Iterator[None]:
+        """Hold the run folder's lock, with configuration, environment, inputs, space and student written to it."""
+        folder.check_inputs(inputs)
+        with contextlib.ExitStack() as held:
+            if processes.first():
+                held.enter_context(folder.claimed())
+                folder.start(to_mapping(self.config), _environment(), inputs, resume=self.control.resume)
+                if student is not None and not folder.initial.exists():
+                    student.save(folder.initial)
+                if self.data.teachers and isinstance(joined := self.data.teachers[0], JoinedVectors):
+                    joined.space.save(folder.space)
+            processes.wait()
+            yield
+
+
 def run(config: RunConfig, folder: str | Path, control: RunControl | None = None) -> TrainState:
     """Train the model described by ``config``, together with the other processes if started by torchrun.
 
@@ -190,77 +322,18 @@ def run(config: RunConfig, folder: str | Path, control: RunControl | None = None
     Raises:
         EmbedkitError: some part of the run failed; the last checkpoint is kept.
     """
-    control, place = control or RunControl(), RunFolder(folder)
+    control, run_folder = control or RunControl(), RunFolder(folder)
     with processes.group(config.device), _threads(config.threads), _out_of_memory_named():
-        place.check(to_mapping(config), resume=control.resume)
+        run_folder.check(to_mapping(config), resume=control.resume)
         to_device(torch.nn.Identity(), config.device)  # before any expensive work
         processes.wait()  # before any process writes, which check() would reject
-        entry = find_method(config.method)
-        settings = from_mapping(entry.settings_class, config.settings)
-        if entry.scores_pairs:
-            return _run_pairs(config, entry, settings, place, control)
-        if not processes.first():
-            control = dataclasses.replace(control, show_progress=False)
-        find_start(config)
-        materials = read_texts(config, control)
-        place.check_inputs(corpus_inputs(config.corpus, materials.corpus))
-        _check_corpus(config, entry, settings, materials.corpus)  # before models compute anything
-        encoder = build_student(config)
-        encoder.name = config.name or place.name
-        encoder.default_prompt = None  # training texts have no prompt
-        _warn_of_size(config, entry, encoder)
-        if _reads_vectors(entry):
-            join = config.join
-            if join is not None and place.is_begun and place.space.exists():
-                # Principal components computed again may differ in their last bits, for instance by threads.
-                join = JoinConfig(space=str(place.space.absolute()))
-            materials = read_teachers(dataclasses.replace(config, join=join), control, materials)
-        inputs = materials.inputs(config)
-        if config.student.source is not None:
-            inputs[f"the model {config.student.source}"] = encoder.fingerprint()
-        with _claimed(config, place, encoder, inputs, resume=control.resume):
-            if processes.first() and isinstance(teacher := next(iter(materials.teachers), None), JoinedVectors):
-                teacher.space.save(place.space)
-            state = entry.function(Stage(config, materials, place, control), settings, encoder)
-            if state.finished and processes.first():
-                place.finish(_card(config, encoder.name, materials, state))
-    return state
-
-
-def _run_pairs(
-    config: RunConfig, entry: Recipe, settings: Any, place: RunFolder, control: RunControl
-) -> TrainState:
-    """Train a cross-encoder, which its recipe builds when the pairs are known."""
-    if processes.count() > 1:
-        raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
-    teachers = load_pair_teachers(config, settings.length) if entry.batch_spec.several_teachers else ()
-    with place.claimed():
-        corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
-        beside = entry.check(config, settings, corpus)
-        inputs = corpus_inputs(config.corpus, corpus) | settings.inputs(beside)
-        inputs |= {f"the teacher {teacher.name}": teacher.fingerprint for teacher in teachers}
-        place.check_inputs(inputs)
-        place.start(to_mapping(config), environment(), inputs, resume=control.resume)
-        materials = RunData(corpus, (), None, Split.of(corpus, None), beside)
-        state = entry.function(Stage(config, materials, place, control), settings, teachers)
-        if state.finished:
-            card = _card(config, config.name or place.name, materials, state)
-            place.finish(card | {"teacher": _teacher_card(teachers)})
-    return state
-
-
-def _check_corpus(config: RunConfig, entry: Recipe, settings: Any, corpus: Corpus) -> None:
-    """Check that the corpus fits the method."""
-    entry.check(config, settings, corpus)
-    presets = _presets(entry, to_mapping(config.student), config.settings)
-    published = to_mapping(from_mapping(entry.settings_class, _table(presets, "settings")))
-    _warn_of_long_queues(to_mapping(settings), len(corpus), published)
+        return Run.prepare(config, control).train(run_folder)
 
 
 def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) -> None:
     """Warn if a pre-trained student trains at the rate that was published for another shape."""
     size, shape = SIZES[config.student.size], encoder.backbone.config
-    presets = _presets(entry, to_mapping(config.student), config.settings)
+    presets = _presets(entry, to_mapping(config.student), to_mapping(config.settings))
     published = _table(presets, "optim").get("lr", config.optim.lr) == config.optim.lr
     if published and config.student.source is not None and shape.hidden_size != size.hidden:
         logger.warning(
@@ -289,22 +362,6 @@ def _warn_of_long_queues(
 
 
 @contextlib.contextmanager
-def _claimed(
-    config: RunConfig, place: RunFolder, encoder: SentenceEncoder, inputs: Mapping[str, str], *, resume: bool
-) -> Iterator[None]:
-    """Hold the run folder's lock, with configuration, environment, inputs and initial encoder written to it."""
-    place.check_inputs(inputs)
-    with contextlib.ExitStack() as held:
-        if processes.first():
-            held.enter_context(place.claimed())
-            place.start(to_mapping(config), environment(), inputs, resume=resume)
-            if not place.initial.exists():
-                encoder.save(place.initial)
-        processes.wait()
-        yield
-
-
-@contextlib.contextmanager
 def _out_of_memory_named() -> Iterator[None]:
     """Turn the failure to allocate memory, for which torch has several exceptions, into a TrainingError."""
     try:
@@ -328,12 +385,12 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _card(config: RunConfig, name: str, materials: RunData, state: TrainState) -> dict[str, Any]:
+def _card(config: RunConfig, name: str, data: RunData, state: TrainState) -> dict[str, Any]:
     return {
-        "name": name,
+        "name": config.name or name,
         "method": config.method,
         "base": config.student.base,
-        "teacher": _teacher_card(materials.teachers),
+        "teacher": _teacher_card(data.teachers or data.pair_teachers),
         "corpus": [
             {
                 "name": card.name,
@@ -342,10 +399,10 @@ def _card(config: RunConfig, name: str, materials: RunData, state: TrainState) -
                 "licence": card.licence,
                 **({"repeat": card.repeat} if card.repeat != 1 else {}),
             }
-            for card in materials.corpus.cards
+            for card in data.corpus.cards
         ],
         "dev": config.dev.pairs and config.resolve(config.dev.pairs),
-        "dev_pairs": materials.dev and len(materials.dev),
+        "dev_pairs": data.dev and len(data.dev),
         "metrics": {
             config.measure: state.best_score,
             "best_step": state.best_step,
@@ -394,46 +451,14 @@ def _read(
     cls: type[Config], mapping: object, source: str, problems: list[str], *, prefix: str = ""
 ) -> Config | None:
     """Return a config, or None after adding its problems to the list."""
+    if not isinstance(mapping, Mapping):
+        problems.append(f"{prefix.rstrip('.')} is a table, not {shown(mapping)}")
+        return None
     try:
-        return from_mapping(cls, mapping, source=source, prefix=prefix) if isinstance(mapping, Mapping) else None
+        return from_mapping(cls, mapping, source=source, prefix=prefix)
     except ConfigError as error:
         problems += error.problems
         return None
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Optimizer steps, of the stage that uses ``[optim]``, and at most so many evaluations."""
-
-    steps: int
-    evaluations: int
-
-
-def plan(config: RunConfig) -> Plan:
-    """Find the student's start, prepare the corpus and check it, as a run does; return the work of the run.
-
-    Raises:
-        ConfigError: the corpus does not fit the method, or the student's vocabulary is undefined.
-        DataError: a source is missing or malformed.
-        ModelNotFoundError: there is no model that the student starts from.
-    """
-    entry, optim = find_method(config.method), config.optim
-    settings = from_mapping(entry.settings_class, config.settings)
-    if entry.scores_pairs:
-        corpus = Corpus.prepare(config.sources, Path(config.cache))
-        rows, evaluates = settings.epoch_rows(entry.check(config, settings, corpus)), bool(settings.dev)
-    else:
-        find_start(config)
-        materials = read_texts(config, RunControl())
-        _check_corpus(config, entry, settings, materials.corpus)
-        rows, evaluates = len(materials.split.train), bool(materials.dev or materials.split.held_out)
-    per_epoch, total = total_steps(
-        rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
-    )
-    if not evaluates:
-        return Plan(total, 0)
-    steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
-    return Plan(total, len(steps))
 
 
 def training_text(run: str | Path) -> list[str]:
@@ -444,13 +469,28 @@ def training_text(run: str | Path) -> list[str]:
         DataError: a source of text is missing or malformed.
     """
     config = resolve(load_toml(RunFolder(run).config))
-    settings = from_mapping(find_method(config.method).settings_class, config.settings)
     corpora = [Corpus.prepare(config.sources, Path(config.cache))]
-    if isinstance(settings, ScoreDistillationConfig):
-        corpora.append(Corpus.prepare(settings.sources(config), Path(config.cache)))
+    if isinstance(config.settings, ScoreDistillationConfig):
+        corpora.append(Corpus.prepare(config.settings.sources(config), Path(config.cache)))
     return [
         text
         for corpus in corpora
         for view in range(corpus.views)
         for text in corpus.texts(range(len(corpus)), view)
     ]
+
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "onnx", "onnxruntime")
+
+
+def _environment() -> dict[str, Any]:
+    """Return everything except the configuration that affects a run's results and speed."""
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": processor_name(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {"embedkit": __version__, **installed_versions(_PACKAGES)},
+    }
