@@ -13,6 +13,7 @@ import lzma
 import math
 import re
 import sys
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -318,15 +319,40 @@ def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
 
 
 def _csv_cells(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(_LONGEST_LINE)
     reader = csv.reader(lines, strict=True)
     first = 1  # line of the row
-    try:
-        for cells in reader:
-            yield first, cells
-            first = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}:{first}: cannot be read as CSV: {error}") from error
+    with _LONG_CELLS.allowed():
+        try:
+            for cells in reader:
+                yield first, cells
+                first = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(f"{path}:{first}: cannot be read as CSV: {error}") from error
+
+
+class _LongCells:
+    """Raises the limit of Python's parser, which the whole process shares, while tables are read."""
+
+    def __init__(self) -> None:
+        self._readers, self._before, self._lock = 0, 0, threading.Lock()
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Allow cells as long as the longest line."""
+        with self._lock:
+            self._readers += 1
+            if self._readers == 1:
+                self._before = csv.field_size_limit(_LONGEST_LINE)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
+                if not self._readers:
+                    csv.field_size_limit(self._before)
+
+
+_LONG_CELLS: Final = _LongCells()
 
 
 def check_columns(place: str, names: Sequence[str]) -> None:

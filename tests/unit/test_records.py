@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import lzma
@@ -257,3 +258,15 @@ def test_a_column_of_parquet_named_twice_is_refused(tmp_path):
     write_parquet(tmp_path / "a.parquet", table)
     with pytest.raises(DataError, match=r"a.parquet has two columns 'text'"):
         rows(tmp_path / "a.parquet")
+
+
+def test_long_cells_are_read_without_a_lasting_change_to_the_process(tmp_path):
+    before = csv.field_size_limit()
+    path = tmp_path / "long.csv"
+    path.write_text("text,n\n" + "x" * 200_000 + ",1\nshort,2\n", encoding="utf-8")
+    some = read_records(path)
+    assert len(next(some)[1]["text"]) == 200_000
+    assert [len(record["text"]) for _, record in read_records(path)] == [200_000, 5]
+    assert next(some)[1]["n"] == "2"
+    some.close()
+    assert csv.field_size_limit() == before
