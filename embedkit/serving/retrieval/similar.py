@@ -1,5 +1,10 @@
 """Similar texts of one collection of texts: pairs, texts without near-duplicates, and clusters.
 
+A text longer than the model takes is compared by its windows. The similarity of two texts is the mean, over the
+windows of one, of the largest cosine with a window of the other, weighted by length, and the smaller one of both
+directions; so texts that share only a part are not similar. For two short texts it is their cosine. If it
+reaches a threshold, so does the cosine of two windows: these propose the candidates.
+
 Every text is compared with every other one, in blocks, so memory does not grow with their square. The products
 only propose candidates; their scores are computed one by one as in `exact_index`, so no result depends on blocks
 or threads.
@@ -15,6 +20,7 @@ the index was asked for are compared exactly.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import tempfile
@@ -38,6 +44,7 @@ from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, inner_
 from embedkit.serving.retrieval.index_kinds import AUTO, StoredIndex, checked_kind, index_class, kind_for
 from embedkit.serving.retrieval.models import loaded
 from embedkit.serving.retrieval.sources import Source
+from embedkit.serving.retrieval.splitting import Splitter
 
 Texts = Iterable[str] | FloatArray | Collection | Source
 
@@ -51,6 +58,9 @@ _SCORED: Final = 2048
 _CHUNK: Final = 4096
 _SAMPLE: Final = 2048
 _WIDTHS: Final = (16, 32, 48, 64, 96, 128, 192, 256)
+_ROUNDING: Final = (
+    4e-6  # scores this near to 1 are those of equal embeddings, which are unit rows but for rounding
+)
 _CANDIDATE_COST: Final = 50_000  # a candidate costs as much as this many multiplications in a product
 
 
@@ -85,7 +95,7 @@ class Groups:
             text in no group.
         scores: ``(N,) float32``, the cosine with the representative; 1 for itself and for exact copies, 0 for a
             text in no group.
-        exact: ``(N,) bool``, whether a text is an exact copy of its representative, which is another row.
+        exact: ``(N,) bool``, whether a text is an exact copy of an earlier one.
     """
 
     representatives: RowNumbers
@@ -155,8 +165,8 @@ def similar_pairs(
     threshold = _checked_threshold(threshold, index)
     distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
     best = _BestPairs(max_pairs, threshold)
-    matcher = _matcher(distinct.embeddings, threshold, index, show_progress_bar=show_progress_bar)
-    for rows in _blocks(len(distinct.embeddings), show_progress_bar=show_progress_bar):
+    matcher = _matcher(distinct, threshold, index, show_progress_bar=show_progress_bar)
+    for rows in _blocks(len(distinct.first), show_progress_bar=show_progress_bar):
         for matches in matcher.of(rows, best.least, backward=matcher.exact):
             best.add(matches)
     near = best.sorted()
@@ -192,8 +202,8 @@ def deduplicate(
     """
     threshold = _checked_threshold(threshold, index)
     distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
-    count = len(distinct.embeddings)
-    matcher = _matcher(distinct.embeddings, threshold, index, show_progress_bar=show_progress_bar)
+    count = len(distinct.first)
+    matcher = _matcher(distinct, threshold, index, show_progress_bar=show_progress_bar)
     representatives, scores = np.arange(count), np.ones(count, dtype=np.float32)
     kept = np.ones(count, dtype=np.bool_)
     for rows in _blocks(count, show_progress_bar=show_progress_bar):
@@ -231,9 +241,9 @@ def cluster(
     min_size = check_whole(min_size, "min_size", least=2)
     threshold = _checked_threshold(threshold, index)
     distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
-    count = len(distinct.embeddings)
+    count = len(distinct.first)
     copies = np.bincount(distinct.of, minlength=count)
-    matcher = _matcher(distinct.embeddings, threshold, index, show_progress_bar=show_progress_bar)
+    matcher = _matcher(distinct, threshold, index, show_progress_bar=show_progress_bar)
     sizes = copies.copy()
     for rows in _blocks(count, show_progress_bar=show_progress_bar):
         for matches in matcher.of(rows, threshold, backward=matcher.exact):
@@ -254,28 +264,32 @@ def cluster(
 
 @dataclass(frozen=True, slots=True)
 class _Distinct:
-    """The distinct texts among N.
+    """The distinct texts among N, with W windows.
 
     Attributes:
         first: ``(U,) int64``, the row of each distinct text where it is met first, ascending.
         of: ``(N,) int64``, for each row the number of its distinct text.
-        embeddings: ``(U, D) float32, unit rows``; may be mapped from a file.
+        embeddings: ``(W, D) float32, unit rows`` of the windows; may be mapped from a file.
+        lengths: ``(W,) int64``, the number of characters of each window; None if each text is one.
+        starts: ``(U + 1,) int64``, the first window of each distinct text.
     """
 
     first: RowNumbers
     of: RowNumbers
     embeddings: FloatArray
+    lengths: RowNumbers | None = None
+    starts: RowNumbers | None = None
 
     def expand(self, representatives: RowNumbers, scores: FloatArray) -> Groups:
         """Return the groups of all rows from those of distinct texts."""
         first = self.first
         groups = np.where(representatives < 0, -1, first[representatives]) if len(first) else representatives
-        rows, groups = np.arange(len(self.of)), groups[self.of]
-        return Groups(groups, scores[self.of], (groups == first[self.of]) & (groups != rows))
+        is_copy = first[self.of] != np.arange(len(self.of)) if len(first) else np.zeros(0, np.bool_)
+        return Groups(groups[self.of], scores[self.of], is_copy)
 
 
 def _distinct(texts: Texts, encoder: TextEncoder | None, *, show_progress_bar: bool | None) -> _Distinct:
-    """Embed the distinct texts, or find their embeddings."""
+    """Embed the windows of distinct texts, or find the embeddings of these texts."""
     check_progress(show_progress_bar)
     encoder = None if encoder is None else loaded(encoder, "encoder")
     if isinstance(texts, np.ndarray) and texts.dtype.kind not in "OTU":
@@ -285,7 +299,7 @@ def _distinct(texts: Texts, encoder: TextEncoder | None, *, show_progress_bar: b
     source = _as_source(texts)
     if encoder is not None:
         source.check_model(encoder)
-    first, of = array("q"), array("q")
+    first, of, lengths, counts = array("q"), array("q"), array("q"), array("q")
     unseen = _unseen(source.documents, first, of)
     if source.embeddings is not None:
         for _ in unseen:
@@ -293,11 +307,15 @@ def _distinct(texts: Texts, encoder: TextEncoder | None, *, show_progress_bar: b
         embeddings = _spooled(_chosen(source.embeddings(), np.asarray(first), len(of)), 0)
     elif encoder is not None:
         total = len(texts) if isinstance(texts, Sized) else None
-        chunks = _embedded(unseen, encoder, total, show_progress_bar=show_progress_bar)
+        chunks = _embedded(unseen, encoder, lengths, counts, total, show_progress_bar=show_progress_bar)
         embeddings = _spooled(chunks, encoder.dimension)
     else:
         raise InputError("texts are compared by their embeddings: give encoder=Encoder.load(...)")
-    return _Distinct(np.asarray(first, dtype=np.int64), np.asarray(of, dtype=np.int64), embeddings)
+    distinct = _Distinct(np.asarray(first, dtype=np.int64), np.asarray(of, dtype=np.int64), embeddings)
+    if len(lengths) == len(counts):
+        return distinct
+    starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    return dataclasses.replace(distinct, lengths=np.asarray(lengths, dtype=np.int64), starts=starts)
 
 
 def _as_source(texts: Any) -> Source:
@@ -327,13 +345,42 @@ def _as_documents(texts: Iterable[Any]) -> Iterator[Document]:
 
 
 def _embedded(
-    texts: Iterator[str], encoder: TextEncoder, total: int | None, *, show_progress_bar: bool | None
+    texts: Iterator[str],
+    encoder: TextEncoder,
+    lengths: array[int],
+    counts: array[int],
+    total: int | None,
+    *,
+    show_progress_bar: bool | None,
 ) -> Iterator[FloatArray]:
+    """Yield the embeddings of the windows of texts; append their lengths, and the number of each text's."""
     size = _CHUNK * max(1, 2 * getattr(encoder, "processes", 0))
     with Progress("encode", total, unit="texts", enabled=show_progress_bar) as progress:
         for chunk in iter(lambda: list(itertools.islice(texts, size)), []):
-            yield embed_texts(chunk, encoder)
+            windows = _windows(chunk, encoder)
+            pieces = [piece for of_text in windows for piece in of_text]
+            lengths.extend(map(len, pieces))
+            counts.extend(map(len, windows))
+            yield embed_texts(pieces, encoder)
             progress.advance(len(chunk))
+
+
+def _windows(texts: list[str], encoder: TextEncoder) -> list[list[str]]:
+    """Divide the texts that an encoder would cut, if it can divide texts."""
+    windows = [[text] for text in texts]
+    if not isinstance(encoder, Splitter) or not hasattr(encoder, "tokenize"):
+        return windows
+    room = getattr(encoder, "max_length", 0) // 2  # bytes that always fit, also beside a prompt
+    rows = [
+        row
+        for row, text in enumerate(texts)
+        if len(text) > room // 4 and len(text.encode(errors="surrogatepass")) > room
+    ]
+    overflowing = encoder.tokenize([texts[row] for row in rows], role="document").overflowing if rows else []
+    for row in (rows[position] for position in overflowing):
+        (spans,) = encoder.windows([texts[row]], max_tokens=None, overlap=0, role="document")
+        windows[row] = [texts[row][start:stop] for start, stop in spans]
+    return windows
 
 
 def _chosen(chunks: Iterable[Any], rows: RowNumbers, count: int) -> Iterator[FloatArray]:
@@ -357,6 +404,8 @@ def _checked_embeddings(embeddings: Any, start: int = 0) -> FloatArray:
         row, length = largest_deviation(rows)
         if row is not None:
             raise DataError(f"embedding {start + row + 1} has length {length:.6g}; expected unit rows")
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        rows = np.where(np.abs(lengths - 1) > _ROUNDING / 4, rows / lengths, rows)
     return rows
 
 
@@ -447,7 +496,56 @@ class _Indexed:
         yield from self._all.of(rows, least, backward=backward, allowed=allowed)
 
 
+class _Windowed:
+    """Compares texts by their windows, which another matcher compares."""
+
+    def __init__(self, distinct: _Distinct, windows: _Exact | _Indexed) -> None:
+        assert distinct.starts is not None
+        assert distinct.lengths is not None
+        self._embeddings, self._lengths, self._starts = distinct.embeddings, distinct.lengths, distinct.starts
+        self._counts = np.diff(distinct.starts)
+        self._texts = np.repeat(np.arange(len(self._counts)), self._counts)
+        self._windows, self.exact = windows, windows.exact
+
+    def of(
+        self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
+    ) -> Iterator[_Matches]:
+        windows = np.concatenate([np.arange(*self._starts[row : row + 2]) for row in rows])
+        mask = None if allowed is None else allowed[self._texts]
+        near = [
+            np.stack([self._texts[matches.rows], self._texts[matches.others]])
+            for start in range(0, len(windows), _ROWS)
+            for matches in self._windows.of(
+                windows[start : start + _ROWS], least - _ROUNDING, backward=backward, allowed=mask
+            )
+        ]
+        pairs = np.unique(np.concatenate([np.empty((2, 0), np.int64), *near], axis=1), axis=1)
+        pairs = pairs[:, pairs[0] != pairs[1]]
+        scores = _rounded(np.array([self._similarity(*pair) for pair in pairs.T.tolist()], dtype=np.float32))
+        yield _Matches(pairs[0], pairs[1], scores).choose(scores >= np.float32(least))
+
+    def _similarity(self, row: int, other: int) -> float:
+        one, two = (slice(*self._starts[text : text + 2]) for text in (row, other))
+        if self._counts[row] == self._counts[other] == 1:
+            return float(inner_products(self._embeddings[one], self._embeddings[two])[0])
+        cosines = self._embeddings[one].astype(np.float64) @ self._embeddings[two].T.astype(np.float64)
+        forward = np.average(cosines.max(axis=1), weights=self._lengths[one])
+        return float(min(forward, np.average(cosines.max(axis=0), weights=self._lengths[two])))
+
+
+def _rounded(scores: FloatArray) -> FloatArray:
+    """Return scores of unit rows without the rounding of the largest, that of equal rows."""
+    return np.where(scores >= 1 - _ROUNDING, np.float32(1), scores)
+
+
 def _matcher(
+    distinct: _Distinct, threshold: float, index: str, *, show_progress_bar: bool | None
+) -> _Exact | _Indexed | _Windowed:
+    matcher = _row_matcher(distinct.embeddings, threshold - _ROUNDING, index, show_progress_bar=show_progress_bar)
+    return matcher if distinct.starts is None else _Windowed(distinct, matcher)
+
+
+def _row_matcher(
     embeddings: FloatArray, threshold: float, index: str, *, show_progress_bar: bool | None
 ) -> _Exact | _Indexed:
     kind = index
@@ -482,6 +580,7 @@ def _scored(
     for start in range(0, len(rows), _SCORED):
         part = slice(start, start + _SCORED)
         scores[part] = inner_products(embeddings[rows[part]], embeddings[others[part]])
+    scores = _rounded(scores)
     return _Matches(rows, others, scores).choose(scores >= np.float32(least))
 
 
@@ -559,7 +658,11 @@ def _remove_similar(matches: _Matches, representatives: RowNumbers, scores: Floa
 
 
 def _centres(
-    matcher: _Exact | _Indexed, threshold: float, sizes: RowNumbers, representatives: RowNumbers, min_size: int
+    matcher: _Exact | _Indexed | _Windowed,
+    threshold: float,
+    sizes: RowNumbers,
+    representatives: RowNumbers,
+    min_size: int,
 ) -> Iterator[tuple[int, _Matches]]:
     """Yield rows that are in no cluster, those with most neighbours first, with their neighbours by row."""
     order = np.lexsort((np.arange(len(sizes)), -sizes))

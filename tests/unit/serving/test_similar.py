@@ -183,7 +183,40 @@ class TestTexts:
     def test_a_copy_of_a_removed_text_has_its_representative(self, encoder):
         found = deduplicate(["the dog", "the dog .", "the dog ."], encoder=encoder, threshold=0.5)
         assert found.representatives.tolist() == [0, 0, 0]
-        assert found.exact.tolist() == [False, False, False]
+        assert found.exact.tolist() == [False, False, True]
+
+    @pytest.mark.parametrize("threshold", [-1.0, 0.5, 0.9, 1.0])
+    def test_copies_are_counted_whatever_the_threshold(self, encoder, threshold):
+        assert deduplicate(TEXTS, encoder=encoder, threshold=threshold).exact.sum() == 3
+
+    def test_long_texts_are_compared_as_a_whole(self, encoder):
+        start = "a dog in the garden. " * 4
+        texts = [start + "the moon and the sea", start + "bread and milk", f"{start}the moon and the sea ."]
+        pairs = similar_pairs(texts, encoder=encoder, threshold=-1.0)
+        scores = {(row, other): score for score, row, other in pairs}
+        assert scores[0, 2] > 0.9 > scores[0, 1]
+        assert deduplicate(texts, encoder=encoder).representatives.tolist() == [0, 1, 0]
+        assert cluster(texts, encoder=encoder, threshold=0.9).members() == [[0, 2]]
+        truncated = similar_pairs(encoder.encode(texts), threshold=0.9999)
+        assert len(truncated) == 3
+
+    def test_windows_equal_comparing_every_pair(self, encoder):
+        generator = np.random.default_rng(1)
+        words = ["dog", "sea", "moon", "bread", "milk", "bird", "tree", "music"]
+        texts = [" ".join(generator.choice(words, generator.integers(1, 40))) for _ in range(40)]
+        texts = list(dict.fromkeys(texts))
+        parts = [[text[start:stop] for start, stop in encoder.windows([text])[0]] for text in texts]
+        rows = [encoder.encode(part).astype(np.float64) for part in parts]
+        lengths = [[len(piece) for piece in part] for part in parts]
+
+        def similarity(one: int, other: int) -> float:
+            cosines = rows[one] @ rows[other].T
+            forward = np.average(cosines.max(axis=1), weights=lengths[one])
+            return min(forward, np.average(cosines.max(axis=0), weights=lengths[other]))
+
+        expected = {(i, j): similarity(i, j) for i in range(len(texts)) for j in range(i + 1, len(texts))}
+        found = {(row, other): score for score, row, other in similar_pairs(texts, encoder=encoder, threshold=0.6)}
+        assert found == pytest.approx({pair: score for pair, score in expected.items() if score >= 0.6}, abs=1e-5)
 
     def test_a_collection_brings_its_embeddings(self, encoder, tmp_path):
         pytest.importorskip("faiss")
@@ -202,6 +235,15 @@ class TestTexts:
         assert len(similar_pairs([], encoder=encoder)) == 0
         assert deduplicate([], encoder=encoder).kept.tolist() == []
         assert cluster([], encoder=encoder).members() == []
+
+
+def test_equal_embeddings_reach_the_largest_threshold_and_none_exceeds_it():
+    rows = noisy_groups(300, 96).repeat(2, axis=0)
+    rows *= np.random.default_rng(0).uniform(1 - 4e-4, 1 + 4e-4, (len(rows), 1)).astype(np.float32)
+    pairs = similar_pairs(rows, threshold=1.0)
+    assert pairs.rows.tolist() == [[row, row + 1] for row in range(0, len(rows), 2)]
+    assert similar_pairs(rows, threshold=0.5).scores.max() == 1
+    assert len(deduplicate(rows, threshold=1.0).kept) == len(rows) // 2
 
 
 class TestErrors:
