@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TextIO
 
 from embedkit.cli.options import check_apart, check_form, explicit, refuse_unused
 from embedkit.cli.rows import SpooledRows, compared, configure_input, counted, lines_to, report
+from embedkit.errors import DataError
+
+_GROUP_COLUMNS: Final = ("group", "name", "row", "score")
 
 HELP = "group similar texts, or list the most similar pairs"
 EXAMPLES = """
-embedkit cluster tickets.txt -m tiny -o groups.jsonl --threshold 0.8 --min-size 5
+embedkit cluster tickets.csv -m tiny --text-column subject -o groups.csv --threshold 0.8 --min-size 5
 embedkit cluster tickets.csv -m tiny --text-column subject --pairs --threshold 0.9 -o pairs.jsonl
 """
 
@@ -25,9 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         type=Path,
-        metavar="FILE.jsonl",
-        help="a group a line, the largest first, or with --pairs a pair a line, the most similar first; default: "
-        "standard output",
+        metavar="FILE",
+        help=".jsonl: a group a line, the largest first, or with --pairs a pair a line, the most similar first; "
+        ".csv: a text a line with its group and all its columns, or a pair; default: .jsonl on standard output",
     )
     parser.add_argument(
         "--threshold",
@@ -47,35 +51,64 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Find and write groups or pairs; a summary goes to stdout, or to stderr beside the groups."""
-    check_form(arguments.output, ".jsonl")
+    check_form(arguments.output, ".jsonl", ".csv")
     check_apart(arguments.output, arguments.input, "output", "input")
     if arguments.pairs:
         refuse_unused(arguments, "with --pairs", "min_size")
     else:
         refuse_unused(arguments, "without --pairs", "max_pairs")
-    started, count = time.perf_counter(), 0
-    with SpooledRows(arguments) as rows:
-        lines = (_pairs if arguments.pairs else _groups)(arguments, rows)
+    form = ".jsonl" if arguments.output is None else arguments.output.suffix
+    started = time.perf_counter()
+    with SpooledRows(arguments, rewritten=not arguments.pairs, form=form) as rows:
+        found = list((_pairs if arguments.pairs else _groups)(arguments, rows))
         with lines_to(arguments.output) as file:
-            for line in lines:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                count += 1
+            if form == ".csv":
+                _write_table(file, _pair_rows(found) if arguments.pairs else _group_rows(found, rows))
+            else:
+                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
         read = len(rows)
-    _report(arguments, read, count, time.perf_counter() - started)
+    _report(arguments, read, len(found), time.perf_counter() - started)
 
 
 def _groups(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[str, Any]]:
+    from embedkit.serving.retrieval.group_names import name_groups
     from embedkit.serving.retrieval.similar import cluster
 
     groups = cluster(**explicit(arguments, "min_size"), **compared(arguments, rows))
-    return (
-        {
-            "rows": [rows.numbers[row] for row in members],
-            "scores": [float(str(groups.scores[row])) for row in members],
-            "texts": [rows.text(row) for row in members],
+    members = groups.members()
+    for name, chosen in zip(name_groups(members, len(rows), rows.text), members, strict=True):
+        group = {
+            "name": name,
+            "rows": [rows.numbers[row] for row in chosen],
+            "scores": [float(str(groups.scores[row])) for row in chosen],
+            "texts": [rows.text(row) for row in chosen],
         }
-        for members in groups.members()
-    )
+        yield group if len(rows.columns) < 2 else {**group, "records": [rows[row] for row in chosen]}
+
+
+def _group_rows(groups: list[dict[str, Any]], rows: SpooledRows) -> Iterator[dict[str, Any]]:
+    """Yield a row for each text in a group, with all its columns."""
+    if taken := [name for name in _GROUP_COLUMNS if name in rows.columns]:
+        raise DataError(f"the columns {', '.join(_GROUP_COLUMNS)} are added; rename {', '.join(taken)}")
+    for number, group in enumerate(groups, 1):
+        records = group.get("records") or [{rows.columns[0]: text} for text in group["texts"]]
+        for row, score, record in zip(group["rows"], group["scores"], records, strict=True):
+            yield dict(zip(_GROUP_COLUMNS, (number, group["name"], row, score), strict=True)) | record
+
+
+def _pair_rows(pairs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for pair in pairs:
+        (row, other), (text, other_text) = pair["rows"], pair["texts"]
+        yield {"score": pair["score"], "row": row, "other": other, "text": text, "other_text": other_text}
+
+
+def _write_table(file: TextIO, rows: Iterator[dict[str, Any]]) -> None:
+    writer = None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(file, row, lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def _pairs(arguments: argparse.Namespace, rows: SpooledRows) -> Iterator[dict[str, Any]]:

@@ -106,10 +106,11 @@ class SpooledRows:
         encoder: the model, if one is needed.
 
     Args:
-        rewritten: whether `write_rows` follows; a row that it cannot write is then an error when it is read.
+        rewritten: whether rows are written again; one that cannot be is then an error when it is read.
+        form: suffix of the form in which they are written, instead of the output's.
     """
 
-    def __init__(self, arguments: argparse.Namespace, *, rewritten: bool = False) -> None:
+    def __init__(self, arguments: argparse.Namespace, *, rewritten: bool = False, form: str | None = None) -> None:
         from embedkit.object_store import is_url, open_store
 
         place = arguments.input
@@ -120,6 +121,7 @@ class SpooledRows:
         self.numbers = array("q")
         self.columns: list[str] = []
         self._rewritten, self._output, self._as_json = rewritten, arguments.output, arguments.json
+        self._form = form
         self.encoder: TextEncoder | None = None
         self._model, self._threads = arguments.model, arguments.threads
 
@@ -165,6 +167,8 @@ class SpooledRows:
     @property
     def form(self) -> str:
         """The suffix of the output; standard output has ``.txt`` for rows that are only texts, else ``.jsonl``."""
+        if self._form is not None:
+            return self._form
         if self._output is not None:
             return str(self._output.suffix)
         return ".txt" if self.columns in ([], [self._column]) and not self._as_json else ".jsonl"

@@ -12,6 +12,7 @@ from toys import write_parquet
 
 from embedkit import Collection, Encoder
 from embedkit.cli.main import main
+from embedkit.serving.retrieval.group_names import name_groups
 
 TEXTS = ["a dog in the garden", "the sea", "", "a dog in the garden", "music", "the sea", "bread"]
 UNIQUE = ["a dog in the garden", "the sea", "music", "bread"]
@@ -214,10 +215,38 @@ class TestCluster:
         output = tmp_path / "groups.jsonl"
         assert main(["cluster", str(lines), *model, "-o", str(output)]) == 0
         assert read_json_lines(output) == [
-            {"rows": [0, 2], "scores": [1.0, 1.0], "texts": ["a dog in the garden"] * 2},
-            {"rows": [1, 4], "scores": [1.0, 1.0], "texts": ["the sea"] * 2},
+            {
+                "name": "dog, garden, in",
+                "rows": [0, 2],
+                "scores": [1.0, 1.0],
+                "texts": ["a dog in the garden"] * 2,
+            },
+            {"name": "sea, the", "rows": [1, 4], "scores": [1.0, 1.0], "texts": ["the sea"] * 2},
         ]
         assert "2 groups in 6 rows" in capsys.readouterr().out
+
+    def test_groups_keep_all_columns(self, model, tmp_path, capsys):
+        tickets, output = tmp_path / "tickets.csv", tmp_path / "groups.csv"
+        tickets.write_text("id,text\n7,the sea\n8,music\n9,the sea\n", encoding="utf-8")
+        assert main(["cluster", str(tickets), *model, "-o", str(output)]) == 0
+        assert output.read_text(encoding="utf-8").splitlines() == [
+            "group,name,row,score,id,text",
+            '1,"sea, the",0,1.0,7,the sea',
+            '1,"sea, the",2,1.0,9,the sea',
+        ]
+        lines = tmp_path / "groups.jsonl"
+        assert main(["cluster", str(tickets), *model, "-o", str(lines)]) == 0
+        (group,) = read_json_lines(lines)
+        assert group["records"] == [{"id": "7", "text": "the sea"}, {"id": "9", "text": "the sea"}]
+        assert main(["cluster", str(tickets), *model, "--pairs", "-o", str(output)]) == 0
+        assert output.read_text(encoding="utf-8").splitlines()[1:] == ["1.0,0,2,the sea,the sea"]
+        tickets.write_text("name,text\n7,the sea\n9,the sea\n", encoding="utf-8")
+        assert main(["cluster", str(tickets), *model, "-o", str(output)]) == 1
+        assert "are added; rename name" in capsys.readouterr().err
+
+    def test_names_are_the_words_that_tell_a_group_from_others(self):
+        texts = ["where is my refund", "the refund is late", "refund of my order", "where is my key", "the door"]
+        assert name_groups([[0, 1, 2], [3]], 5, texts.__getitem__) == ["refund, late, of", "key, where, is"]
 
     def test_pairs(self, lines, model, tmp_path, capsys):
         output = tmp_path / "pairs.jsonl"
