@@ -18,8 +18,19 @@ from embedkit.errors import EmbedkitError, WorkerError
 
 # multiprocessing would import the caller's script again, and `-m` would search the current folder first. This
 # finds embedkit where the caller found it.
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main()"
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; sys.exit(main())"
 _PATIENCE_SECONDS = 5.0
+
+
+def python_command(module: str) -> list[str]:
+    """Return the command that runs ``main`` of a module of embedkit, and no code of the current folder.
+
+    Raises:
+        WorkerError: the program is frozen and contains Python without its command.
+    """
+    if not sys.executable or getattr(sys, "frozen", False):  # the executable is the caller's program
+        raise WorkerError("a frozen program cannot start processes of embedkit")
+    return [sys.executable, "-P", "-c", _START.format(module=module), json.dumps(sys.path)]
 
 
 class Child:
@@ -45,11 +56,9 @@ class Child:
         messages: IO[str] | None = None,
     ) -> None:
         self._ended = ended
-        if not sys.executable or getattr(sys, "frozen", False):  # the executable is the caller's program
-            raise WorkerError("a frozen program cannot start processes of embedkit")
         try:
             self.process = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-P", "-c", _START.format(module=module), json.dumps(sys.path)],
+                python_command(module),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=messages,

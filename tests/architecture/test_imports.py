@@ -227,3 +227,18 @@ def test_the_extras_of_a_command_have_every_package_that_it_imports(name):
     extras = [extra for extra in (COMMANDS[name].extra or "").split(",") if extra]
     extras += ["serve"] if "mcp" in extras else []  # that extra includes the other
     assert packages_needed(COMMANDS[name].module) <= provided_by(extras)
+
+
+def test_one_module_starts_python():
+    """What it starts runs no code of the current folder."""
+    starts = {
+        str(file.relative_to(PACKAGE))
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in {"executable", "_base_executable", "argv0"}
+    }
+    assert starts == {"runtime/child.py"}
+    source = "".join(file.read_text(encoding="utf-8") for file in FILES)
+    assert not re.findall(
+        r"import multiprocessing|runpy|os\.(?:exec|spawn|system|popen)|ProcessPoolExecutor", source
+    )

@@ -5,6 +5,7 @@ API keys have permissions and shares of the server, from a file that may change 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import logging
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from embedkit.atomic import state_of
 from embedkit.config import from_mapping, load_toml, setting
-from embedkit.errors import ConfigError, InputError, OverloadedError, TooLargeError
+from embedkit.errors import ConfigError, InputError, OverloadedError, TooLargeError, did_you_mean
 from embedkit.serving.http.admission import CALLER, Caller
 from embedkit.serving.http.responses import Response, explain, problem
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
@@ -33,6 +34,7 @@ SCOPES: Final = frozenset({"read", "write", "metrics", "admin"})
 _LEAST_LENGTH = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LOOK_S = 1.0
+_VALUE = ", not "  # what follows in a problem is the wrong value: no log shows any that may be a key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class _Entry:
         if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
             problems.append("sha256 is not 64 lower-case hexadecimal digits")
         if unknown := sorted(set(self.scopes) - SCOPES):
-            problems.append(f"scopes: unknown scope {unknown[0]!r}; expected {', '.join(sorted(SCOPES))}")
+            problems.append(f"scopes: {len(unknown)} are unknown; expected {', '.join(sorted(SCOPES))}")
         if problems:
             raise ConfigError(problems)
 
@@ -157,12 +159,17 @@ def _read(path: Path) -> list[Key]:
 
 
 def _named_key(name: str, table: Any, path: Path) -> Key:
+    place, known = f"{path}: keys.{name}", [field.name for field in dataclasses.fields(_Entry)]
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{path}: keys.{name}: expected a table, got {table!r:.40}")
+        raise ConfigError(f'{place}: expected a table with {", ".join(known)}, such as {name} = {{key = "..."}}')
+    if unknown := sorted(table.keys() - set(known)):
+        hint = did_you_mean(unknown[0], known, f"its fields are {', '.join(known)}")
+        raise ConfigError(f"{place}: unknown field; {hint}")
     try:
         entry = from_mapping(_Entry, table)
     except ConfigError as error:
-        raise ConfigError([f"{path}: keys.{name}: {problem}" for problem in error.problems]) from None
+        problems = [f"{place}: {problem.partition(_VALUE)[0]}" for problem in error.problems]
+        raise ConfigError(problems) from None
     digest = _digest(entry.key.encode()) if entry.key is not None else bytes.fromhex(entry.sha256 or "")
     return Key(digest, name, frozenset(entry.scopes), entry.share, entry.requests_per_s)
 

@@ -31,6 +31,7 @@ _SPARE_FILES = 64  # that no connection takes from a write, a merge or a reload
 _COUNT_FILES_S = 1.0
 _ARRIVAL_S = 2.0  # time for a request that is still arriving when the server stops, and for a connection's first
 _LINGER_S = 0.25  # an idle connection is closed only after this time, because its next request may be in transit
+_MOST_PIPELINED = 64  # requests of a connection that are not answered yet
 _LARGE_BYTES = 65_536  # of a body that is not copied behind its headers
 
 
@@ -149,7 +150,8 @@ class Connection(asyncio.Protocol):
 
     def on_url(self, part: bytes) -> None:
         """Receive a part of the target."""
-        self._target += part
+        if self._parser is not None:
+            self._target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Receive a header; those after the body, the trailers, are ignored."""
@@ -167,6 +169,9 @@ class Connection(asyncio.Protocol):
         if method == b"CONNECT":
             self.give_up(problem("/", 405, "this server is no proxy", headers={"allow": "GET, HEAD, POST"}))
         self._is_upgrade = parser.should_upgrade()
+        if len(self._requests) >= _MOST_PIPELINED:
+            message = f"more than {_MOST_PIPELINED} requests were sent without waiting for their answers"
+            self.give_up(problem("/", 429, message))
         if self._is_upgrade or self._parser is None:
             return
         self.headers_since, self.body_since = None, time.monotonic()
@@ -219,7 +224,14 @@ class Connection(asyncio.Protocol):
         elif len(requests) > 1 or (requests and self._writable is not None and self.arriving is None):
             transport.pause_reading()
         elif not transport.is_reading():
+            self._restart_clocks()
             transport.resume_reading()
+
+    def _restart_clocks(self) -> None:
+        """Wait for the rest of an arriving request from now on: until now, the server did not read it."""
+        now = time.monotonic()
+        self.headers_since = None if self.headers_since is None else now
+        self.body_since = None if self.body_since is None else now
 
     def _progress(self, request: Request) -> bool:
         """Do what can be done for the first request; return whether it is answered, and so no longer the first."""
@@ -244,6 +256,9 @@ class Connection(asyncio.Protocol):
                 await self._writable.wait()
             self._reply(request, response)
             self._advance()
+        except BaseException:  # cancelled, or a fault of ours: without its answer, a client would wait for ever
+            self.transport.abort()
+            raise
         finally:
             self._application.end(request)
             if request.task is not None:
@@ -309,8 +324,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def body_bytes(self) -> int:
-        """Bytes of the arriving body so far."""
-        return 0 if self.arriving is None else len(self.arriving.body)
+        """Bytes of requests that are arriving, or wait for the answer to the first one."""
+        return sum(len(request.body) for request in self._requests if request.task is None)
 
     @property
     def unread_bytes(self) -> int:
@@ -319,8 +334,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """When the server began to wait for the client's next bytes; None while a request is in progress."""
-        return self.headers_since or self.body_since or self.idle_since
+        """When the server began to wait for the client's next bytes; None while it reads none."""
+        return (self.headers_since or self.body_since or self.idle_since) if self.transport.is_reading() else None
 
 
 def _new_parser(connection: Connection) -> Any:
@@ -412,6 +427,8 @@ class Connections:
         settings = self.settings
         if _is_late(connection.unread_since, settings.answer_timeout_s, now):
             connection.transport.abort()
+        elif not connection.transport.is_reading():
+            return  # it is the server that does not read
         elif _is_late(connection.headers_since, settings.header_timeout_s, now):
             connection.give_up(
                 problem("/", 408, "the request's headers took longer than header_timeout_s to arrive")

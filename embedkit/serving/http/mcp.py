@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,13 +18,16 @@ from embedkit.serving.http.protocols.collection import DocumentBody, option
 from embedkit.serving.http.protocols.fields import Listed
 from embedkit.serving.http.registry import Registry
 from embedkit.serving.http.requests import Request
-from embedkit.serving.http.responses import Response
+from embedkit.serving.http.responses import Response, client_message
 from embedkit.serving.http.routes import Route
 from embedkit.serving.http.service import Service
 from embedkit.serving.retrieval.options import Mode, SearchOptions
 
+logger = logging.getLogger(__name__)
+
 PATH = "/mcp"
 
+_HITS = 5
 _MOST_TEXTS = 64  # to embed in one call
 _MOST_BYTES = 4_194_304  # of a result, which the SDK copies several times, and which is to fit an agent's context
 
@@ -58,18 +62,19 @@ class McpServer:
     async def search(
         self,
         query: Annotated[str, Field(description="keywords or a question")],
-        k: Annotated[int, option("k", default=5, ge=1, le=100)] = 5,
+        k: Annotated[int | None, option("k", default=_HITS, ge=1, le=100)] = None,
         mode: Annotated[Mode | None, option("mode")] = None,
         filter: Annotated[dict[str, Any] | None, option("filter")] = None,  # noqa: A002 - what an agent sees
-        rerank: Annotated[bool, option("rerank", default=False)] = False,  # noqa: FBT002 - agents name arguments
+        rerank: Annotated[bool | None, option("rerank", default=False)] = None,
     ) -> list[dict[str, Any]]:
         """Find the documents of the collection that answer a query best, best first."""
         with self._answering() as registry:
-            options = SearchOptions(k=k, mode=mode, filter=filter, rerank=rerank)
+            options = SearchOptions(k=k or _HITS, mode=mode, filter=filter, rerank=rerank)
             hits = await registry.needed_collection().search(query, options)
             documents: list[dict[str, Any]] = self._result(
                 [{"id": hit.id, "text": hit.text, "metadata": hit.metadata, "score": hit.score} for hit in hits],
                 "ask for fewer documents (k)",
+                hits.warnings,
             )
         return documents
 
@@ -96,13 +101,16 @@ class McpServer:
             )
         return {"added": added, "replaced": replaced}
 
-    def _result(self, content: list[Any], advice: str) -> Any:
-        """Return a tool's result, limited in size; the SDK's own conversion writes every number on a line."""
+    def _result(self, content: list[Any], advice: str, warnings: Sequence[str] = ()) -> Any:
+        """Return a tool's result, limited in size, and warnings, as of a filter on a field that no document has.
+
+        The SDK's own conversion would write every number on a line.
+        """
         text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
         if len(text.encode()) > _MOST_BYTES:
             raise TooLargeError(f"the result has more than {_MOST_BYTES} bytes, the maximum; {advice}")
-        block = self._types.TextContent(type="text", text=text)
-        return self._types.CallToolResult(content=[block], structured_content={"result": content})
+        blocks = [self._types.TextContent(type="text", text=each) for each in (text, *warnings)]
+        return self._types.CallToolResult(content=blocks, structured_content={"result": content})
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[Registry]:
@@ -111,7 +119,10 @@ class McpServer:
             with self._service.lease() as registry:
                 yield registry
         except EmbedkitError as error:
-            raise self._tool_error(str(error)) from error
+            message = client_message(error)
+            if message != str(error):
+                logger.error("%s", error)  # noqa: TRY400 - for operators
+            raise self._tool_error(message) from error
 
     @property
     def route(self) -> Route:
@@ -153,9 +164,15 @@ class McpServer:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer requests over HTTP within the block."""
+        """Answer requests over HTTP within the block; its errors are not wrapped in a group of the SDK's tasks."""
+        failure: EmbedkitError | None = None
         async with self._server.session_manager.run():
-            yield
+            try:
+                yield
+            except EmbedkitError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     async def run_on_stdio(self) -> None:
         """Answer requests on standard input and output until the input ends."""

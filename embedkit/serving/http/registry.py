@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -28,11 +28,15 @@ _TOKENS_TO_LEARN_FROM = 256  # in smaller batches, tokens do not dominate the ti
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    """Loaded models, the first of which is the default, and the collection, opened with encoders among these."""
+    """Loaded models, the first of which is the default, and the collection, opened with encoders among these.
+
+    ``given`` has pairs of the name or path under which a model was given, and its own name.
+    """
 
     encoders: Sequence[Encoder]
     reranker: CrossEncoder | None = None
     collection: Collection | None = None
+    given: Sequence[tuple[str, str]] = ()
 
     @classmethod
     def load(cls, models: Sequence[str], settings: ServerSettings, weights_folder: Path | None = None) -> Self:
@@ -51,11 +55,16 @@ class LoadedModels:
         for loaded in (*encoders, reranker):
             if loaded is not None and loaded.has_golden:
                 _check_verification(loaded.name, loaded.verify())
-        return cls(encoders, reranker, collection)
+        given = [(name, encoder.name) for name, encoder in zip(models, encoders, strict=False)]
+        if reranker is not None and settings.reranker is not None:
+            given.append((settings.reranker, reranker.name))
+        return cls(encoders, reranker, collection, given)
 
 
 class Registry:
     """The models and the collection that answer requests. It is immutable: a reload creates another one.
+
+    Each model answers to its own name, to its aliases, and to the name or path under which it was given.
 
     Attributes:
         cross: the cross-encoder, if any.
@@ -82,7 +91,7 @@ class Registry:
         self.cross: CrossRanker | None = None
         if loaded.reranker is not None:
             self.cross = CrossRanker(loaded.reranker, limits, admission, self._make_batcher)
-        self._aliases = _aliases(settings.aliases, list(self._cards))
+        self._aliases = _given_names(loaded.given, self._cards) | _aliases(settings.aliases, list(self._cards))
         self.collection: SharedCollection | None = None
         if (collection := loaded.collection) is not None:
             embedder = next(one for one in self._embedders.values() if one.encoder is collection.query_encoder)
@@ -175,6 +184,15 @@ def _open(path: str, encoders: Sequence[Encoder]) -> Collection:
     if builder is None and queries is None:
         queries = encoders[0]
     return Collection.open(path, encoder=builder, queries=queries)
+
+
+def _given_names(given: Sequence[tuple[str, str]], names: Container[str]) -> dict[str, str | None]:
+    """Return the model of each name or path, and of the name of its file, under which no other model is known."""
+    found: dict[str, set[str]] = {}
+    for path, name in given:
+        for meant in {path, Path(path).name, Path(path).stem}:
+            found.setdefault(meant, set()).add(name)
+    return {meant: min(models) for meant, models in found.items() if len(models) == 1 and meant not in names}
 
 
 def _aliases(aliases: Sequence[str], names: Sequence[str]) -> dict[str, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import random
@@ -37,6 +38,11 @@ _QUIET = ("/health", "/metrics")
 _EXPOSED = b"access-control-expose-headers: retry-after, x-request-id\r\nvary: origin\r\n"
 _INFLATED_AT_ONCE = 65_536  # bytes; more would block the event loop for longer than starting a thread takes
 _MOST_INFLATED_TIMES = 1032  # zlib's largest ratio
+_MOST_LEVELS = 200
+_TOO_DEEP = f"the request's JSON is nested more than {_MOST_LEVELS} levels deep"
+_CONTAINERS = {list, dict}
+_NO_JSON = object()  # the content of a body that is no JSON; the schema says why
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _EARLY_S = 0.001  # the resolution of uvloop's timers
 
 
@@ -158,7 +164,9 @@ class Application:
                 response = await self._answer_in_time(request)
                 if span is not None:
                     TRACING.describe(span, request.method, request.label, response.status, request.notes)
-        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever happens
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a client gets an answer whatever happens, as after a panic in Rust
             response = _explain_bug(error, request)
         return response
 
@@ -190,11 +198,11 @@ class Application:
                 request._registry = registry  # noqa: SLF001 - a request's own module
                 if request.method == "POST" and b"content-encoding" in request.headers:
                     request.body = await self._inflated(request)
-                if request.body:
-                    _check_json(request.body, registry.limits)
+                content = await _parse(request.body, registry.limits) if request.body else None
                 if route.schema is None:
                     return await route.run(request)
-                response = await route.run(route.schema.model_validate_json(request.body), request)
+                body = route.schema.model_validate_json(request.body) if content is _NO_JSON else content
+                response = await route.run(route.schema.model_validate(body), request)
                 registry.limits.check_response(len(response.body))
                 return response
         except ValidationError as error:
@@ -289,15 +297,48 @@ class Deadlines:
             self._set(min(deadline.at for deadline in self._waiting))
 
 
-def _check_json(body: bytearray, limits: Limits) -> None:
-    """Reject names that stand twice in an object, and long lists; the schema rejects a body that is not JSON."""
+async def _parse(body: bytearray, limits: Limits) -> Any:
+    """Return the content of a body, or ``_NO_JSON``; reject names that stand twice, and too many values.
+
+    Parsing holds the interpreter: a body whose signs could stand for too many values is first counted in a thread.
+    """
+    if limits.may_hold_too_many(body):
+        await asyncio.to_thread(limits.check_containers, body)
     try:
         content = parse_json(body.decode())
     except InputError:
         raise
-    except (ValueError, RecursionError):
-        return
+    except RecursionError:
+        raise InputError(_TOO_DEEP) from None
+    except ValueError:
+        return _NO_JSON
+    if body.count(b"[") + body.count(b"{") > _MOST_LEVELS:
+        _check_depth(content)
+    if _SURROGATE.search(body):
+        _check_characters(content)
     limits.check_lists(content)
+    return content
+
+
+def _check_depth(content: Any) -> None:
+    level, depth = [content], 0
+    while level:
+        depth += 1
+        if depth > _MOST_LEVELS:
+            raise InputError(_TOO_DEEP)
+        rows = [one.values() if isinstance(one, dict) else one for one in level]
+        rows = [row for row in rows if not _CONTAINERS.isdisjoint(map(type, row))]
+        level = [item for row in rows for item in row if type(item) in _CONTAINERS]
+
+
+def _check_characters(content: Any) -> None:
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise InputError(
+            f"the request contains {half}, one half of a character such as an emoji; send both halves, or neither"
+        ) from None
 
 
 def _inflate(body: bytearray, most: int) -> bytearray:
@@ -313,7 +354,7 @@ def _inflate(body: bytearray, most: int) -> bytearray:
     return content
 
 
-def _explain_bug(error: Exception, request: Request) -> Response:
+def _explain_bug(error: BaseException, request: Request) -> Response:
     """Return the answer to a request that raised an unexpected error.
 
     Its type and location are logged, but not its message, which may contain a user's text.

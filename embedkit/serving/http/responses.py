@@ -61,6 +61,11 @@ _WORDS = {
 _CLIENT_ERROR = ("invalid_request_error", "invalid_request", "Validation")
 _SERVER_ERROR = ("server_error", "server_error", "Backend")
 _PLACE_CHARACTERS = 200  # of a field's place in a message; a client chooses the names of unknown fields
+# pydantic's kind of error about a Python value -> what is expected in JSON.
+_IN_JSON = {
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "Input should be an object"),
+    "list_type": "Input should be a valid array",
+}
 _SCALARS = {"str", "int", "float", "bool"}
 
 
@@ -92,10 +97,11 @@ def explain(error: EmbedkitError, path: str, *, in_full: bool = False) -> Respon
         stored = _COMMITTED if isinstance(error, CommittedError) else ""
         message = f"{stored}too many files are open; try again later"
         return problem(path, 503, message, headers={"retry-after": "1"})
-    return problem(path, status, str(error) if in_full else _message(error), headers=headers)
+    return problem(path, status, str(error) if in_full else client_message(error), headers=headers)
 
 
-def _message(error: EmbedkitError) -> str:
+def client_message(error: EmbedkitError) -> str:
+    """Return what clients may read of an error: no places on the server's disk."""
     if isinstance(error, StorageError):
         reason = os.strerror(error.errno) if error.errno else "unknown error"
         if isinstance(error, CommittedError):
@@ -112,7 +118,11 @@ def explain_validation(errors: Sequence[Mapping[str, Any]], path: str, known: It
     """
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     place = _place(first)
-    messages = [str(error["msg"]).removeprefix("Value error, ") for error in errors if _place(error) == place]
+    messages = [
+        _IN_JSON.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
+        for error in errors
+        if _place(error) == place
+    ]
     message = ", or ".join(dict.fromkeys(messages)).replace(", or Input should be ", ", or ")
     if first["type"] == "extra_forbidden":
         message = "unknown field; " + did_you_mean(place, known, f"the fields are {', '.join(known)}")

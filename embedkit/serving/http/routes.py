@@ -123,10 +123,15 @@ class RouteTable:
         return next((match for match in matches if match.route or match.allowed), matches[0])
 
     def _readings(self, path: str) -> Iterator[str]:
-        """Yield the path without the proxy's prefix, if it has it, and as it is: a proxy may have stripped it."""
+        """Yield the path without the proxy's prefix, if it has it, and as it is: a proxy may have stripped it.
+
+        Each is also read without a slash at its end, which some clients add.
+        """
         if self._root and path.startswith(f"{self._root}/"):
             yield path[len(self._root) :]
         yield path
+        if path.endswith("/"):
+            yield from self._readings(path.rstrip("/"))
 
     def _look_up(self, method: str, path: str) -> RouteMatch:
         methods = self._fixed.get(path, {})

@@ -29,6 +29,7 @@ from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import TRACING
 
 BACKLOG = 2048
+_ANY_IPV6 = "::"  # and any IPv4 address, as 0.0.0.0
 _OUT_OF_FILES_S = 0.1
 
 
@@ -39,7 +40,7 @@ def bind(host: str, port: int) -> socket.socket:
         if sys.platform != "win32":  # where it would allow two servers on one port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if bound.family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != _ANY_IPV6)
         bound.bind((host, port))
     except OSError:
         bound.close()

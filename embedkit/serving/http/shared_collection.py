@@ -67,6 +67,7 @@ class SharedCollection:
         self._merging: Future[None] | None = None
         self._closed = False
         self._refreshed = time.monotonic()
+        self._obstacle = ""  # to a refresh
         self._drawn: tuple[CollectionInfo, dict[str, Any]] | None = None
         self._rates = {stage: Rate(guess) for stage, guess in _GUESSES_PER_S.items()}
         self._characters = _CHARACTERS  # of a candidate, on average
@@ -205,10 +206,22 @@ class SharedCollection:
             threads.shutdown(wait=False)
 
     def _refresh(self) -> None:
+        """Follow the writes of other processes; the last state that could be opened is searched until a reload."""
         now = time.monotonic()
-        if now - self._refreshed >= self._refresh_s:
-            self._refreshed = now
+        if now - self._refreshed < self._refresh_s:
+            return
+        self._refreshed = now
+        try:
             self.collection.refresh()
+        except EmbedkitError as error:
+            if str(error) != self._obstacle:
+                self._obstacle = str(error)
+                logger.error(  # noqa: TRY400 - for operators
+                    "the collection has changed and cannot be opened; its earlier state is searched meanwhile: %s",
+                    error,
+                )
+        else:
+            self._obstacle = ""
 
 
 def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:

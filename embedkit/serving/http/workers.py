@@ -1,6 +1,6 @@
 """Several processes that serve the same socket and share a folder, supervised by a parent process.
 
-The parent runs ``python -m embedkit.serving.http.workers`` for each worker, which reads a :class:`WorkerConfig`
+The parent starts :func:`main` for each worker, which reads a :class:`WorkerConfig`
 from its standard input, loads the models and writes ``ready``; after reading ``go`` it starts serving, which it
 confirms by ``serving``. Until then it ignores SIGHUP. When its input ends, its parent has exited, and it drains as
 on SIGTERM; if the parent was killed, it removes the folder of all workers.
@@ -29,6 +29,7 @@ import orjson
 
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError, EmbedkitError, WorkerError
+from embedkit.runtime.child import python_command
 from embedkit.serving.http.access import KeyRing
 from embedkit.serving.http.log_lines import log_in_lines
 from embedkit.serving.http.server import BACKLOG, Parent, Server, bind, explain_refusal, url_of
@@ -118,7 +119,7 @@ class Workers:
     async def _start(self, number: int, folder: str, listening: socket.socket) -> None:
         """Start a worker, and wait until it is ready; WorkerError if it exits instead."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "embedkit.serving.http.workers"),
+            *python_command(__name__),
             stdin=PIPE,
             stdout=PIPE,
             pass_fds=[listening.fileno()],
@@ -259,7 +260,3 @@ def _serve(config: WorkerConfig, parent_id: int) -> int:
 def _report(word: bytes) -> None:
     sys.stdout.buffer.write(word)
     sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

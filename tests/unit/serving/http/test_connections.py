@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 import sys
@@ -12,6 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from embedkit import Encoder
+
+from .conftest import gated, wait_for
 
 if sys.platform != "win32":
     import resource
@@ -152,6 +157,38 @@ def test_connections_are_bounded_and_the_longest_idle_one_goes_first(serve, dial
         assert rest(idlers[0]) == b""
         idlers[-1].sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
         assert rest(idlers[-1]).startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_behind_a_pending_one_are_bounded(serve, toy_bundle, dial):
+    encoder = gated(Encoder, "encode_tokens").load(toy_bundle, threads=1)
+    body = b'{"inputs": "a"}'
+    with serve(encoder=encoder) as url:
+        greedy = dial(url, head(len(body)) + body + b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 5000)
+        wait_for(lambda: encoder.begun)
+        time.sleep(0.2)
+        (waiting,) = re.findall(r"\nembedkit_requests_at_work (\S+)", httpx.get(f"{url}/metrics").text)
+        assert float(waiting) <= 65
+        encoder.gate.set()
+        answers = rest(greedy)
+    assert answers.count(b"HTTP/1.1 200 ") == 64
+    assert answers.count(b"HTTP/1.1 429 ") == 1
+
+
+def test_a_request_that_the_server_does_not_read_yet_is_not_late(serve, toy_bundle, dial):
+    encoder = gated(Encoder, "encode_tokens").load(toy_bundle, threads=1)
+    body = b'{"inputs": "a"}'
+    last = head(len(body)).replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + body
+    with serve(encoder=encoder, header_timeout_s=1, body_timeout_s=1) as url:
+        for cut in (20, len(last) - 3):
+            connection = dial(url, (head(len(body)) + body) * 2 + last[:cut])
+            begun = len(encoder.begun)
+            wait_for(lambda begun=begun: len(encoder.begun) > begun)
+            time.sleep(1.5)
+            encoder.gate.set()
+            connection.sendall(last[cut:])
+            answers = rest(connection)
+            encoder.gate.clear()
+            assert answers.count(b"HTTP/1.1 200 ") == 3
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/embeddings"])

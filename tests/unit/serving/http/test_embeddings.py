@@ -74,7 +74,7 @@ def test_dimensions_are_the_first_ones_scaled(client_of_openai, toy_encoder):
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "prompt_name": "nix"}, "no prompt 'nix'"),
-        ({"input": ["fine", "\ud800"]}, "Invalid JSON: unexpected end of hex escape"),
+        ({"input": ["fine", "\ud800"]}, "the request contains '\\ud800', one half of a character"),
     ],
 )
 def test_invalid_requests_get_a_clear_400(client, body, words):

@@ -92,7 +92,7 @@ def test_a_missing_key_file_is_named(tmp_path, name):
         ('[keys.a]\nsha256 = "ABC"', "hexadecimal"),
         (
             '[keys.a]\nkey = "long enough"\nscopes = ["root"]',
-            "unknown scope 'root'; expected admin, metrics, read, write",
+            "1 are unknown; expected admin, metrics, read, write",
         ),
         ('[keys.a]\nkey = "long enough"\nshare = 2', "keys.a: share"),
         ('[keys.a]\nkey = "long enough"\nshares = 1', "did you mean 'share'"),
@@ -103,6 +103,30 @@ def test_errors_in_the_table_are_named(tmp_path, content, words):
     (tmp_path / "keys.toml").write_text(content)
     with pytest.raises(ConfigError, match=words):
         load(tmp_path / "keys.toml")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '[keys]\nsite = "{}"',
+        '[keys]\nsite = ["{}"]',
+        '[keys.site]\n{} = "key"',
+        '[keys.site]\nkey = {{value = "{}"}}',
+        '[keys.site]\nkey = "long enough"\nscopes = "{}"',
+        '[keys.site]\nkey = "long enough"\nscopes = ["{}"]',
+        '[keys.site]\nkey = "long enough"\nshare = "{}"',
+        '[keys.site]\nsha256 = "{}"',
+        'keys = "{}"',
+        '[keys.site\nkey = "{}"',
+        '[keys.site]\nkey = "long enough"\nkey = "{}"',
+    ],
+)
+def test_no_mistake_in_the_file_prints_a_key(tmp_path, content):
+    secret = "zGg7x0pLAbq3"
+    (tmp_path / "keys.toml").write_text(content.format(secret))
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "keys.toml")
+    assert secret not in str(caught.value)
 
 
 def test_scopes_are_enforced(serve, file, build):

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from embedkit import Collection
 from embedkit.cli.main import main
 from embedkit.serving.http.server import Listener, bind, explain_refusal
 
@@ -121,3 +122,26 @@ def test_a_server_that_cannot_listen_ends_with_an_error(toy_bundle, capsys, work
         assert main(["serve", str(toy_bundle), "--port", str(port), "--workers", str(workers)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["message"].startswith(f"cannot listen on 127.0.0.1 port {port}: ")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too(host):
+    try:
+        bound = bind("::", 0)
+    except OSError:
+        pytest.skip("needs IPv6")
+    with bound:
+        bound.listen()
+        socket.create_connection((host, bound.getsockname()[1]), timeout=5).close()
+
+
+def test_a_port_in_use_ends_a_server_of_agents_with_one_line(toy_encoder, toy_bundle, tmp_path, capsys):
+    pytest.importorskip("mcp")
+    path = tmp_path / "idx"
+    Collection.build([("0", "a dog")], encoder=toy_encoder, path=path, source=str(toy_bundle))
+    with bind("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        assert main(["mcp", str(path), "--http", "--port", str(port)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"cannot listen on 127.0.0.1 port {port}: " in line

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from embedkit import Collection
-from embedkit.errors import MissingExtraError
+from embedkit.errors import CollectionError, MissingExtraError
 
 from .conftest import bearer, ring
 
@@ -129,6 +129,31 @@ def ask(url, name, work):
 
 def test_agents_search_add_and_embed_over_http(agents_url, toy_encoder):
     ask(agents_url, "writer", lambda client: use_all_tools(client, toy_encoder.encode(["the sea", "a dog"])))
+
+
+def test_a_filter_on_an_unknown_field_is_named(agents_url):
+    async def work(client):
+        return await client.call_tool("search", {"query": "a", "k": None, "rerank": None, "filter": {"nix": 1}})
+
+    done = ask(agents_url, "reader", work)
+    assert content_of(done) == []
+    assert "nix" in done.content[1].text
+    assert "lang" in done.content[1].text
+
+
+def test_agents_read_no_places_on_the_servers_disk(agents_url, place, monkeypatch, caplog):
+    def fail(*_, **__):
+        raise CollectionError(f"{place} is damaged")
+
+    async def work(client):
+        return await client.call_tool("search", {"query": "a"})
+
+    monkeypatch.setattr(Collection, "search_steps", fail)
+    done = ask(agents_url, "reader", work)
+    assert done.is_error
+    assert "the server's log has the details" in done.content[0].text
+    assert str(place) not in done.content[0].text
+    assert str(place) in caplog.text
 
 
 def test_adding_needs_the_scope_write(agents_url):

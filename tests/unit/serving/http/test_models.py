@@ -12,6 +12,8 @@ from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
+from .conftest import serving
+
 TEXTS = ["a dog in the garden", "the sea and a boat", "snow on the mountain in winter"]
 
 
@@ -110,7 +112,9 @@ def test_the_reranker_ranks_unless_an_encoder_is_named(serve, short, toy_cross_b
     assert refused.status_code == 404  # it cannot embed
 
 
-def test_a_collection_is_searched_with_the_model_that_built_it(serve, short, short_bundle, toy_bundle, tmp_path):
+def test_a_collection_is_searched_with_the_model_that_built_it(
+    serve, short, short_bundle, toy_bundle, tmp_path, monkeypatch
+):
     built = Collection.build(TEXTS, encoder=short, path=tmp_path / "idx", show_progress_bar=False)
     settings = ServerSettings(port=0, collection=str(tmp_path / "idx"), threads=1)
     loaded = LoadedModels.load([str(toy_bundle), str(short_bundle)], settings)
@@ -118,7 +122,8 @@ def test_a_collection_is_searched_with_the_model_that_built_it(serve, short, sho
         done = httpx.post(f"{url}/v1/search", json={"query": "a dog"}).json()
         assert httpx.get(f"{url}/v1/collection").json()["model"] == "short"
     assert [hit["score"] for hit in done["hits"]] == [hit.score for hit in built.search("a dog")]
-    with pytest.raises(FingerprintError, match=r"toy .* was not made for documents embedded by short"):
+    monkeypatch.setattr("embedkit.serving.retrieval.models.LEAST_AGREEMENT", 1.1)
+    with pytest.raises(FingerprintError, match=r"toy .*short"):
         LoadedModels.load([str(toy_bundle)], settings)
 
 
@@ -164,3 +169,31 @@ def test_a_model_that_computes_something_else_here_does_not_start(toy_bundle, mo
     )
     with pytest.raises(ModelError, match=r"toy computes other results .*difference 0\.5, tolerance 0\.0001"):
         LoadedModels.load([str(toy_bundle)], ServerSettings(threads=1))
+
+
+@pytest.mark.parametrize("name", ["given.onnx", "given", "toy", "full path"])
+def test_a_model_answers_to_the_name_under_which_it_was_given(toy_bundle, tmp_path, name):
+    path = tmp_path / "given.onnx"
+    path.write_bytes(toy_bundle.read_bytes())
+    loaded = LoadedModels.load([str(path)], ServerSettings(threads=1))
+    with serve_loaded(loaded) as url:
+        wanted = str(path) if name == "full path" else name
+        done = httpx.post(f"{url}/v1/embeddings", json={"input": "a dog", "model": wanted})
+        assert (done.status_code, done.json()["model"]) == (200, "toy")
+
+
+def test_a_name_of_two_files_is_no_name(toy_bundle, short_bundle, tmp_path):
+    paths = [tmp_path / folder / "model.onnx" for folder in ("one", "two")]
+    for path, bundle in zip(paths, (toy_bundle, short_bundle), strict=True):
+        path.parent.mkdir()
+        path.write_bytes(bundle.read_bytes())
+    loaded = LoadedModels.load(list(map(str, paths)), ServerSettings(threads=1))
+    with serve_loaded(loaded) as url:
+        asked = [*map(str, paths), "model"]
+        found = [httpx.post(f"{url}/v1/embeddings", json={"input": "a", "model": name}) for name in asked]
+    assert [done.status_code for done in found] == [200, 200, 404]
+    assert [done.json()["model"] for done in found[:2]] == ["toy", "short"]
+
+
+def serve_loaded(loaded):
+    return serving(Service(ServerSettings(port=0), lambda: loaded))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +16,7 @@ from embedkit import Collection, Encoder
 from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.service import Peers, Service
 from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.retrieval.options import SearchOptions
 
 from .conftest import bearer, ring, wait_for
 
@@ -73,7 +73,7 @@ def test_replaced_models_leave_the_memory_at_once(bundle, toy_cross_bundle, buil
 
     async def reload_after_use(service):
         await service.registry.embedder().embed(TEXTS)
-        await service.registry.needed_collection().search(TEXTS[0], 1, rerank=True)
+        await service.registry.needed_collection().search(TEXTS[0], SearchOptions(k=1, rerank=True))
         before = [weakref.ref(service.registry.embedder().encoder), weakref.ref(service.registry.cross._model)]
         assert await service.reload() is None
         return before
@@ -176,10 +176,12 @@ def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
 
     with start(served, bundle, keys) as url, ThreadPoolExecutor(4) as pool:
         pending = [pool.submit(ask, url) for _ in range(4)]
+        wait_for(lambda: found)
         for length in (5, 7, 9):
             known.append(replace(length))
             assert httpx.post(f"{url}/admin/reload", headers=bearer("admin"), timeout=60).status_code == 200
-        time.sleep(0.1)
+        answered = len(found)
+        wait_for(lambda: len(found) > answered + 4)
         stop.set()
         for one in pending:
             one.result()
@@ -225,7 +227,9 @@ def test_a_rebuilt_collection_is_noticed(toy_encoder, write_toy_bundle, tmp_path
     async def run():
         Collection.build(["the sea", "a boat"], encoder=other, path=place, replace=True, show_progress_bar=False)
         await service.reload()
-        return await service.registry.needed_collection().search("the sea", 5), service.registry.collection.card()
+        return await service.registry.needed_collection().search(
+            "the sea", SearchOptions(k=5)
+        ), service.registry.collection.card()
 
     try:
         hits, card = asyncio.run(run())

@@ -6,14 +6,17 @@ import asyncio
 import gzip
 import http.client
 import json
+import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import numpy as np
 import pytest
 
 from embedkit import Encoder
+from embedkit.serving.http.protocols.openai import EmbeddingsRequest
 from embedkit.serving.http.requests import Deadlines
 from embedkit.serving.http.routes import Route, RouteTable
 
@@ -238,7 +241,7 @@ def test_json_has_one_limit_of_depth(url):
         whole = httpx.post(f"{url}/v1/search", content=content, headers=headers)
         chunked = httpx.post(f"{url}/v1/search", content=chunks, headers=headers)
         assert whole.status_code == chunked.status_code == status
-        assert ("recursion" in whole.text) == ("recursion" in chunked.text) == (depth > 200)
+        assert ("levels deep" in whole.text) == ("levels deep" in chunked.text) == (depth > 200)
 
 
 @pytest.mark.parametrize("root", ["/embeddings", "/page", "/health", "/v1"])
@@ -271,3 +274,87 @@ def test_the_rest_of_a_path_is_an_id():
     assert table.find("GET", b"/v1/documents").allowed == ("POST",)
     assert table.find("GET", b"http://host:80/v1/documents/a").id == "a"
     assert table.find("GET", b"/v1/nothing").allowed == ()
+
+
+def test_a_body_is_parsed_once(client, monkeypatch):
+    monkeypatch.setattr(EmbeddingsRequest, "model_validate_json", None)
+    assert client.post("/v1/embeddings", json={"input": "a dog"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"input": [0' + b",[]" * 200_000 + b"]}",
+        b'{"input": ["a"' + b',["a"]' * 200_000 + b"]}",
+        b'{"query": "a", "filter": {"a": ' + b"[{}]" + b",[{}]" * 100_000 + b"}}",
+        b'{"input": [0' + b",1.5" * 2_000_001 + b"]}",
+    ],
+    ids=["lists", "lists-of-texts", "objects", "numbers"],
+)
+def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(client, monkeypatch, content):
+    parsed = []
+    monkeypatch.setattr("embedkit.serving.http.requests.parse_json", parsed.append)
+    done = client.post("/v1/embeddings", content=content, headers={"content-type": "application/json"})
+    assert done.status_code == 413
+    assert re.search("more than [0-9]+ (values|lists and objects)", done.json()["error"]["message"])
+    assert parsed == []
+
+
+def test_texts_may_hold_the_signs_of_lists(client, toy_encoder):
+    text = r"a \" [[ dog" + "[],{}" * 100_000
+    done = client.post("/v1/embeddings", json={"input": text})
+    assert done.status_code == 200
+    np.testing.assert_array_equal(np.float32(done.json()["data"][0]["embedding"]), toy_encoder.encode(text))
+
+
+def test_half_an_emoji_is_refused_and_a_whole_one_is_not(client):
+    def ask(path, content):
+        return client.post(path, content=content, headers={"content-type": "application/json"})
+
+    assert ask("/v1/embeddings", rb'{"input": "\ud83d\ude00"}').status_code == 200
+    for path, content in [
+        ("/v1/embeddings", rb'{"input": "fine \ud83d"}'),
+        ("/embed", rb'{"inputs": ["a", "\uDE00"]}'),
+        ("/v1/search", rb'{"query": "a", "filter": {"\ud83d": 1}}'),
+    ]:
+        done = ask(path, content)
+        assert done.status_code == 400
+        assert "one half of a character such as an emoji" in done.text
+
+
+class Panic(BaseException):
+    """As Rust's panics arrive in Python."""
+
+
+@pytest.mark.parametrize("place", ["tokenize", "encode_tokens"])
+def test_what_is_no_exception_is_answered_too(serve, toy_bundle, place):
+    panics = [1, 2, 3]
+
+    def fail(self, *arguments, **options):
+        if panics:
+            raise Panic(panics.pop())
+        return getattr(Encoder, place)(self, *arguments, **options)
+
+    encoder = type("Encoder", (Encoder,), {place: fail}).load(toy_bundle, threads=1)
+    with serve(encoder=encoder) as url:
+        for _ in range(3):
+            done = httpx.post(f"{url}/embed", json={"inputs": "a"}, timeout=10)
+            assert (done.status_code, done.json()["error"][:14]) == (500, "internal error")
+        assert httpx.post(f"{url}/embed", json={"inputs": "a"}).status_code == 200
+        assert "embedkit_requests_at_work 1.0" in httpx.get(f"{url}/metrics").text
+
+
+def test_a_request_that_ends_without_an_answer_ends_its_connection(serve, monkeypatch):
+    async def vanish(*_):
+        raise asyncio.CancelledError
+
+    with serve() as url:
+        monkeypatch.setattr("embedkit.serving.http.requests.Application.answer", vanish)
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.get(f"{url}/info", timeout=10)
+
+
+def test_a_slash_at_the_end_of_a_path_changes_nothing(client):
+    assert client.post("/v1/embeddings/", json={"input": "a dog"}).status_code == 200
+    assert client.get("/v1/models/").status_code == 200
+    assert client.get("/v1/nothing/").status_code == 404

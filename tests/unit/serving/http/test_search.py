@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from embedkit import Collection, CrossEncoder
+from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.serving.http import shared_collection
 from embedkit.write_lock import write_lock
 
@@ -302,6 +302,18 @@ def test_a_disk_that_takes_nothing_is_a_507_without_its_path(serve, build, small
 def test_writes_of_another_process_are_visible(writing, collection, toy_encoder):
     Collection.open(collection.path, encoder=toy_encoder).upsert([("new", "a new dog")])
     assert writing.get("/v1/documents/new").status_code == 200
+
+
+def test_a_rebuild_with_another_model_leaves_all_searches_as_they_were(
+    writing, collection, build, write_toy_bundle, tmp_path, caplog
+):
+    before = writing.post("/v1/search", json={"query": "a dog"}).json()["hits"]
+    other = Encoder.load(write_toy_bundle(tmp_path / "other.onnx", name="other", max_length=5), threads=1)
+    build([("new", "a dog")], encoder=other, path=collection.path, replace=True)
+    for _ in range(5):
+        done = writing.post("/v1/search", json={"query": "a dog"})
+        assert (done.status_code, done.json()["hits"]) == (200, before)
+    assert caplog.text.count("has changed and cannot be opened") == 1
 
 
 def test_readers_and_writers_do_not_disturb_each_other(writing, collection):

@@ -176,6 +176,18 @@ def test_workers_write_to_one_collection(start, toy_bundle, toy_encoder, tmp_pat
     assert len(Collection.open(place)) == 49
 
 
+def test_workers_run_no_code_of_the_current_folder(toy_bundle, tmp_path):
+    (tmp_path / "orjson.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
+    code = "import sys; from embedkit.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-P", "-c", code, "serve", str(toy_bundle), "--port", "0", *TWO]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        lines = iter(process.stderr.readline, "")
+        assert any('"listening"' in line for line in lines)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_server(toy_bundle, tmp_path):
     path = tmp_path / "broken.onnx"
     path.write_bytes(toy_bundle.read_bytes()[:-100])
