@@ -231,7 +231,7 @@ def gauges(client: Client) -> dict[str, float]:
     """Return the server's gauges of pending work."""
     client.connection.request("GET", "/metrics")
     lines = client.connection.getresponse().read().decode().splitlines()
-    names = ("embedkit_admitted_work_seconds", "embedkit_queue_tokens", "embedkit_requests_at_work")
+    names = ("embedkit_admitted_work_seconds", "embedkit_queue_tokens", "embedkit_requests_in_flight")
     return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith(names)}
 
 
@@ -284,7 +284,9 @@ def soak(minutes: float, start: Callable[[Path], tuple[subprocess.Popen[str], in
     counts = sum((client.counts for client in clients), collections.Counter())
     lost = [each for client in clients for each in client.lost]
     crossed = [each for client in clients for each in client.crossed]
-    idle = left["embedkit_requests_at_work"] == 1 and sum(left.values()) == 1  # the request for the metrics itself
+    idle = (
+        left["embedkit_requests_in_flight"] == 1 and sum(left.values()) == 1
+    )  # the request for the metrics itself
     steady = all(after[what] <= before[what] + spare for what, spare in SPARE.items())
     return {
         "passed": not lost and not crossed and grown <= SLACK_MB and idle and steady and code == 0,

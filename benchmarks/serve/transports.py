@@ -23,9 +23,9 @@ from typing import Any
 from servers import HERE, free_port
 from started import Started, write_texts
 
-from embedkit.serving.http.access import KeyRing
+from embedkit.serving.http.app import Application
+from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.log_lines import log_in_lines
-from embedkit.serving.http.requests import Application
 from embedkit.serving.http.server import all_routes
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings

@@ -1,189 +1,20 @@
-"""Access control: checks of every request by its headers, before its body is read or any work is done.
-
-API keys have permissions and shares of the server, from a file that may change at any time.
-"""
+"""Access control: checks of every request by its headers, before its body is read or any work is done."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import hmac
-import logging
 import math
-import os
-import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from embedkit.atomic import state_of
-from embedkit.config import from_mapping, load_toml, setting
-from embedkit.errors import ConfigError, InputError, OverloadedError, TooLargeError, did_you_mean
+from embedkit.errors import InputError, OverloadedError, TooLargeError
 from embedkit.serving.http.admission import CALLER, Caller
+from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.responses import Response, explain, problem
-from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
+from embedkit.serving.http.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from embedkit.serving.http.requests import Request
-
-logger = logging.getLogger(__name__)
-
-SCOPES: Final = frozenset({"read", "write", "metrics", "admin"})
-_LEAST_LENGTH = 8
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_LOOK_S = 1.0
-_VALUE = ", not "  # what follows in a problem is the wrong value: no log shows any that may be a key
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """A table ``[keys.NAME]`` of the file."""
-
-    key: str | None = setting(None, "the key itself")
-    sha256: str | None = setting(None, "or its SHA-256 in hexadecimal, so that the file holds no secret")
-    scopes: tuple[str, ...] = setting(("read",), "what it may do: read, write, metrics, admin")
-    share: float = setting(1.0, "part of queue_s that its requests may hold", above=0, maximum=1)
-    requests_per_s: float | None = setting(None, "requests a second, over a few seconds", above=0)
-
-    def __post_init__(self) -> None:
-        problems = []
-        if (self.key is None) == (self.sha256 is None):
-            problems.append("give either key or sha256")
-        if self.key is not None and len(self.key) < _LEAST_LENGTH:
-            problems.append(f"key has {len(self.key)} characters; expected {_LEAST_LENGTH} or more")
-        if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
-            problems.append("sha256 is not 64 lower-case hexadecimal digits")
-        if unknown := sorted(set(self.scopes) - SCOPES):
-            problems.append(f"scopes: {len(unknown)} are unknown; expected {', '.join(sorted(SCOPES))}")
-        if problems:
-            raise ConfigError(problems)
-
-
-@dataclass(slots=True, eq=False)
-class Key:
-    """One API key, by its SHA-256. The name, for logs, may be empty; without a rate, it is not limited."""
-
-    digest: bytes
-    name: str = ""
-    scopes: frozenset[str] = SCOPES
-    share: float = 1.0
-    requests_per_s: float | None = None
-    _ready_at: float = field(default=0.0, init=False)
-
-    def wait_s(self) -> float:
-        """Count one request; return 0, or the seconds until it would be within the limit.
-
-        After a pause, a key may burst: one second's worth of requests, at least one.
-        """
-        if self.requests_per_s is None:
-            return 0.0
-        now = time.monotonic()
-        burst_s = max(1.0, 1 / self.requests_per_s)
-        ready_at = max(self._ready_at, now - burst_s) + 1 / self.requests_per_s
-        if ready_at > now:
-            return ready_at - now
-        self._ready_at = ready_at
-        return 0.0
-
-
-class KeyRing:
-    """The keys of a server; without any, no key is required.
-
-    :meth:`refresh` reads the file they came from again when it changes.
-    """
-
-    def __init__(self, keys: Iterable[Key] = (), path: Path | None = None) -> None:
-        self._keys, self._path = list(keys), path
-        self._seen = None if path is None else state_of(path)
-        self._looked = time.monotonic()
-
-    @classmethod
-    def of(cls, *secrets: str) -> KeyRing:
-        """Create keys without names that have all permissions."""
-        return cls(Key(_digest(secret.encode())) for secret in secrets)
-
-    @classmethod
-    def load(cls, settings: ServerSettings) -> KeyRing:
-        """Load the keys in ``api_key_file``, or the one in the environment; ConfigError if they are invalid."""
-        if settings.api_key_file is not None:
-            path = Path(settings.api_key_file)
-            return cls(_read(path), path)
-        value = os.environ.get(KEY_VARIABLE)
-        return cls() if value is None else cls(_plain_keys([value], KEY_VARIABLE))
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def find(self, secret: bytes) -> Key | None:
-        """Return the key that a request brought; all are compared, in constant time."""
-        digest, matching = _digest(secret), None
-        for key in self._keys:
-            if hmac.compare_digest(digest, key.digest):
-                matching = key
-        return matching
-
-    def refresh(self) -> None:
-        """Read the file again if it has changed; if it is invalid, log an error and keep the current keys."""
-        now = time.monotonic()
-        if self._path is None or now - self._looked < _LOOK_S:
-            return
-        self._looked = now
-        state = state_of(self._path)
-        if state == self._seen:
-            return
-        self._seen = state
-        try:
-            self._keys = _read(self._path)
-        except ConfigError as error:
-            logger.error("api_key_file has changed, but its keys stay as they were: %s", error)  # noqa: TRY400
-        else:
-            logger.info("api_key_file was read again", extra={"fields": {"keys": len(self._keys)}})
-
-
-def _read(path: Path) -> list[Key]:
-    if path.suffix == ".toml":
-        tables = load_toml(path).get("keys")
-        if not isinstance(tables, Mapping) or not tables:
-            raise ConfigError(f"{path}: expected tables [keys.NAME], found none")
-        keys = [_named_key(name, table, path) for name, table in tables.items()]
-        if len({key.digest for key in keys}) < len(keys):
-            raise ConfigError(f"{path}: two names have the same key")
-        return keys
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file cannot be read: {error}", parameters=["api_key_file"]) from error
-    return _plain_keys(lines, str(path))
-
-
-def _named_key(name: str, table: Any, path: Path) -> Key:
-    place, known = f"{path}: keys.{name}", [field.name for field in dataclasses.fields(_Entry)]
-    if not isinstance(table, Mapping):
-        raise ConfigError(f'{place}: expected a table with {", ".join(known)}, such as {name} = {{key = "..."}}')
-    if unknown := sorted(table.keys() - set(known)):
-        hint = did_you_mean(unknown[0], known, f"its fields are {', '.join(known)}")
-        raise ConfigError(f"{place}: unknown field; {hint}")
-    try:
-        entry = from_mapping(_Entry, table)
-    except ConfigError as error:
-        problems = [f"{place}: {problem.partition(_VALUE)[0]}" for problem in error.problems]
-        raise ConfigError(problems) from None
-    digest = _digest(entry.key.encode()) if entry.key is not None else bytes.fromhex(entry.sha256 or "")
-    return Key(digest, name, frozenset(entry.scopes), entry.share, entry.requests_per_s)
-
-
-def _plain_keys(lines: Iterable[str], place: str) -> list[Key]:
-    secrets = [line.strip() for line in lines if line.strip()]
-    if not secrets or min(map(len, secrets)) < _LEAST_LENGTH:
-        raise ConfigError(f"{place} should hold API keys of {_LEAST_LENGTH} characters or more")
-    return [Key(_digest(secret.encode())) for secret in secrets]
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
+    from embedkit.serving.http.app import Request
 
 RawHeaders = Mapping[bytes, bytes]
 
@@ -201,7 +32,7 @@ class AccessControl:
     def __init__(self, settings: ServerSettings, keys: KeyRing) -> None:
         self._settings, self._keys = settings, keys
         self._hosts = settings.allowed_hosts
-        self._at_work = 0
+        self._in_flight = 0
 
     def admit(self, request: Request) -> Response | None:
         """Check a request; return an answer if it is rejected."""
@@ -226,13 +57,13 @@ class AccessControl:
     def enter(self, request: Request) -> None:
         """Take a slot for a complete request; OverloadedError if there is none. :meth:`leave` releases it."""
         self._require_place()
-        self._at_work += 1
+        self._in_flight += 1
         name, share, _, may_write = request.caller
         CALLER.set(Caller(name, share, time.monotonic() + request.seconds, may_write))
 
     def leave(self) -> None:
         """Release a slot."""
-        self._at_work -= 1
+        self._in_flight -= 1
 
     def _identify(self, request: Request) -> Response | None:
         """Determine the client of a request by its key; return an answer if it may not send it.
@@ -274,8 +105,8 @@ class AccessControl:
         return min(seconds, self._settings.timeout_s)
 
     def _require_place(self) -> None:
-        if self._at_work >= self._settings.concurrent_requests:
-            raise OverloadedError(f"{self._at_work} requests are being processed; try again later")
+        if self._in_flight >= self._settings.concurrent_requests:
+            raise OverloadedError(f"{self._in_flight} requests are being processed; try again later")
 
     def _check_declared_size(self, headers: RawHeaders) -> None:
         most = self._settings.max_body_bytes

@@ -116,9 +116,9 @@ class Batcher:
         self._jobs: deque[_Job] = deque()
         self.waiting_tokens = 0
         self._thread = background_threads(1, "batch")
-        self._at_work = False
+        self._is_running = False
         self._timer: asyncio.TimerHandle | None = None
-        self._crowd_until = 0.0
+        self._coalesce_until = 0.0
 
     async def submit(self, tokens: Tokens) -> FloatArray:
         """Run the tokens of N texts, together with those of other requests; return N rows in their order.
@@ -138,10 +138,10 @@ class Batcher:
 
     def _consider(self) -> None:
         """Start a batch, now or when it is due."""
-        if self._at_work or not self._jobs:
+        if self._is_running or not self._jobs:
             return
         now = time.monotonic()
-        deadline = min(self._jobs[0].arrived + self._max_wait_s, self._crowd_until)
+        deadline = min(self._jobs[0].arrived + self._max_wait_s, self._coalesce_until)
         if self.waiting_tokens >= self._batch_tokens or now >= deadline:
             self._start()
         elif self._timer is None:
@@ -154,7 +154,7 @@ class Batcher:
         parts = self._gather()
         if not parts:
             return
-        self._at_work = True
+        self._is_running = True
         future = asyncio.get_running_loop().run_in_executor(self._thread, self._run, _join(parts))
         future.add_done_callback(functools.partial(self._finish, parts, time.monotonic()))
 
@@ -183,7 +183,7 @@ class Batcher:
         else:
             _fail(parts, error)
         self._account(parts, time.monotonic() - began)
-        self._at_work = False
+        self._is_running = False
         self._consider()
 
     def _account(self, parts: list[_Part], seconds: float) -> None:
@@ -191,7 +191,7 @@ class Batcher:
         requests = len({id(part.job) for part in parts})
         self._report(BatchReport(sum([part.stop - part.start for part in parts]), tokens, requests, seconds))
         if requests > 1:
-            self._crowd_until = time.monotonic() + self._max_wait_s
+            self._coalesce_until = time.monotonic() + self._max_wait_s
 
 
 def _join(parts: list[_Part]) -> Tokens:

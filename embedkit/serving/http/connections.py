@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import httptools
 
-from embedkit.serving.http.requests import Application, Request
+from embedkit.serving.http.app import Application, Request
 from embedkit.serving.http.responses import Response, problem
 from embedkit.serving.http.settings import ServerSettings
 
@@ -60,8 +60,8 @@ class Connection(asyncio.Protocol):
         self._is_upgrade = False
         self._requests: deque[Request] = deque()  # not answered yet; the first is in progress
         self.arriving: Request | None = None
-        self._last_words: Response | None = None
-        self._is_advancing = False
+        self._final_response: Response | None = None
+        self._is_pumping = False
         self._writable: asyncio.Event | None = None
         self.is_new = True
         self.idle_since: float | None = time.monotonic()
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set()
             self._writable = None
-            self._advance()
+            self._pump()
 
     # Parsing
 
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
             self._header_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
-        """Begin a request; :meth:`_advance` lets the application admit or refuse it."""
+        """Begin a request; :meth:`_pump` lets the application admit or refuse it."""
         parser = self._parser
         if parser is None:
             return
@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
         )
         self.arriving = request
         self._requests.append(request)
-        self._advance()
+        self._pump()
 
     def on_body(self, body: bytes) -> None:
         """Receive a part of the body, which is kept only until the request is answered."""
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
         refusal = self._application.check_size(request)
         if refusal is not None:
             request.refusal, request.body = refusal, bytearray()
-            self._advance()
+            self._pump()
 
     def on_message_complete(self) -> None:
         """Record a complete request."""
@@ -202,24 +202,24 @@ class Connection(asyncio.Protocol):
             return
         self.body_since, self._overhead_bytes = None, 0
         self.arriving.is_complete, self.arriving = True, None
-        self._advance()
-        self._rest()
+        self._pump()
+        self._mark_idle()
 
     # Answering
 
-    def _advance(self) -> None:
+    def _pump(self) -> None:
         """Answer the waiting requests in their order, as far as possible while their client reads."""
-        if self._is_advancing:
+        if self._is_pumping:
             return
         requests, transport = self._requests, self.transport
-        self._is_advancing = True
-        while requests and self._writable is None and not transport.is_closing() and self._progress(requests[0]):
+        self._is_pumping = True
+        while requests and self._writable is None and not transport.is_closing() and self._step(requests[0]):
             pass
-        self._is_advancing = False
+        self._is_pumping = False
         if transport.is_closing():
             return
-        if self._last_words is not None and not requests:
-            self._write(self._last_words, [b"connection: close\r\n"])
+        if self._final_response is not None and not requests:
+            self._write(self._final_response, [b"connection: close\r\n"])
             transport.close()
         elif len(requests) > 1 or (requests and self._writable is not None and self.arriving is None):
             transport.pause_reading()
@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
         self.headers_since = None if self.headers_since is None else now
         self.body_since = None if self.body_since is None else now
 
-    def _progress(self, request: Request) -> bool:
+    def _step(self, request: Request) -> bool:
         """Do what can be done for the first request; return whether it is answered, and so no longer the first."""
         if not request.is_considered:
             request.is_considered = True
@@ -255,7 +255,7 @@ class Connection(asyncio.Protocol):
             while self._writable is not None:
                 await self._writable.wait()
             self._reply(request, response)
-            self._advance()
+            self._pump()
         except BaseException:  # cancelled, or a fault of ours: without its answer, a client would wait for ever
             self.transport.abort()
             raise
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
             self._application.end(request)
         if is_last:
             self.transport.close()
-        self._rest()
+        self._mark_idle()
 
     def _write(self, response: Response, lines: list[bytes], *, with_body: bool = True) -> None:
         body = response.body
@@ -298,7 +298,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(b"".join(head))
             self.transport.write(body if with_body else b"")
 
-    def _rest(self) -> None:
+    def _mark_idle(self) -> None:
         """Become idle, unless a request is arriving or in progress."""
         if self.headers_since is None and self.body_since is None and not self._requests:
             self.idle_since = time.monotonic()
@@ -319,8 +319,8 @@ class Connection(asyncio.Protocol):
             self._requests.remove(request)
             request.status = response.status
             self._application.end(request)
-        self._last_words = response
-        self._advance()
+        self._final_response = response
+        self._pump()
 
     @property
     def body_bytes(self) -> int:

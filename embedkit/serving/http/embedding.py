@@ -137,7 +137,7 @@ class Limits:
         self._metrics.count_truncated(model.name, tokens.truncated)
 
     @staticmethod
-    async def beside(characters: int, work: Callable[[], Result]) -> Result:
+    async def offload(characters: int, work: Callable[[], Result]) -> Result:
         """Run a function at once if the texts are short, else in a thread."""
         return work() if characters <= _CHARACTERS_AT_ONCE else await asyncio.to_thread(work)
 
@@ -157,7 +157,9 @@ class Embedder:
     def __init__(self, encoder: Encoder, limits: Limits, admission: Admission, make_batcher: MakeBatcher) -> None:
         self.encoder, self._limits, self._admission = encoder, limits, admission
         self._rate, self._listing_rate = Rate(_TOKENS_PER_S), Rate(_CHARACTERS_PER_S)
-        self._lister = background_threads(1, "tokens")  # one, because tokens take a hundred times a text's memory
+        self._tokenize_pool = background_threads(
+            1, "tokens"
+        )  # one, because tokens take a hundred times a text's memory
         self._batcher = make_batcher(encoder.name, encoder.encode_tokens, self._rate)
 
     def warm_up(self) -> None:
@@ -230,7 +232,7 @@ class Embedder:
 
         with self._admission.reserve(self._listing_rate.seconds(characters)):
             began = time.monotonic()
-            done = await asyncio.get_running_loop().run_in_executor(self._lister, work)
+            done = await asyncio.get_running_loop().run_in_executor(self._tokenize_pool, work)
             if characters > _CHARACTERS_AT_ONCE:  # in smaller requests, characters do not dominate the time
                 self._listing_rate.learn(characters, time.monotonic() - began)
         return done
@@ -255,7 +257,7 @@ class Embedder:
         The reservation is corrected once the texts are tokenized; the other arguments are those of :meth:`embed`.
         """
         with span("tokenize", model=self.encoder.name, texts=len(texts)):
-            tokens = await self._limits.beside(
+            tokens = await self._limits.offload(
                 sum(map(len, texts)), lambda: self.encoder.tokenize(texts, role=role, prompt_name=prompt_name)
             )
         self._limits.accept(tokens, self.encoder, truncate=truncate)
@@ -269,7 +271,7 @@ class Embedder:
     def close(self) -> None:
         """Stop the threads."""
         self._batcher.close()
-        self._lister.shutdown(wait=False)
+        self._tokenize_pool.shutdown(wait=False)
 
 
 def _tokens_to_json(spans: Sequence[Sequence[TokenSpan]], check: Callable[[int], None]) -> bytes:
@@ -368,7 +370,7 @@ class CrossRanker:
     ) -> RankingResult:
         """Score pairs that were admitted as part of ``reservation``, or of work that holds more than they cost."""
         characters = sum(len(first) + len(second) for first, second in pairs)
-        tokens = await self._limits.beside(characters, lambda: self._model.tokenize(pairs))
+        tokens = await self._limits.offload(characters, lambda: self._model.tokenize(pairs))
         self._limits.accept(tokens, self._model, truncate=truncate)
         count = tokens.total
         if reservation is not None:

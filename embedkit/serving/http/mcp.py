@@ -14,12 +14,12 @@ from embedkit import __version__
 from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.extras import require
 from embedkit.serving.http.admission import CALLER
+from embedkit.serving.http.app import Request
 from embedkit.serving.http.protocols.collection import DocumentBody, option
 from embedkit.serving.http.protocols.fields import Listed
-from embedkit.serving.http.registry import Registry
-from embedkit.serving.http.requests import Request
+from embedkit.serving.http.registry import ModelRegistry
 from embedkit.serving.http.responses import Response, client_message
-from embedkit.serving.http.routes import Route
+from embedkit.serving.http.routing import Route
 from embedkit.serving.http.service import Service
 from embedkit.serving.retrieval.options import Mode, SearchOptions
 
@@ -113,7 +113,7 @@ class McpServer:
         return self._types.CallToolResult(content=blocks, structured_content={"result": content})
 
     @contextlib.contextmanager
-    def _answering(self) -> Iterator[Registry]:
+    def _answering(self) -> Iterator[ModelRegistry]:
         """Lease the registry; report only the messages of embedkit's own errors to agents."""
         try:
             with self._service.lease() as registry:

@@ -17,7 +17,7 @@ _TOKENS = tuple(16 * 2**power for power in range(12))
 
 
 class Metrics:
-    """Metrics of one server, in a registry of its own; ``at_work`` is the number of requests not answered yet."""
+    """Metrics of one server, in a registry of its own; ``in_flight`` counts the requests not answered yet."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -31,9 +31,9 @@ class Metrics:
             registry=registry,
         )
         self._of_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # faster than looking up labels
-        self.at_work = 0
-        Gauge("embedkit_requests_at_work", "Requests not answered yet", registry=registry).set_function(
-            lambda: float(self.at_work)
+        self.in_flight = 0
+        Gauge("embedkit_requests_in_flight", "Requests not answered yet", registry=registry).set_function(
+            lambda: float(self.in_flight)
         )
         self._tokens = Counter(
             "embedkit_tokens", "Tokens run, special ones included", ["model"], registry=registry

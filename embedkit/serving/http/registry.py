@@ -16,10 +16,10 @@ from embedkit.runtime.engine import Verification
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.admission import Admission, Rate
 from embedkit.serving.http.batcher import Batcher, BatchReport
+from embedkit.serving.http.collection_service import CollectionService
 from embedkit.serving.http.embedding import CosineRanker, CrossRanker, Embedder, Limits
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
-from embedkit.serving.http.shared_collection import SharedCollection
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.models import recorded_model
 
@@ -61,7 +61,7 @@ class LoadedModels:
         return cls(encoders, reranker, collection, given)
 
 
-class Registry:
+class ModelRegistry:
     """The models and the collection that answer requests. It is immutable: a reload creates another one.
 
     Each model answers to its own name, to its aliases, and to the name or path under which it was given.
@@ -92,10 +92,10 @@ class Registry:
         if loaded.reranker is not None:
             self.cross = CrossRanker(loaded.reranker, limits, admission, self._make_batcher)
         self._aliases = _given_names(loaded.given, self._cards) | _aliases(settings.aliases, list(self._cards))
-        self.collection: SharedCollection | None = None
+        self.collection: CollectionService | None = None
         if (collection := loaded.collection) is not None:
             embedder = next(one for one in self._embedders.values() if one.encoder is collection.query_encoder)
-            self.collection = SharedCollection(
+            self.collection = CollectionService(
                 collection, embedder, self.cross, limits, admission, settings.refresh_s
             )
 
@@ -117,7 +117,7 @@ class Registry:
             raise self._missing(name, list(self._cards))
         return CosineRanker(self.embedder(real), self.limits, self._admission)
 
-    def needed_collection(self) -> SharedCollection:
+    def needed_collection(self) -> CollectionService:
         """Return the collection; InputError if the server has none."""
         if self.collection is None:
             raise InputError("this server has no collection; an operator can add one with --collection")

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from embedkit.errors import ConfigError, WorkerError
 from embedkit.extras import require
-from embedkit.serving.http.access import KeyRing
+from embedkit.serving.http.app import Application
 from embedkit.serving.http.connections import Connection, Connections
+from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.mcp import McpServer
 from embedkit.serving.http.protocols import cohere, collection, ollama, openai, operations, tei
-from embedkit.serving.http.requests import Application
-from embedkit.serving.http.routes import Route
+from embedkit.serving.http.routing import Route
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import TRACING
@@ -243,7 +243,7 @@ class Server:
             raise KeyboardInterrupt
 
     async def _serve(self) -> None:
-        TRACING.look()
+        TRACING.detect_provider()
         async with self._mcp.running() if self._mcp else contextlib.nullcontext():
             try:
                 listener = self._listen()

@@ -17,7 +17,7 @@ import orjson
 from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.serving.http.admission import Admission
 from embedkit.serving.http.metrics import Metrics, Snapshot
-from embedkit.serving.http.registry import LoadedModels, Registry
+from embedkit.serving.http.registry import LoadedModels, ModelRegistry
 from embedkit.serving.http.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Service:
         return service
 
     @contextlib.contextmanager
-    def lease(self) -> Iterator[Registry]:
+    def lease(self) -> Iterator[ModelRegistry]:
         """Lease the current registry, which stays open during the block even if a reload replaces it."""
         registry = self.registry
         registry.users += 1
@@ -127,15 +127,15 @@ class Service:
         """Stop all threads."""
         self.registry.close()
 
-    def _make(self) -> Registry:
-        return Registry(self._load(), self.settings, self.metrics, self.admission)
+    def _make(self) -> ModelRegistry:
+        return ModelRegistry(self._load(), self.settings, self.metrics, self.admission)
 
-    def _make_warm(self) -> Registry:
+    def _make_warm(self) -> ModelRegistry:
         registry = self._make()
         registry.warm_up()
         return registry
 
-    def _close_if_unused(self, registry: Registry) -> None:
+    def _close_if_unused(self, registry: ModelRegistry) -> None:
         if registry is not self.registry and not registry.users:
             registry.close()
 

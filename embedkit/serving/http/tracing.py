@@ -20,7 +20,7 @@ _NOTHING: Final = contextlib.nullcontext()
 class Tracing:
     """Creates a span of each request, and of its parts, in the trace named by its headers.
 
-    Without OpenTelemetry's API, or without a tracer provider (see :meth:`look`), nothing is done.
+    Without OpenTelemetry's API, or without a tracer provider (see :meth:`detect_provider`), nothing is done.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Tracing:
         self._api.set_tracer_provider(provider)
         return True
 
-    def look(self) -> None:
+    def detect_provider(self) -> None:
         """Determine whether spans are exported; call this when the server starts, because it is slow."""
         self.is_on = (
             self._api is not None and type(self._api.get_tracer_provider()).__name__ != "ProxyTracerProvider"

@@ -30,7 +30,7 @@ import orjson
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError, EmbedkitError, WorkerError
 from embedkit.runtime.child import python_command
-from embedkit.serving.http.access import KeyRing
+from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.log_lines import log_in_lines
 from embedkit.serving.http.server import BACKLOG, Parent, Server, bind, explain_refusal, url_of
 from embedkit.serving.http.service import Peers, Service
@@ -88,7 +88,7 @@ class Workers:
     async def _run(self) -> int:
         loop = asyncio.get_running_loop()
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(sign, self._hand_on, sign)
+            loop.add_signal_handler(sign, self._forward_signal, sign)
         with contextlib.ExitStack() as stack:
             self._folder = stack.enter_context(workers_folder())
             folder = str(self._folder)
@@ -162,7 +162,7 @@ class Workers:
             if self._hung_up > self._started[process]:
                 process.send_signal(signal.SIGHUP)
 
-    def _hand_on(self, sign: signal.Signals) -> None:
+    def _forward_signal(self, sign: signal.Signals) -> None:
         if sign == signal.SIGHUP:
             self._hung_up = time.monotonic()
         else:

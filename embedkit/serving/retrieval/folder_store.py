@@ -269,7 +269,7 @@ class FolderStore:
         if choose is _first_small and choose(self._snapshot, 0) is None:
             return None
         with contextlib.ExitStack() as held:
-            with self._writing_patiently(patience_s) as claimed:
+            with self._retry_writing(patience_s) as claimed:
                 before = self._snapshot
                 which = choose(before, self._first_free(claimed))
                 if which is None:
@@ -286,7 +286,7 @@ class FolderStore:
             if os.name != "nt":  # where mapped files cannot be moved
                 self._merged = Segment.open(path, staged.entry, before.manifest.dimension)
             try:
-                with self._writing_patiently(max(patience_s, _PATIENCE_S)) as claimed:
+                with self._retry_writing(max(patience_s, _PATIENCE_S)) as claimed:
                     return merge.commit_merge(claimed, files, staged, before, which, self._snapshot)
             finally:
                 self._merged = None
@@ -340,13 +340,13 @@ class FolderStore:
                     self.refresh(claimed)
 
     @contextlib.contextmanager
-    def _writing_patiently(self, patience_s: float) -> Iterator[Claim]:
+    def _retry_writing(self, patience_s: float) -> Iterator[Claim]:
         """Become the only writer, after any other one that finishes in time."""
         with contextlib.ExitStack() as held:
-            yield patiently(lambda: held.enter_context(self._writing()), patience_s)
+            yield retry_while_busy(lambda: held.enter_context(self._writing()), patience_s)
 
 
-def patiently(write: Callable[[], Result], patience_s: float) -> Result:
+def retry_while_busy(write: Callable[[], Result], patience_s: float) -> Result:
     """Write, waiting for a limited time while another process is writing to the same collection."""
     until = time.monotonic() + patience_s
     while True:

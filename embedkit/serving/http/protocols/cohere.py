@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from embedkit.serving.http.app import Request
 from embedkit.serving.http.embedding import Role
 from embedkit.serving.http.protocols.fields import (
     PRECISIONS,
@@ -18,9 +19,8 @@ from embedkit.serving.http.protocols.fields import (
     Schema,
     Usage,
 )
-from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, to_base64, to_json
-from embedkit.serving.http.routes import Routes
+from embedkit.serving.http.routing import Routes
 
 routes = Routes("Cohere and Jina", errors=Problem)
 

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from embedkit.errors import InputError, did_you_mean
+from embedkit.serving.http.app import Request
 from embedkit.serving.http.protocols.fields import Listed, OwnSchema, Problem, Schema
-from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, problem, to_json
-from embedkit.serving.http.routes import Routes
+from embedkit.serving.http.routing import Routes
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import read_filter
 from embedkit.serving.retrieval.options import Mode, SearchOptions
@@ -174,12 +174,12 @@ async def search(body: SearchRequest, request: Request) -> Response:
     if isinstance(conditions, str):
         written = conditions
         limits.check([written])
-        conditions = await limits.beside(len(written), lambda: read_filter(written))
+        conditions = await limits.offload(len(written), lambda: read_filter(written))
     given = body.model_dump(exclude={"query", "filter"}) | {"filter": conditions}
     hits = await collection.search(body.query, SearchOptions.of(**given))
     request.note(hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
     characters = sum(len(hit.text) for hit in hits)
-    content = await limits.beside(characters, lambda: _hits_to_json(hits, limits.check_response))
+    content = await limits.offload(characters, lambda: _hits_to_json(hits, limits.check_response))
     return Response(content)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from embedkit.errors import InputError
+from embedkit.serving.http.app import Request
 from embedkit.serving.http.embedding import Embedder, Role
 from embedkit.serving.http.protocols.fields import (
     PRECISIONS,
@@ -22,9 +23,8 @@ from embedkit.serving.http.protocols.fields import (
     as_texts,
     check_texts,
 )
-from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, to_base64, to_json
-from embedkit.serving.http.routes import Routes
+from embedkit.serving.http.routing import Routes
 
 routes = Routes("OpenAI", errors=Problem)
 

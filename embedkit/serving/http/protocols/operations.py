@@ -9,11 +9,11 @@ from typing import Final, Literal
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from embedkit.errors import EmbedkitError
+from embedkit.serving.http.app import Request
 from embedkit.serving.http.protocols.fields import Schema, TeiProblem
 from embedkit.serving.http.protocols.openai import ModelList
-from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, explain, problem, to_json
-from embedkit.serving.http.routes import Routes
+from embedkit.serving.http.routing import Routes
 
 _TYPES: Final = {"html": b"text/html", "css": b"text/css", "js": b"text/javascript"}
 _FOLDER = resources.files("embedkit.serving.http.page")

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from embedkit import __version__
 from embedkit.errors import InputError
+from embedkit.serving.http.app import Request
 from embedkit.serving.http.protocols.fields import (
     Dimensions,
     Listed,
@@ -19,9 +20,8 @@ from embedkit.serving.http.protocols.fields import (
     as_texts,
     check_texts,
 )
-from embedkit.serving.http.requests import Request
 from embedkit.serving.http.responses import Response, to_json
-from embedkit.serving.http.routes import Routes
+from embedkit.serving.http.routing import Routes
 from embedkit.serving.retrieval.exact_index import inner_products
 
 routes = Routes("text-embeddings-inference", errors=TeiProblem)

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from embedkit import Collection, Encoder
-from embedkit.serving.http.access import Key, KeyRing
+from embedkit.serving.http.keys import Key, KeyRing
 from embedkit.serving.http.registry import LoadedModels
 from embedkit.serving.http.server import Server
 from embedkit.serving.http.service import Service

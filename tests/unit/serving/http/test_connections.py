@@ -51,7 +51,7 @@ def rest(connection):
     return content
 
 
-def wait_until_nothing_is_at_work(url):
+def wait_until_nothing_is_in_flight(url):
     """Return when five readings in a row found no request in progress, however slowly this machine answers."""
     deadline = time.monotonic() + 60
     quiet = 0
@@ -59,7 +59,7 @@ def wait_until_nothing_is_at_work(url):
         assert time.monotonic() < deadline, "requests are still in progress"
         time.sleep(0.05)
         metrics = httpx.get(f"{url}/metrics").text
-        quiet = quiet + 1 if "\nembedkit_requests_at_work 1.0\n" in metrics else 0  # the 1 is this reading
+        quiet = quiet + 1 if "\nembedkit_requests_in_flight 1.0\n" in metrics else 0  # the 1 is this reading
 
 
 def head(length, path="/embed", key=None):
@@ -123,7 +123,7 @@ def test_an_unread_answer_is_dropped(serve, dial):
     body = json.dumps({"inputs": ["a"] * 2000}).encode()
     with serve(answer_timeout_s=0.5) as url:
         greedy = dial(url, (head(len(body)) + body) * 30, receive_bytes=4096)  # more than sockets buffer
-        wait_until_nothing_is_at_work(url)
+        wait_until_nothing_is_in_flight(url)
         assert rest(greedy).count(b"HTTP/1.1 200 ") < 30
         assert httpx.get(f"{url}/health").status_code == 200
 
@@ -132,7 +132,7 @@ def test_memory_for_unread_answers_is_bounded(serve, dial):
     body = json.dumps({"inputs": ["a"] * 2000}).encode()
     with serve(max_buffered_bytes=200_000) as url:
         greedy = dial(url, (head(len(body)) + body) * 30, receive_bytes=4096)
-        wait_until_nothing_is_at_work(url)
+        wait_until_nothing_is_in_flight(url)
         assert rest(greedy).count(b"HTTP/1.1 200 ") < 30
 
 
@@ -166,7 +166,7 @@ def test_requests_behind_a_pending_one_are_bounded(serve, toy_bundle, dial):
         greedy = dial(url, head(len(body)) + body + b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 5000)
         wait_for(lambda: encoder.begun)
         time.sleep(0.2)
-        (waiting,) = re.findall(r"\nembedkit_requests_at_work (\S+)", httpx.get(f"{url}/metrics").text)
+        (waiting,) = re.findall(r"\nembedkit_requests_in_flight (\S+)", httpx.get(f"{url}/metrics").text)
         assert float(waiting) <= 65
         encoder.gate.set()
         answers = rest(greedy)

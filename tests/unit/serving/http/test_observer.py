@@ -100,7 +100,7 @@ def test_metrics_count_requests_tokens_and_cut_texts(serve, toy_encoder):
         'embedkit_batch_texts_sum{model="toy"} 2.0',
         'embedkit_queue_tokens{model="toy"} 0.0',
         'embedkit_truncated_texts_total{model="toy"} 1.0',
-        "embedkit_requests_at_work 1.0",
+        "embedkit_requests_in_flight 1.0",
     ):
         assert line in metrics
     assert "process_resident_memory_bytes" in metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.serving.http.shared_collection import to_plane
+from embedkit.serving.http.collection_service import to_plane
 
 
 def test_axes_are_the_principal_ones():

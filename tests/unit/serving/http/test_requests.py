@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from embedkit import Encoder
+from embedkit.serving.http.app import Deadlines
 from embedkit.serving.http.protocols.openai import EmbeddingsRequest
-from embedkit.serving.http.requests import Deadlines
-from embedkit.serving.http.routes import Route, RouteTable
+from embedkit.serving.http.routing import Route, RouteTable
 
 from .conftest import gated, wait_for
 
@@ -90,7 +90,7 @@ def test_work_ends_at_its_time_limit(serve, monkeypatch):
         done = httpx.post(f"{url}/tokenize", json={"inputs": "a"}, headers={"x-request-timeout": "0.2"})
         assert done.status_code == 504
         assert "0.2 s" in done.json()["error"]
-        assert "embedkit_requests_at_work 1.0" in httpx.get(f"{url}/metrics").text
+        assert "embedkit_requests_in_flight 1.0" in httpx.get(f"{url}/metrics").text
 
 
 def test_tasks_are_cancelled_at_their_own_deadlines():
@@ -126,7 +126,7 @@ def test_a_client_that_disconnects_before_its_request_is_complete_is_counted_and
         metrics = httpx.get(f"{url}/metrics").text
     assert not [record for record in caplog.records if record.levelname != "INFO"]
     assert 'embedkit_requests_total{route="/embed",status="499"} 1.0' in metrics
-    assert "embedkit_requests_at_work 1.0" in metrics
+    assert "embedkit_requests_in_flight 1.0" in metrics
 
 
 def test_the_work_for_a_client_that_disconnects_is_dropped(serve, toy_bundle):
@@ -293,7 +293,7 @@ def test_a_body_is_parsed_once(client, monkeypatch):
 )
 def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(client, monkeypatch, content):
     parsed = []
-    monkeypatch.setattr("embedkit.serving.http.requests.parse_json", parsed.append)
+    monkeypatch.setattr("embedkit.serving.http.app.parse_json", parsed.append)
     done = client.post("/v1/embeddings", content=content, headers={"content-type": "application/json"})
     assert done.status_code == 413
     assert re.search("more than [0-9]+ (values|lists and objects)", done.json()["error"]["message"])
@@ -341,7 +341,7 @@ def test_what_is_no_exception_is_answered_too(serve, toy_bundle, place):
             done = httpx.post(f"{url}/embed", json={"inputs": "a"}, timeout=10)
             assert (done.status_code, done.json()["error"][:14]) == (500, "internal error")
         assert httpx.post(f"{url}/embed", json={"inputs": "a"}).status_code == 200
-        assert "embedkit_requests_at_work 1.0" in httpx.get(f"{url}/metrics").text
+        assert "embedkit_requests_in_flight 1.0" in httpx.get(f"{url}/metrics").text
 
 
 def test_a_request_that_ends_without_an_answer_ends_its_connection(serve, monkeypatch):
@@ -349,7 +349,7 @@ def test_a_request_that_ends_without_an_answer_ends_its_connection(serve, monkey
         raise asyncio.CancelledError
 
     with serve() as url:
-        monkeypatch.setattr("embedkit.serving.http.requests.Application.answer", vanish)
+        monkeypatch.setattr("embedkit.serving.http.app.Application.answer", vanish)
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(f"{url}/info", timeout=10)
 

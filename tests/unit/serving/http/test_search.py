@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embedkit import Collection, CrossEncoder, Encoder
-from embedkit.serving.http import shared_collection
+from embedkit.serving.http import collection_service
 from embedkit.write_lock import write_lock
 
 from .conftest import wait_for
@@ -374,7 +374,7 @@ def test_small_segments_are_merged_after_upserts(writing, collection):
 
 
 def test_a_write_waits_for_other_processes_for_a_limited_time(writing, collection, monkeypatch):
-    monkeypatch.setattr(shared_collection, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(collection_service, "_PATIENCE_S", 0.2)
     content = {"documents": [{"id": "b", "text": "the sea"}]}
     with write_lock(collection.path):
         refused = writing.post("/v1/documents", json=content)

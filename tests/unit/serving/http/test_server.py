@@ -35,7 +35,7 @@ def test_running_requests_are_answered_before_it_ends(start, toy_bundle):
     with ThreadPoolExecutor(4) as pool:
         pending = [pool.submit(ask, n) for n in range(4)]
         begun.wait()
-        wait_for(lambda: at_work(server.url) >= 5)  # the four, and the one that asks
+        wait_for(lambda: in_flight(server.url) >= 5)  # the four, and the one that asks
         code = server.end()
         answers = [future.result() for future in pending]
     assert code == 0
@@ -118,8 +118,8 @@ def test_a_port_in_use_is_one_line_of_log(start, toy_bundle):
     server.end()
 
 
-def at_work(url):
-    return float(httpx.get(f"{url}/metrics").text.partition("\nembedkit_requests_at_work ")[2].split()[0])
+def in_flight(url):
+    return float(httpx.get(f"{url}/metrics").text.partition("\nembedkit_requests_in_flight ")[2].split()[0])
 
 
 def test_every_line_of_its_log_is_json(start, toy_bundle):

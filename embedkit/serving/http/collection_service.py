@@ -20,7 +20,7 @@ from embedkit.serving.http.embedding import CrossRanker, Embedder, Limits
 from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.folder_store import patiently
+from embedkit.serving.retrieval.folder_store import retry_while_busy
 from embedkit.serving.retrieval.models import CollectionInfo
 from embedkit.serving.retrieval.options import SearchOptions
 from embedkit.serving.retrieval.search import Encode, Hits, Score, Steps
@@ -39,7 +39,7 @@ _MAP_CHARACTERS = 200
 _PATIENCE_S = 10.0  # for a write while another process is writing to the collection
 
 
-class SharedCollection:
+class CollectionService:
     """A collection shared by many requests; writes of other processes become visible within ``refresh_s`` seconds.
 
     Only work that needs no model runs in its threads. Queries and candidates go through the batchers of
@@ -62,7 +62,7 @@ class SharedCollection:
         self._limits, self._admission, self._refresh_s = limits, admission, refresh_s
         self._readers = background_threads(available_threads(), "search")
         self._writer = background_threads(1, "write")
-        self._cartographer = background_threads(1, "map")
+        self._map_pool = background_threads(1, "map")
         self._merger = background_threads(1, "merge")
         self._merging: Future[None] | None = None
         self._closed = False
@@ -99,7 +99,7 @@ class SharedCollection:
             return self.collection.search_steps(query, options)
 
         with self._admission.reserve(price):
-            hits = await self._run(await _beside(self._readers, begin))
+            hits = await self._run(await _offload(self._readers, begin))
         for stage, count in units.items():
             if stage in hits.latency_ms:  # a filter may have no conditions
                 self._rates[stage].learn(count, hits.latency_ms[stage] / 1000)
@@ -110,7 +110,7 @@ class SharedCollection:
         result: Any = None
         while True:
             with span("search the index"):
-                step = await _beside(self._readers, _advance, steps, result)
+                step = await _offload(self._readers, _next_step, steps, result)
             if isinstance(step, Encode):
                 result = (await self._embedder.run(step.queries, role="query")).rows
             elif isinstance(step, Score):
@@ -138,7 +138,7 @@ class SharedCollection:
 
     async def map(self) -> dict[str, Any]:
         """Return the documents in two dimensions, computed once for each state of the collection."""
-        return await _beside(self._cartographer, self._map)
+        return await _offload(self._map_pool, self._map)
 
     def _map(self) -> dict[str, Any]:
         self._refresh()
@@ -160,7 +160,7 @@ class SharedCollection:
             self._refresh()
             return self.collection.get(id_)
 
-        return await _beside(self._readers, work)
+        return await _offload(self._readers, work)
 
     async def upsert(self, records: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
         """Add and replace documents; return the number of each."""
@@ -170,7 +170,7 @@ class SharedCollection:
         with self._admission.reserve(self._rates["upsert"].seconds(characters)):
             began = time.monotonic()
             work = functools.partial(self.collection.upsert, records, merge=False, show_progress_bar=False)
-            done: Upserted = await _beside(self._writer, patiently, work, _PATIENCE_S)
+            done: Upserted = await _offload(self._writer, retry_while_busy, work, _PATIENCE_S)
             self._rates["upsert"].learn(characters, time.monotonic() - began)
         if self._merging is None or self._merging.done():
             self._merging = self._merger.submit(self._merge)
@@ -193,7 +193,7 @@ class SharedCollection:
         with self._admission.reserve(self._rates["delete"].seconds(len(ids))):
             began = time.monotonic()
             work = functools.partial(self.collection.delete, ids)
-            deleted: int = await _beside(self._writer, patiently, work, _PATIENCE_S)
+            deleted: int = await _offload(self._writer, retry_while_busy, work, _PATIENCE_S)
             self._rates["delete"].learn(len(ids), time.monotonic() - began)
         return deleted
 
@@ -202,7 +202,7 @@ class SharedCollection:
         self._closed = True
         if self._merging is not None and not self._merging.done():
             self.collection.close()
-        for threads in (self._readers, self._writer, self._cartographer, self._merger):
+        for threads in (self._readers, self._writer, self._map_pool, self._merger):
             threads.shutdown(wait=False)
 
     def _refresh(self) -> None:
@@ -224,7 +224,7 @@ class SharedCollection:
             self._obstacle = ""
 
 
-def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
+def _next_step(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
     """Return the next step of a search, or its result: StopIteration cannot pass through a future."""
     try:
         return steps.send(result)
@@ -233,7 +233,7 @@ def _advance(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
         return hits
 
 
-async def _beside(threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any) -> Result:
+async def _offload(threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any) -> Result:
     return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
 
 

@@ -21,12 +21,13 @@ from pydantic import ValidationError
 
 from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.records import parse_json
-from embedkit.serving.http.access import AccessControl, KeyRing, allowed_origin, preflight
+from embedkit.serving.http.access import AccessControl, allowed_origin, preflight
 from embedkit.serving.http.admission import ANYBODY, Caller
 from embedkit.serving.http.embedding import Limits
-from embedkit.serving.http.registry import Registry
+from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.registry import ModelRegistry
 from embedkit.serving.http.responses import Headers, Response, explain, explain_validation, problem, to_json
-from embedkit.serving.http.routes import Route, RouteMatch, RouteTable
+from embedkit.serving.http.routing import Route, RouteMatch, RouteTable
 from embedkit.serving.http.service import Service
 from embedkit.serving.http.tracing import TRACING
 
@@ -81,7 +82,7 @@ class Request:
     refusal: Response | None = None
     task: asyncio.Task[None] | None = None
     began: float = field(default_factory=time.perf_counter)
-    _registry: Registry | None = None
+    _registry: ModelRegistry | None = None
     _ended: bool = False
 
     @property
@@ -100,7 +101,7 @@ class Request:
         return "other" if self.match.route is None else self.match.route.path
 
     @property
-    def registry(self) -> Registry:
+    def registry(self) -> ModelRegistry:
         """The models and the collection, leased to it."""
         assert self._registry is not None
         return self._registry
@@ -134,7 +135,7 @@ class Application:
         values = dict(headers)
         header = values.get(b"x-request-id")
         request_id = header if header and _REQUEST_ID.fullmatch(header) else b"%016x" % random.getrandbits(64)
-        self._service.metrics.at_work += 1
+        self._service.metrics.in_flight += 1
         return Request(method, target, self._table.find(method, target), values, request_id, self._service)
 
     def admit(self, request: Request) -> Response | None:
@@ -229,7 +230,7 @@ class Application:
         if request._ended:  # noqa: SLF001 - a request's own module
             return
         request._ended = True  # noqa: SLF001
-        self._service.metrics.at_work -= 1
+        self._service.metrics.in_flight -= 1
         label, seconds = request.label, time.perf_counter() - request.began
         self._service.metrics.count_request(label, request.status, seconds)
         level = logging.DEBUG if label.startswith(_QUIET) else logging.INFO
