@@ -56,9 +56,10 @@ class Child:
         messages: IO[str] | None = None,
     ) -> None:
         self._ended = ended
+        command = python_command(module)
         try:
             self.process = subprocess.Popen(  # noqa: S603 - ourselves
-                python_command(module),
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=messages,
