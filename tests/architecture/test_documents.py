@@ -211,3 +211,10 @@ def test_links_resolve(path):
         assert place.exists(), target
         if anchor:
             assert anchor in anchors(place), f"{target}#{anchor}"
+
+
+def test_the_tests_that_the_security_policy_names_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) > 10
+    for path, name in named:
+        assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8"), f"{path}::{name}"
