@@ -346,6 +346,7 @@ class _Run:
 
     def _checkpoint(self) -> None:
         if processes.first():
+            self.folder.check_in_place()
             save_checkpoint(self.folder.last, self.method, self.optimizer, self.state)
         self.saved_at = time.monotonic()
 

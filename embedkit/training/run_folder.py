@@ -22,14 +22,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from embedkit.atomic import atomic_file, storage_errors
+from embedkit.atomic import atomic_file, make_folder, storage_errors
 from embedkit.config import load_toml
 from embedkit.errors import CheckpointError, ConfigError, DataError
 from embedkit.modeling.pretrained import separate, writing_tensors
 from embedkit.records import read_object
 from embedkit.training.method import TrainingModule
 from embedkit.training.optim import AdamW
-from embedkit.write_lock import write_lock
+from embedkit.write_lock import LockedFolder, write_lock
 
 _FORMAT = "2"
 
@@ -168,6 +168,7 @@ class RunFolder:
         self.initial = self.path / "initial"
         self.space = self.path / "space.npz"
         self.model = self.path / "model"
+        self._locked: LockedFolder | None = None
 
     @property
     def name(self) -> str:
@@ -227,9 +228,18 @@ class RunFolder:
             StorageError: the folder cannot be created or opened.
         """
         with storage_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        with write_lock(self.path, refusal=ConfigError):
-            yield
+            make_folder(self.path)
+        with write_lock(self.path, refusal=ConfigError) as locked:
+            self._locked = locked
+            try:
+                yield
+            finally:
+                self._locked = None
+
+    def check_in_place(self) -> None:
+        """Raise a ConfigError if another folder has taken the name of the one that is claimed."""
+        if self._locked is not None:
+            self._locked.check()
 
     def start(
         self,
@@ -250,6 +260,7 @@ class RunFolder:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a record to metrics.jsonl."""
+        self.check_in_place()
         with storage_errors(self.metrics):
             self.path.mkdir(parents=True, exist_ok=True)
             with self.metrics.open("a", encoding="utf-8") as file:
@@ -283,6 +294,7 @@ class RunFolder:
         )
 
     def _write(self, path: Path, text: str) -> None:
+        self.check_in_place()
         with atomic_file(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
 

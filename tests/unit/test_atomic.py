@@ -32,6 +32,28 @@ def test_a_file_appears_when_it_is_whole(tmp_path):
     assert names(target.parent) == ["file.bin"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_what_is_replaced_keeps_its_permissions(tmp_path):
+    """A private file would otherwise become readable for others."""
+    (tmp_path / "file").touch(0o600)
+    (tmp_path / "folder").mkdir(0o700)
+    with atomic_file(tmp_path / "file") as temporary:
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+        temporary.write_bytes(b"secret")
+    with atomic_folder(tmp_path / "folder"):
+        pass
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "folder")]
+    assert modes == [0o600, 0o700]
+
+
+def test_a_new_folder_is_flushed_with_every_parent_that_was_created(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(atomic, "flush", flushed.append)
+    assert atomic.make_folder(tmp_path / "a" / "b")
+    assert flushed == [tmp_path, tmp_path / "a"]
+    assert not atomic.make_folder(tmp_path / "a" / "b")
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, BundleError])
 def test_a_failure_leaves_the_old_file(tmp_path, error):
     target = tmp_path / "file.bin"

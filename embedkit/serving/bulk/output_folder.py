@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from pyarrow import parquet
 
-from embedkit.atomic import atomic_file, storage_errors
+from embedkit.atomic import atomic_file, identity_of, make_folder, storage_errors
 from embedkit.errors import CollectionError, FingerprintError, InputError
 from embedkit.object_store import ObjectStore, is_url, open_store
 from embedkit.runtime.numerics import joined, warn_of_mixture
@@ -50,6 +50,7 @@ def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[No
     """Hold the write lock of a folder of shards, and delete incomplete files of killed runs."""
     place = open_place(folder)
     with _claimed(place):
+        before = identity_of(Path(folder))
         check_output(folder, manifest)
         _sweep(place)
         kept = [str(name) for name in _read(folder).get("numerics", ())] if _is_begun(folder) else []
@@ -59,7 +60,8 @@ def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[No
             text = json.dumps({"format": _FORMAT, **manifest, "numerics": numerics}, indent=2, ensure_ascii=False)
             temporary.write_text(text, encoding="utf-8")
         yield
-        _sweep(place)  # of lost workers
+        if identity_of(Path(folder)) == before:
+            _sweep(place)  # of lost workers
 
 
 def unfinished(folder: Path | str, shards: Sequence[Shard], *, warn: bool = False) -> list[Shard]:
@@ -192,9 +194,10 @@ def _claimed(place: Place) -> Iterator[None]:
         yield
         return
     with storage_errors(place.path):
-        place.path.mkdir(parents=True, exist_ok=True)
-    with write_lock(place.path):
+        make_folder(place.path)
+    with write_lock(place.path) as locked:
         yield
+        locked.check()
 
 
 def resolved(place: Path | str) -> Path | str:

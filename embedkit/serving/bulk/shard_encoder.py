@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from embedkit.errors import DataError, FingerprintError
+from embedkit.atomic import identity_of
+from embedkit.errors import CollectionError, DataError, FingerprintError
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.engine import EncodeOptions, OnLong
 from embedkit.runtime.numerics import warn_of_mixture
@@ -97,6 +98,7 @@ class ShardEncoder:
                 f"{job.model} is another model here (fingerprint {self._encoder.fingerprint[:12]}) than where the "
                 f"work began ({job.fingerprint[:12]}): give all machines the same file"
             )
+        self._folder = identity_of(Path(job.output))
         warn_of_mixture(job.output, [job.numerics], [self._encoder.numerics])
         about = {
             "model": self._encoder.name,
@@ -123,6 +125,10 @@ class ShardEncoder:
                 use_dictionary=list(job.columns),  # embeddings rarely repeat
                 write_statistics=list(job.columns),
             )
+            if identity_of(Path(job.output)) != self._folder:
+                raise CollectionError(
+                    f"{job.output} was moved or replaced while it was being written to; nothing was changed there"
+                )
         return shard.rows
 
     def _embed(self, texts: list[str], advance: Callable[[int], None] | None) -> npt.NDArray[np.generic]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embedkit.atomic import identity_of
 from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval import tail
@@ -104,22 +105,22 @@ class Snapshot:
         moved. ``locked`` is the folder if its lock is held.
         """
         descriptor = locked.descriptor if locked else None
-        identity, manifest = _identity(folder), Manifest.read(folder, descriptor)
+        identity, manifest = identity_of(folder), Manifest.read(folder, descriptor)
         while True:
             try:
                 if previous is not None and manifest == previous.on_disk:
                     return previous.refreshed(descriptor)
                 models.check(str(folder), manifest)
                 opened = cls.open(folder, manifest, previous, merged)
-                if _identity(folder) == identity:
+                if identity_of(folder) == identity:
                     return opened
             except CollectionError:
                 # Another process may have written a new generation since the manifest was read.
-                if Manifest.read(folder, descriptor) == manifest and _identity(folder) == identity:
+                if Manifest.read(folder, descriptor) == manifest and identity_of(folder) == identity:
                     raise
             if locked is not None:
                 locked.check()
-            identity, manifest = _identity(folder), Manifest.read(folder, descriptor)
+            identity, manifest = identity_of(folder), Manifest.read(folder, descriptor)
 
     @classmethod
     def open(
@@ -382,15 +383,6 @@ def _best(results: Sequence[tuple[FloatArray, RowNumbers]], k: int) -> tuple[Flo
     scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*results, strict=True))
     best = np.lexsort((rows, -scores))[:, :k]
     return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return what differs once another folder has taken the name."""
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _is_shorter(path: Path, size: int) -> bool:

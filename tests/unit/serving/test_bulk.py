@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -260,6 +261,24 @@ def test_several_processes_write_the_same_bytes(pages, tmp_path):
     BulkEncoding.prepare(pages, tmp_path / "one", model="tiny", rows_per_shard=10).run()
     assert BulkEncoding.prepare(pages, tmp_path / "two", model="tiny", rows_per_shard=10).run(workers=2) == 28
     assert digests(tmp_path / "two") == digests(tmp_path / "one")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders with open files cannot be moved")
+def test_shards_of_a_folder_that_took_the_name_stay(prepare, pages, toy_bundle, tmp_path, monkeypatch):
+    BulkEncoding.prepare(pages, tmp_path / "new", model=toy_bundle, rows_per_shard=10).run()
+    other, encode = digests(tmp_path / "new"), Encoder.encode_batches
+
+    def swap(*given: object, **options: object) -> object:
+        if (tmp_path / "new").exists():
+            (tmp_path / "out").rename(tmp_path / "old")
+            (tmp_path / "new").rename(tmp_path / "out")
+        return encode(*given, **options)
+
+    encoding = prepare(rows_per_shard=4)
+    monkeypatch.setattr(Encoder, "encode_batches", swap)
+    with pytest.raises(CollectionError, match="was moved or replaced"):
+        encoding.run()
+    assert digests(tmp_path / "out") == other
 
 
 def test_files_of_a_lost_worker_are_removed(prepare, tmp_path, monkeypatch):

@@ -95,6 +95,19 @@ def test_only_one_process_trains_in_a_folder(folder):
         pass
 
 
+@pytest.mark.skipif(os.name == "nt", reason="folders with open files cannot be moved")
+def test_a_run_never_writes_into_a_folder_that_took_its_name(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.claimed():
+        folder.log({"step": 1})
+        folder.path.rename(tmp_path / "old")
+        folder.path.mkdir()
+        for write in (lambda: folder.log({"step": 2}), lambda: folder.finish({})):
+            with pytest.raises(ConfigError, match="was moved or replaced"):
+                write()
+    assert list(folder.path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
