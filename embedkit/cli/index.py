@@ -35,6 +35,7 @@ embedkit index delete idx/ doc-17 doc-42
 embedkit index delete idx/ --json -- -5
 embedkit index compact idx/
 embedkit index compact idx/ --kind ivf-pq
+embedkit index copy idx/ backup/
 embedkit index verify idx/
 embedkit index verify idx/ --json
 """
@@ -44,7 +45,9 @@ _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="build|add|sync|delete|compact|verify")
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="build|add|sync|delete|compact|copy|verify"
+    )
     _configure_build(actions)
     add = actions.add_parser("add", help="add documents, and replace those with the same ids", allow_abbrev=False)
     _configure_documents(add)
@@ -74,6 +77,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     compact.add_argument(
         "--lexical", action=argparse.BooleanOptionalAction, help="add or remove the keyword index"
     )
+    copy = actions.add_parser("copy", help="copy a collection while it is in use", allow_abbrev=False)
+    _configure_collection(copy)
+    copy.add_argument("target", metavar="FOLDER", help="new or empty folder")
     verify = actions.add_parser("verify", help="compare every file with its checksum", allow_abbrev=False)
     _configure_collection(verify)
 
@@ -369,6 +375,13 @@ def _compact(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, 
     return "compacted", collection, {}
 
 
+def _copy(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
+    from embedkit.serving.retrieval.collection import Collection
+
+    Collection.open(arguments.collection).copy(arguments.target)
+    return "copied", Collection.open(arguments.target), {}
+
+
 def _verify(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection = _open(arguments)
     collection.verify()
@@ -381,7 +394,15 @@ def _open(arguments: argparse.Namespace) -> Collection:
     return Collection.open(arguments.collection)
 
 
-_ACTIONS = {"build": _build, "add": _add, "sync": _sync, "delete": _delete, "compact": _compact, "verify": _verify}
+_ACTIONS = {
+    "build": _build,
+    "add": _add,
+    "sync": _sync,
+    "delete": _delete,
+    "compact": _compact,
+    "copy": _copy,
+    "verify": _verify,
+}
 
 
 def _facts(collection: Collection) -> dict[str, Any]:

@@ -606,6 +606,19 @@ class Collection:
         """
         self.store.verify()
 
+    def copy(self, path: str | os.PathLike[str]) -> None:
+        """Copy the collection to a new or empty folder, as it is on disk now; others can read and write meanwhile.
+
+        A copy by other tools while somebody writes may lack files. Every file is compared with its checksum.
+
+        Raises:
+            InputError: the collection is in a database.
+            CollectionError: there is something at ``path``, another process writes for more than ten seconds, or a
+                file is missing or damaged.
+            StorageError: the disk is full or one of the folders cannot be written.
+        """
+        self.store.copy(Path(check_path(path, "path")))
+
     def close(self) -> None:
         """Close connections, if any. In a folder, a large merge that is running in another thread fails."""
         self.store.close()

@@ -294,8 +294,9 @@ class FolderStore:
 
     def _first_free(self, claimed: Claim) -> int:
         """Return the number of the first part that no merge reads; the collection's lock is needed."""
-        reserved = writer.reservations(claimed.folder).values()
-        taken = frozenset(segment.generation for manifest in reserved for segment in manifest.segments)
+        reserved = writer.reservations(claimed.folder).items()
+        merges = [manifest for name, manifest in reserved if not name.startswith(writer.COPYING)]
+        taken = frozenset(segment.generation for manifest in merges for segment in manifest.segments)
         return merge.first_free(self._snapshot.on_disk.segments, taken)
 
     def refresh(self, claimed: Claim | None = None) -> bool:
@@ -312,6 +313,14 @@ class FolderStore:
         for path, checksum in manifest.files(self.path).items():
             checksum.check(path)
         tail.check(self.path, manifest)
+
+    def copy(self, path: Path, /) -> None:
+        """Copy the latest state on disk; other writers are excluded only while its files are reserved."""
+        with contextlib.ExitStack() as held:
+            with self._writing_patiently(_PATIENCE_S):
+                manifest = self._snapshot.manifest
+                held.enter_context(writer.stage(self.path, manifest, name=writer.COPYING))
+            writer.copy(self.path, manifest, path)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
         """Return documents evenly spaced over the collection, and their embeddings."""

@@ -137,7 +137,7 @@ def commit_merge(
         merged = {entry.generation for entry in taken}
         deleted = {name: rows for name, rows in now.deleted().items() if name not in merged}
         tail = _copy_rest(claimed, before, now, f"tail-{generation.rpartition('-')[2]}.log")
-    new = writer.commit(claimed, files, old, segments, deleted=deleted, tail=tail)
+    new = writer.commit(claimed, files, old, segments, deleted=deleted, new_tail=tail)
     _retire(claimed, files, (before.on_disk.names | old.names) - new.names)
     return True
 

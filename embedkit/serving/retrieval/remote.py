@@ -247,6 +247,13 @@ class RemoteStore(ABC):
         self.refresh()
         return len(present)
 
+    def copy(self, _: Path, /) -> None:
+        """Refuse: a database has no files to copy."""
+        raise InputError(
+            f"{self._address} is in a database, whose own backup copies it; for a folder of the same documents, "
+            "build a collection from it"
+        )
+
     def merge(self) -> bool:
         """Do nothing: databases merge automatically."""
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
 from embedkit.extras import require
@@ -187,6 +188,9 @@ class Store(Protocol):
 
     def verify(self) -> None:
         """Verify the stored data."""
+
+    def copy(self, path: Path, /) -> None:
+        """Copy the stored data to a new folder."""
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
         """Return at most ``most`` documents and their embeddings."""

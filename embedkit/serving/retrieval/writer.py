@@ -29,11 +29,13 @@ from embedkit.errors import CollectionBusyError, CollectionError, CommittedError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
+from embedkit.serving.retrieval import tail
 from embedkit.serving.retrieval.embedding import UNFINISHED, EmbeddingJournal, prompts_of
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.index_kinds import describe_cost, kind_for
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, TailEntry, Tombstones, generation_name
 from embedkit.serving.retrieval.segment import DocumentStore, SegmentWriter, write_tombstones
+from embedkit.serving.retrieval.segment_files import PIECE_BYTES, FlushingWriter, open_stored, reading
 from embedkit.serving.retrieval.snapshot import Snapshot
 from embedkit.serving.retrieval.sources import Source, embeddings_of
 from embedkit.serving.retrieval.store import MANIFEST, BuildOptions, Upserted
@@ -41,7 +43,8 @@ from embedkit.serving.retrieval.tail import MAGIC, Position, Record
 from embedkit.write_lock import LOCK, LockedFolder, write_lock
 
 _STAGING: Final = ".staging"
-_STAGED = re.compile(r"\.staging-[0-9a-f]+")
+COPYING: Final = ".copying"
+_STAGED = re.compile(r"\.(staging|copying)-[0-9a-f]+")
 _GENERATION = re.compile(r"generation-\d{6,9}")
 _TAIL = re.compile(r"tail-\d{6,9}\.log")
 _NEW_MANIFEST: Final = ".manifest.json.part"
@@ -140,14 +143,14 @@ def committed_error(error: Exception) -> CommittedError:
 
 
 @contextlib.contextmanager
-def stage(folder: Path, reserved: Manifest | None = None) -> Iterator[Path]:
+def stage(folder: Path, reserved: Manifest | None = None, *, name: str = _STAGING) -> Iterator[Path]:
     """Yield a temporary folder in the collection's for new files; removed at the end with all that is still there.
 
     Until then, no write removes files that the manifest ``reserved`` names; with one, the collection's lock is
-    needed here and not later.
+    needed here and not later. Unless the name is :data:`COPYING`, no other merge reads its segments.
     """
     with storage_errors(folder), contextlib.ExitStack() as held:
-        place = _new_staging(folder, held)
+        place = _new_staging(folder, name, held)
         try:
             if reserved is not None:
                 reserved.write(place)
@@ -156,9 +159,9 @@ def stage(folder: Path, reserved: Manifest | None = None) -> Iterator[Path]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _new_staging(folder: Path, held: contextlib.ExitStack) -> Path:
+def _new_staging(folder: Path, name: str, held: contextlib.ExitStack) -> Path:
     while True:
-        place = folder / f"{_STAGING}-{os.urandom(6).hex()}"
+        place = folder / f"{name}-{os.urandom(6).hex()}"
         place.mkdir()
         with contextlib.suppress(CollectionBusyError, FileNotFoundError):
             # A sweep between the two calls removes the folder, under the same lock.
@@ -167,7 +170,7 @@ def _new_staging(folder: Path, held: contextlib.ExitStack) -> Path:
 
 
 def reservations(folder: LockedFolder) -> dict[str, Manifest]:
-    """Return what each running merge reads, by its staging folder; the collection's lock is needed."""
+    """Return what each running merge or copy reads, by its folder; the collection's lock is needed."""
     reserved = {}
     for name in filter(_STAGED.fullmatch, folder.names()):
         with contextlib.suppress(CollectionError):  # it reads nothing, or has just ended
@@ -234,7 +237,7 @@ def commit(
     segments: Sequence[SegmentEntry | Staged],
     *,
     deleted: Mapping[str, RowNumbers] | None = None,
-    tail: TailEntry | None = None,
+    new_tail: TailEntry | None = None,
 ) -> Manifest:
     """Put staged segments in place, and name them in the manifest.
 
@@ -244,7 +247,7 @@ def commit(
         manifest: the manifest on disk, perhaps with changed settings.
         segments: the new segments, in order; without remaining documents they are left out.
         deleted: all deleted rows of old segments in which there are new deletions, by generation.
-        tail: the tail after these segments.
+        new_tail: the tail after these segments.
     """
     claimed.folder.check()
     generations, deleted = manifest.next_generations(), dict(deleted or {})
@@ -270,7 +273,7 @@ def commit(
         claimed.folder.rename(f"{files.name}/{path.name}", name)
     claimed.folder.flush()
     kept = tuple(entry for entry in entries if entry.remaining)
-    new = dataclasses.replace(manifest, generation=last, segments=kept, tail=tail)
+    new = dataclasses.replace(manifest, generation=last, segments=kept, tail=new_tail)
     claimed.commit(new)
     return new
 
@@ -293,6 +296,31 @@ def build(folder: Path, source: Source, options: BuildOptions, *, show_progress_
         log_cost(manifest, len(store))
         entry = _embed(journal, segment, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
         commit(claimed, files, manifest, [Staged(files / SEGMENT, entry)])
+
+
+def copy(folder: Path, manifest: Manifest, target: Path) -> None:
+    """Copy the files that a manifest names, and compare their checksums; the manifest comes last."""
+    if (target / MANIFEST).is_file():
+        raise CollectionError(f"there is a collection at {target} already; copy to a new or empty folder")
+    with claim(target) as claimed, storage_errors(target):
+        for name in manifest.generations:
+            (target / name).mkdir()
+        for path, checksum in manifest.files(folder).items():
+            copied = target / path.relative_to(folder)
+            with reading(path), open_stored(path) as file, FlushingWriter(copied) as writer:
+                while piece := file.read(PIECE_BYTES):
+                    writer.write(piece)
+            if writer.checksum != checksum:
+                raise CollectionError(f"{path} is damaged: its SHA-256 is not the one in the manifest")
+        for name in manifest.generations:
+            flush_folder(target / name)
+        if manifest.tail is not None:
+            path = folder / manifest.tail.name
+            with reading(path), open_stored(path) as file:
+                claimed.folder.write(manifest.tail.name, file.read(manifest.tail.bytes))
+            tail.check(target, manifest)
+        claimed.folder.flush()
+        claimed.commit(manifest)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,16 @@ def test_json_is_the_only_output(tmp_path, documents, toy_bundle, capsys):
     assert built["bytes"] == sum(file.stat().st_size for file in (tmp_path / "idx").glob("generation-*/*"))
 
 
+def test_a_collection_is_copied(tmp_path, documents, toy_bundle, capsys):
+    build(documents, toy_bundle, tmp_path / "idx")
+    capsys.readouterr()
+    assert main(["index", "copy", str(tmp_path / "idx"), str(tmp_path / "copy")]) == 0
+    assert capsys.readouterr().out.startswith(f"copied {tmp_path / 'copy'}: ")
+    assert len(Collection.open(tmp_path / "copy")) == len(Collection.open(tmp_path / "idx"))
+    assert main(["index", "copy", str(tmp_path / "idx"), str(tmp_path / "copy")]) == 1
+    assert "already" in capsys.readouterr().err
+
+
 def test_verify_needs_no_model_and_names_the_damaged_file(tmp_path, documents, toy_bundle, capsys):
     build(documents, toy_bundle, tmp_path / "idx")
     assert main(["index", "verify", str(tmp_path / "idx")]) == 0

@@ -556,3 +556,46 @@ def test_under_the_lock_a_merge_reads_no_file(in_pieces, monkeypatch):
     assert in_pieces.merge()
     assert waiting
     assert not read
+
+
+# Copies
+
+
+def test_a_copy_is_the_state_of_one_moment_whatever_is_written(in_pieces, encoder, monkeypatch, tmp_path):
+    monkeypatch.setattr(tail, "LARGEST_WRITE", 64)
+    in_pieces.upsert([("small", "in the tail")], merge=False)
+    before, flush_folder = all_hits(in_pieces), writer.flush_folder
+
+    def meanwhile_compacted(path):
+        monkeypatch.setattr(writer, "flush_folder", flush_folder)
+        other = Collection.open(in_pieces.path, encoder=encoder)
+        other.upsert([("late", "late")], merge=False)
+        other.delete("tea")
+        other.compact()
+        flush_folder(path)
+
+    monkeypatch.setattr(writer, "flush_folder", meanwhile_compacted)
+    in_pieces.copy(tmp_path / "copies" / "one")
+    copied = Collection.open(tmp_path / "copies" / "one", encoder=encoder)
+    copied.verify()
+    assert all_hits(copied) == before
+    assert copied.upsert([("new", "new")]) == (1, 0)
+    in_pieces.delete([f"none {number}" for number in range(300)])
+    in_pieces.compact(lexical=False)
+    in_pieces.delete("late")
+    assert not list(in_pieces.path.glob(".[sc]*"))
+
+
+def test_a_copy_needs_a_folder_of_its_own_and_whole_files(collection, tmp_path):
+    with pytest.raises(CollectionError, match=r"a collection at .* already"):
+        collection.copy(collection.path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").touch()
+    with pytest.raises(CollectionError, match=r"holds mine\.txt"):
+        collection.copy(tmp_path / "notes")
+    documents = collection.path / "generation-000001" / "documents.jsonl"
+    documents.write_bytes(documents.read_bytes().replace(b"tea", b"sea"))
+    with pytest.raises(CollectionError, match="SHA-256"):
+        collection.copy(tmp_path / "copy")
+    with pytest.raises(CollectionError, match="no collection"):
+        Collection.open(tmp_path / "copy")
