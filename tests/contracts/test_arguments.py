@@ -410,6 +410,7 @@ ROWS = {
         encoder=ENCODER.taking("None"),
     ),
     "embedkit.Collection.describe": row(lambda _: Collection.describe, path=made(lambda kit: kit.collection.path)),
+    "embedkit.Collection.copy": row(lambda kit: kit.collection.copy, path=NEW_FOLDER),
     "embedkit.Collection.get": row(lambda kit: kit.collection.get, "ids"),
     "embedkit.Collection.delete": row(lambda kit: kit.changing.delete, "ids"),
     "embedkit.Collection.upsert": row(

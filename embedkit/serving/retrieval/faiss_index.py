@@ -31,6 +31,7 @@ from embedkit.serving.retrieval.exact_index import (
     checked_queries,
     checked_rows,
 )
+from embedkit.serving.retrieval.faiss_file import check_file
 from embedkit.serving.retrieval.segment_files import Checksum, FlushingWriter
 
 logger = logging.getLogger(__name__)
@@ -194,6 +195,7 @@ class _FaissFile(RescoredIndex):
 
     @classmethod
     def _loaded(cls, path: Path, rows: FloatArray) -> Any:
+        check_file(path, *rows.shape)
         try:
             index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:

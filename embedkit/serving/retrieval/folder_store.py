@@ -317,7 +317,7 @@ class FolderStore:
     def copy(self, path: Path, /) -> None:
         """Copy the latest state on disk; other writers are excluded only while its files are reserved."""
         with contextlib.ExitStack() as held:
-            with self._writing_patiently(_PATIENCE_S):
+            with self._retry_writing(_PATIENCE_S):
                 manifest = self._snapshot.manifest
                 held.enter_context(writer.stage(self.path, manifest, name=writer.COPYING))
             writer.copy(self.path, manifest, path)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -434,7 +435,7 @@ def test_large_merges_run_here_where_no_process_can_be_started(in_pieces, monkey
     before = all_hits(in_pieces)
     with caplog.at_level(logging.WARNING):
         in_pieces.compact()
-    assert "merging segments in this process: a frozen program" in caplog.text
+    assert re.search("merging segments in this process: .*a frozen program", caplog.text)
     assert len(in_pieces.manifest.segments) == 1
     assert all_hits(in_pieces) == before
 
