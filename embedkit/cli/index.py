@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from embedkit.atomic import lasting_source
 from embedkit.cli.backends import in_processes, report_unknown
 from embedkit.cli.options import COLLECTION, MODEL, add_text_column
 from embedkit.cli.rows import counted
+from embedkit.cli.search import one_line
 from embedkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ embedkit index add new.jsonl idx/
 embedkit index add pages.csv idx/ --text-column body --id-column url
 embedkit index delete idx/ doc-17 doc-42
 embedkit index delete idx/ --json -- -5
+embedkit index delete idx/ --filter "year < 2000"
+embedkit index list idx/ --filter "lang = en" --limit 10
 embedkit index compact idx/
 embedkit index compact idx/ --kind ivf-pq
 embedkit index copy idx/ backup/
@@ -46,7 +50,7 @@ _KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
-        dest="action", required=True, metavar="build|add|sync|delete|compact|copy|verify"
+        dest="action", required=True, metavar="build|add|sync|delete|list|count|compact|copy|verify"
     )
     _configure_build(actions)
     add = actions.add_parser("add", help="add documents, and replace those with the same ids", allow_abbrev=False)
@@ -64,11 +68,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _configure_collection(sync)
     sync.add_argument("-m", "--model", help="the model, if IDX is new or its model has moved")
     _configure_windows(sync)
-    delete = actions.add_parser("delete", help="delete documents by their ids", allow_abbrev=False)
+    delete = actions.add_parser("delete", help="delete documents by their ids or a filter", allow_abbrev=False)
     _configure_collection(delete)
-    delete.add_argument(
-        "ids", nargs="+", metavar="ID", help="ids of documents; unknown ids are reported and otherwise ignored"
-    )
+    delete.add_argument("ids", nargs="*", metavar="ID", help="ids of documents")
+    delete.add_argument("--missing-ok", action="store_true", help="ignore ids that no document has")
+    _configure_filter(delete)
+    listing = actions.add_parser("list", help="list documents", allow_abbrev=False)
+    _configure_collection(listing)
+    _configure_filter(listing)
+    listing.add_argument("--limit", type=int, metavar="N", help="maximum number of documents; default: all")
+    count = actions.add_parser("count", help="count documents", allow_abbrev=False)
+    _configure_collection(count)
+    _configure_filter(count)
     compact = actions.add_parser(
         "compact", help="reclaim the space of deleted documents, and rebuild the index", allow_abbrev=False
     )
@@ -88,6 +99,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Run the action, and print a summary of the collection."""
     from embedkit.serving.retrieval.index_kinds import SMALL
 
+    if arguments.action in _LISTINGS:
+        _LISTINGS[arguments.action](arguments)
+        return
     done, collection, changes = _ACTIONS[arguments.action](arguments)
     facts = _facts(collection) | changes
     if arguments.json:
@@ -184,6 +198,12 @@ def _configure_windows(parser: argparse.ArgumentParser) -> None:
 
 def _configure_collection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collection", metavar="IDX", help=COLLECTION)
+
+
+def _configure_filter(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--filter", metavar="FILTER", help="only documents with these metadata: lang = en, year >= 2020; or JSON"
+    )
 
 
 def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
@@ -358,15 +378,43 @@ def _model_of(arguments: argparse.Namespace) -> str:
 
 
 def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
-    collection = _open(arguments)
-    ids = list(dict.fromkeys(arguments.ids))
+    collection, ids = _open(arguments), list(dict.fromkeys(arguments.ids))
+    if bool(ids) == (arguments.filter is not None):
+        raise InputError("say which documents to delete: either ids or --filter")
+    if not ids:
+        return "changed", collection, {"deleted": collection.delete(filter=_filter(arguments))}
     unknown = [id_ for id_, document in zip(ids, collection.get(ids), strict=True) if document is None]
-    deleted = collection.delete(ids)
-    if unknown:
+    if unknown and not arguments.missing_ok:
         more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
         noun = "id" if len(unknown) == 1 else "ids"
-        logger.warning("no document has the %s %s%s", noun, ", ".join(unknown[:_NAMED]), more)
-    return "changed", collection, {"deleted": deleted} | ({"unknown": len(unknown)} if unknown else {})
+        raise InputError(
+            f"no document has the {noun} {', '.join(unknown[:_NAMED])}{more}; nothing was deleted; --missing-ok "
+            "ignores unknown ids"
+        )
+    return (
+        "changed",
+        collection,
+        {"deleted": collection.delete(ids)} | ({"unknown": len(unknown)} if unknown else {}),
+    )
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    for document in _open(arguments).find(_filter(arguments), limit=arguments.limit):
+        if arguments.json:
+            print(json.dumps(dataclasses.asdict(document), ensure_ascii=False))
+        else:
+            print(f"{one_line(document.id)}  {one_line(document.text)}")
+
+
+def _count(arguments: argparse.Namespace) -> None:
+    count = _open(arguments).count(_filter(arguments))
+    print(json.dumps({"documents": count}) if arguments.json else count)
+
+
+def _filter(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    from embedkit.serving.retrieval.filters import read_filter
+
+    return None if arguments.filter is None else read_filter(arguments.filter)
 
 
 def _compact(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
@@ -403,6 +451,8 @@ _ACTIONS = {
     "copy": _copy,
     "verify": _verify,
 }
+
+_LISTINGS = {"list": _list, "count": _count}
 
 
 def _facts(collection: Collection) -> dict[str, Any]:

@@ -113,16 +113,16 @@ def _table(hits: list[Hit], width: int | None) -> list[str]:
 
     On a terminal, lines are cut to ``width`` columns, and metadata follow on a separate line.
     """
-    ids = [_one_line(hit.id) for hit in hits]
+    ids = [one_line(hit.id) for hit in hits]
     id_width, rank_width = max(map(_columns, ids), default=0), len(str(len(hits)))
     lines = []
     for rank, (hit, id_) in enumerate(zip(hits, ids, strict=True), 1):
         padding = " " * (id_width - _columns(id_))
-        line = f"{rank:>{rank_width}}  {hit.score:7.4f}  {id_}{padding}  {_one_line(hit.text)}"
+        line = f"{rank:>{rank_width}}  {hit.score:7.4f}  {id_}{padding}  {one_line(hit.text)}"
         lines.append(line if width is None else _cut(line, width))
         if width is not None and hit.metadata:
             indent = " " * (rank_width + 2 + 7 + 2 + id_width + 2)
-            lines.append(_cut(indent + _one_line(", ".join(map(_field, hit.metadata.items()))), width))
+            lines.append(_cut(indent + one_line(", ".join(map(_field, hit.metadata.items()))), width))
     return lines
 
 
@@ -131,7 +131,7 @@ def _field(item: tuple[str, Any]) -> str:
     return f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Replace line breaks and control characters with spaces."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -24,9 +25,15 @@ from pymilvus.exceptions import MilvusException
 from embedkit.errors import CollectionError, DataError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import is_unicode
-from embedkit.serving.retrieval.columns import ColumnBuilder
+from embedkit.serving.retrieval.columns import Column, ColumnBuilder, flattened, moment_of
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.filters import (
+    Combination,
+    Comparison,
+    Condition,
+    comparisons,
+    selected_rows,
+)
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
 
@@ -60,13 +67,15 @@ class _Filter:
 
     def kept(self, hits: ScoredDocuments) -> ScoredDocuments:
         """Return the hits for which all conditions hold."""
+        builders: dict[str, ColumnBuilder] = defaultdict(ColumnBuilder)
+        for row, (_, document) in enumerate(hits if self.recheck else []):
+            for field, value in flattened(document.metadata or {}):
+                builders[field].add(row, value)
+        columns = {field: builder.column(len(hits)) for field, builder in builders.items()}
+        holds = np.ones(len(hits), dtype=np.bool_)
         for condition in self.recheck:
-            column = ColumnBuilder()
-            for row, (_, document) in enumerate(hits):
-                column.add(row, (document.metadata or {}).get(condition.field, []))
-            holds = condition.rows(column.column(len(hits)))
-            hits = [hit for hit, is_kept in zip(hits, holds, strict=True) if is_kept]
-        return hits
+            holds &= selected_rows(condition, lambda field: columns.get(field) or Column.empty(len(hits)))
+        return [hit for hit, is_kept in zip(hits, holds, strict=True) if is_kept]
 
 
 class MilvusDocuments(RemoteStore):
@@ -88,7 +97,11 @@ class MilvusDocuments(RemoteStore):
 
         Long lists of values are compared here: Milvus would compare every document with one value after another.
         """
-        long = [one for one in conditions if isinstance(one.value, list) and len(one.value) > _LONG]
+        long = [
+            one
+            for one in conditions
+            if isinstance(one, Comparison) and isinstance(one.value, list) and len(one.value) > _LONG
+        ]
         where = self._filter_of([one for one in conditions if one not in long])
         return self._matching(dataclasses.replace(where, recheck=[*where.recheck, *long]))
 
@@ -286,17 +299,17 @@ class MilvusDocuments(RemoteStore):
 
     def _has_field(self, field: str) -> bool:
         with self._asking():
-            return bool(self._client.query(self._name, filter=f"exists {_place(field)}", limit=1))
+            return bool(
+                self._client.query(
+                    self._name, filter=_expression(Comparison(field, "exists", value=True)), limit=1
+                )
+            )
 
     def _filter_of(self, conditions: Sequence[Condition]) -> _Filter:
         if "://" in self._address:
             return _Filter(filter_expression(conditions))
-        doubtful = [condition for condition in conditions if _is_doubtful(condition)]
-        sure = [
-            condition
-            for condition in conditions
-            if not (condition in doubtful and condition.operator in ("ne", "not_in"))
-        ]
+        doubtful = [condition for condition in conditions if any(map(_is_doubtful, comparisons([condition])))]
+        sure = [condition for condition in conditions if condition not in doubtful or not _may_lose(condition)]
         return _Filter(filter_expression(sure), doubtful)
 
     def _rows(self, ids: Sequence[str], fields: Sequence[str]) -> list[_Row]:
@@ -370,13 +383,36 @@ def filter_expression(conditions: Sequence[Condition]) -> str:
     a list by their order, and does not know which kinds of value a field has: comparing it with another kind finds
     nothing.
     """
-    parts = [
-        _EXPRESSIONS[condition.operator](_place(condition.field), condition.value) for condition in conditions
-    ]
-    return " and ".join(f"({part})" for part in parts)
+    return " and ".join(f"({_expression(condition)})" for condition in conditions)
 
 
-def _is_doubtful(condition: Condition) -> bool:
+def _expression(condition: Condition) -> str:
+    if isinstance(condition, Combination):
+        joint = " or " if condition.operator == "or" else " and "
+        parts = joint.join(f"({_expression(part)})" for part in condition.parts)
+        return f"not ({parts})" if condition.operator == "not" else parts
+    field, operator, value = condition.field, condition.operator, condition.value
+    if operator not in _EXPRESSIONS or any(moment_of(one) is not None for one in _listed(value)):
+        what = "compares times in a zone" if operator in _EXPRESSIONS else f"has {operator}"
+        raise InputError(f"filter: {field!r}: no collection on Milvus {what}; a folder does")
+    places = [_place(field)] if "." not in field else [_place(field), _nested_place(field)]
+    is_negative = operator in ("ne", "not_in") or (operator == "exists" and not value)
+    forms = [_EXPRESSIONS[operator](place, value) for place in places]
+    if len(forms) == 1:
+        return forms[0]
+    return (" and " if is_negative else " or ").join(f"({part})" for part in forms)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _may_lose(condition: Condition) -> bool:
+    """Whether Milvus Lite may leave out documents for which a doubtful condition holds."""
+    return isinstance(condition, Combination) or condition.operator in ("ne", "not_in")
+
+
+def _is_doubtful(condition: Comparison) -> bool:
     """Whether Milvus Lite, for which true equals 1 and false 0, may select other documents."""
     values = condition.value if isinstance(condition.value, list) else [condition.value]
     if condition.operator in ("eq", "ne", "in", "not_in"):
@@ -391,6 +427,10 @@ def _among(ids: Sequence[str]) -> str:
 
 def _place(field: str) -> str:
     return f"metadata[{_literal(field)}]"
+
+
+def _nested_place(field: str) -> str:
+    return "metadata" + "".join(f"[{_literal(name)}]" for name in field.split("."))
 
 
 def _literal(value: Any) -> str:

@@ -22,8 +22,9 @@ from qdrant_client.http.exceptions import ApiException
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import is_unicode
+from embedkit.serving.retrieval.columns import moment_of
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.filters import Combination, Comparison, Condition
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.lexical import split_words
 from embedkit.serving.retrieval.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
@@ -177,7 +178,7 @@ class QdrantDocuments(RemoteStore):
                 self._client.upsert(self._name, points[first : first + _ROWS_PER_REQUEST], wait=True)
 
     def _has_field(self, field: str) -> bool:
-        has_field = rest.Filter(must_not=[_is_absent(field)])
+        has_field = _condition(Comparison(field, "exists", value=True))
         with self._asking():
             return bool(self._client.count(self._name, count_filter=has_field).count)
 
@@ -208,7 +209,28 @@ class QdrantDocuments(RemoteStore):
 
 
 def _condition(condition: Condition) -> rest.Filter:
-    field, value = condition.field, condition.value
+    if isinstance(condition, Combination):
+        parts = [_condition(part) for part in condition.parts]
+        if condition.operator == "or":
+            return rest.Filter(should=parts)
+        both = rest.Filter(must=parts)
+        return rest.Filter(must_not=[both]) if condition.operator == "not" else both
+    if "." not in condition.field:
+        return _comparison(condition, condition.field)
+    is_negative = condition.operator in ("ne", "not_in") or (
+        condition.operator == "exists" and not condition.value
+    )
+    forms = [_comparison(condition, condition.field), _comparison(condition, condition.field.replace(".", '"."'))]
+    return rest.Filter(must=forms) if is_negative else rest.Filter(should=forms)
+
+
+def _comparison(condition: Comparison, field: str) -> rest.Filter:
+    """Return the filter of a comparison; a field in an object is ``address"."city``."""
+    value = condition.value
+    if condition.operator in ("contains", "prefix"):
+        raise InputError(f"filter: {field!r}: no collection on Qdrant has {condition.operator}; a folder does")
+    if any(moment_of(one) is not None for one in (value if isinstance(value, list) else [value])):
+        raise InputError(f"filter: {field!r}: no collection on Qdrant compares times in a zone; a folder does")
     if condition.operator in ("eq", "in"):
         nothing = rest.HasIdCondition(has_id=[])
         return rest.Filter(should=_equal_to(field, value)) if value != [] else rest.Filter(must=[nothing])
@@ -258,7 +280,7 @@ def _is_absent(field: str) -> rest.IsEmptyCondition:
 
 
 def _key(field: str) -> str:
-    if '"' in field:
+    if '"' in field.replace('"."', ""):
         raise InputError(f"filter: Qdrant cannot look for the field {field!r}, which has a quotation mark")
     return f'metadata."{field}"'
 

@@ -412,7 +412,14 @@ ROWS = {
     "embedkit.Collection.describe": row(lambda _: Collection.describe, path=made(lambda kit: kit.collection.path)),
     "embedkit.Collection.copy": row(lambda kit: kit.collection.copy, path=NEW_FOLDER),
     "embedkit.Collection.get": row(lambda kit: kit.collection.get, "ids"),
-    "embedkit.Collection.delete": row(lambda kit: kit.changing.delete, "ids"),
+    "embedkit.Collection.delete": row(lambda kit: kit.changing.delete, "ids", filter=kind(None, "None")),
+    "embedkit.Collection.find": row(
+        lambda kit: kit.collection.find, filter=kind(None, "None", "empty mapping"), limit=COUNT_OR_NONE
+    ),
+    "embedkit.Collection.count": row(lambda kit: kit.collection.count, filter=kind(None, "None", "empty mapping")),
+    "embedkit.Collection.update": row(
+        lambda kit: kit.changing.update, metadata=kind({}, "empty mapping", "mapping of itself")
+    ),
     "embedkit.Collection.upsert": row(
         lambda kit: kit.changing.upsert,
         *COLUMNS,

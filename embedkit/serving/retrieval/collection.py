@@ -7,11 +7,12 @@ import itertools
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from embedkit.errors import DataError, InputError
+from embedkit.errors import DataError, InputError, shown
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import (
     check_flag,
@@ -24,7 +25,7 @@ from embedkit.runtime.arguments import (
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource, with_metadata
 from embedkit.serving.retrieval.embedding import Known, embed_queries
-from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
+from embedkit.serving.retrieval.filters import Comparison, Condition, Filter, parse_filter
 from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.models import (
     SAMPLE,
@@ -410,7 +411,7 @@ class Collection:
             yield document
 
     def _stored_windows(self) -> dict[str, StoredWindows]:
-        return stored_windows(self.store.find([Condition("document", "exists", value=True)]))
+        return stored_windows(self.store.find([Comparison("document", "exists", value=True)]))
 
     def _known(self, ids: Mapping[str, str]) -> Known:
         """Return how embeddings of documents with equal content are found, under the same id or another."""
@@ -424,18 +425,80 @@ class Collection:
 
         return known
 
-    def delete(self, ids: str | Iterable[str]) -> int:
-        """Delete documents by id; unknown ids are ignored.
+    def delete(self, ids: str | Iterable[str] | None = None, *, filter: Filter | None = None) -> int:
+        """Delete documents by their ids, of which unknown ones are ignored, or all that a filter selects.
 
         Returns:
             the number of deleted documents.
 
         Raises:
-            InputError: an id is not a string.
+            InputError: an id is not a string, not one of both arguments is given, or the filter is malformed or
+                names a field that no document has.
             CollectionError: another process is writing there, or a file is damaged.
             StorageError: the disk is full or the folder cannot be written.
         """
-        return self.store.delete(check_texts(ids, "ids"))
+        if (ids is None) == (filter is None):
+            raise InputError("delete takes either ids or a filter")
+        if filter is None:
+            return self.store.delete(check_texts(ids, "ids"))
+        conditions = parse_filter(filter)
+        if not conditions:
+            raise InputError("filter: it has no conditions, and would delete all documents")
+        for warning in self.store.view().select(conditions).warnings:
+            raise InputError(warning)
+        return self.store.delete([document.id for document in self.store.find(conditions)])
+
+    def find(self, filter: Filter | None = None, *, limit: int | None = None) -> list[Document]:
+        """Return the documents that a filter selects, at most ``limit``, in their order.
+
+        Raises:
+            InputError: the filter is malformed, or ``limit`` is below 1.
+            CollectionError: a file is damaged.
+        """
+        found = self.store.find(self._warned(_conditions(filter)))
+        return list(
+            itertools.islice(found, None if limit is None else min(check_whole(limit, "limit"), sys.maxsize))
+        )
+
+    def count(self, filter: Filter | None = None) -> int:
+        """Return the number of documents that a filter selects.
+
+        Raises:
+            InputError: the filter is malformed.
+            CollectionError: a file is damaged.
+        """
+        conditions = self._warned(_conditions(filter))
+        return sum(1 for _ in self.store.find(conditions)) if conditions else len(self)
+
+    def update(self, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+        """Change metadata of documents, which keep their other metadata; nothing is embedded again but titles.
+
+        Args:
+            metadata: id of a document -> its new values by field. Unknown ids are ignored.
+
+        Returns:
+            the number of changed documents.
+
+        Raises:
+            InputError: this is no mapping of mappings, or there is no encoder of the documents.
+            DataError: a value has no JSON.
+            CollectionError, StorageError: as for :meth:`upsert`.
+        """
+        if not isinstance(metadata, Mapping) or not all(isinstance(one, Mapping) for one in metadata.values()):
+            raise InputError(f"metadata: expected a mapping from ids to mappings, got {shown(metadata)}")
+        ids = check_texts(list(metadata), "metadata")
+        records = [
+            {"id": old.id, "text": old.text, **(old.metadata or {}), **metadata[old.id]}
+            for old in self.store.get(ids)
+            if old is not None
+        ]
+        return self.upsert(records, id_column="id").replaced if records else 0
+
+    def _warned(self, conditions: list[Condition]) -> list[Condition]:
+        """Return conditions, and log which fields no document has."""
+        for warning in self.store.view().select(conditions).warnings:
+            logger.warning("%s", warning)
+        return conditions
 
     def merge(self) -> bool:
         """Merge small segments left by upserts, if any, concurrently with readers and writers.

@@ -1,7 +1,9 @@
 """A column: one metadata field of a segment's documents, in a form for fast comparison, and its construction.
 
-The distinct values are sorted: null, false, true, numbers, texts. Each row stores the position of its value, its
-code, so a comparison is an interval of codes and a filter compares small integers. A list counts with each item.
+The distinct values are sorted: null, false, true, numbers, texts, and last a mark for values that hold none of
+these, such as ``[]`` and objects, which are only present. Each row stores the position of its value, its code, so
+a comparison is an interval of codes and a filter compares small integers. A list counts with each item. A value in
+an object is a field of its own, ``address.city``.
 
 On disk, columns are memory-mapped, so that a filter reads only what it compares. A segment's array ``columns``
 holds the codes, rows, numbers and texts of all columns, concatenated; a note in the directory of its arrays holds
@@ -16,9 +18,11 @@ documents.
 from __future__ import annotations
 
 import bisect
+import datetime as dt
 import heapq
+import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,8 +35,8 @@ from embedkit.serving.retrieval.segment_files import Arrays, ArrayWriter, readin
 Scalar = str | int | float | bool | None
 Codes = npt.NDArray[np.unsignedinteger[Any]]
 
-_KINDS: Final = ("null", "boolean", "number", "text")
-_NULL, _BOOLEAN, _NUMBER, _TEXT = range(4)
+_KINDS: Final = ("null", "boolean", "number", "text", "object")
+_NULL, _BOOLEAN, _NUMBER, _TEXT, _OBJECT = range(5)
 _FEW = 4
 _PIECE = 2**15
 _EXACT = 2**53  # integers up to this are exact in float64
@@ -42,6 +46,9 @@ _NAME: Final = "columns"
 _MOST_FIELDS: Final = 1_000
 _MOST_TEXT: Final = 2**26
 _ALIGNMENT: Final = 64
+_ZONED: Final = re.compile(r"\d{4}-?\d{2}-?\d{2}[T ]\d{2}[\d:.,]*(?:Z|[+-]\d{2}(?::?\d{2}){0,2})", re.ASCII)
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_NO_MOMENT: Final = int(np.iinfo(np.int64).min)
 _DTYPES: Final = ("|u1", "<u2", "<u4", "<i8", "<f8")
 
 Metadata = Mapping[str, Any]
@@ -56,26 +63,30 @@ class Values:
         booleans: False and True, if they occur.
         numbers: ascending; int64, float64, or a list if numbers fit neither.
         texts: ascending by code points.
+        objects: ``[0]`` if there are empty values or objects, else empty.
     """
 
     nulls: Sequence[None]
     booleans: Sequence[bool]
     numbers: npt.NDArray[Any] | Sequence[int | float]
     texts: Sequence[str] | _Texts
+    objects: Sequence[int] = ()
 
     @property
     def by_kind(self) -> tuple[Sequence[Any] | npt.NDArray[Any] | _Texts, ...]:
         """The values by kind."""
-        return self.nulls, self.booleans, self.numbers, self.texts
+        return self.nulls, self.booleans, self.numbers, self.texts, self.objects
 
     def __len__(self) -> int:
         return sum(map(len, self.by_kind))
 
     def __getitem__(self, place: int) -> _Key:
         """Return the value of a code."""
-        for values in self.by_kind:
+        for kind, values in enumerate(self.by_kind):
             if place < len(values):
                 value = values[place]
+                if kind == _OBJECT:
+                    return _OBJECT, 0
                 return _key(value.item() if isinstance(value, np.generic) else value)
             place -= len(values)
         raise IndexError(place)
@@ -100,6 +111,7 @@ class Column:
 
     def __init__(self, count: int, values: Values, codes: Codes, rows: Codes | None = None) -> None:
         self._count, self.values, self.codes, self.rows = count, values, codes, rows
+        self._times: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def empty(cls, count: int) -> Column:
@@ -109,12 +121,18 @@ class Column:
     @property
     def samples(self) -> dict[str, Scalar]:
         """Return the kinds of value that occur, each with its smallest value."""
-        smallest = ((_KINDS[kind], values[0]) for kind, values in enumerate(self.values.by_kind) if len(values))
+        scalars = self.values.by_kind[:_OBJECT]
+        smallest = ((_KINDS[kind], values[0]) for kind, values in enumerate(scalars) if len(values))
         return {kind: value.item() if isinstance(value, np.generic) else value for kind, value in smallest}
 
     def equal(self, values: Iterable[Scalar]) -> BoolArray:
-        """Return the rows that contain one of the values: ``(N,) bool``."""
+        """Return the rows that contain one of the values: ``(N,) bool``; moments are compared by time."""
+        values = list(values)
+        moments = [moment for value in values if (moment := moment_of(value)) is not None]
         codes = [code for code in map(self.values.find, values) if code is not None]
+        if moments:
+            same = np.flatnonzero(np.isin(self._instants(), moments))
+            codes = [*codes, *(same + self._first_text).tolist()]
         if len(codes) > _FEW:
             wanted = np.zeros(len(self.values) + 1, dtype=np.bool_)
             wanted[codes] = True
@@ -125,13 +143,57 @@ class Column:
         return self._mask(entries)
 
     def between(self, low: Scalar, high: Scalar, *, low_included: bool, high_included: bool) -> BoolArray:
-        """Return the rows with a value in an interval of numbers or texts, ``(N,) bool``; None is no bound."""
+        """Return the rows with a value in an interval of numbers or texts, ``(N,) bool``; None is no bound.
+
+        Moments, texts such as ``2024-05-01T10:00+02:00``, are compared by time with texts that are dates.
+        """
+        if (moment := moment_of(high if low is None else low)) is not None:
+            return self._between_moments(moment, is_low=high is None, included=low_included and high_included)
         kind = _key(high if low is None else low)[0]
         cut_low = bisect.bisect_left if low_included else bisect.bisect_right
         cut_high = bisect.bisect_right if high_included else bisect.bisect_left
         first = bisect.bisect_left(self.values, (kind,)) if low is None else cut_low(self.values, _key(low))
         last = bisect.bisect_left(self.values, (kind + 1,)) if high is None else cut_high(self.values, _key(high))
         return self._mask((self.codes >= first) & (self.codes < last))
+
+    def _between_moments(self, moment: int, *, is_low: bool, included: bool) -> BoolArray:
+        instants = self._instants()
+        low, high = (np.greater_equal, np.less_equal) if included else (np.greater, np.less)
+        compare = low if is_low else high
+        return self._of_texts(compare(instants, moment) & (instants != _NO_MOMENT))
+
+    def starting_with(self, prefix: str) -> BoolArray:
+        """Return the rows with a text that begins with another, ``(N,) bool``."""
+        texts = self.values.texts
+        first = bisect.bisect_left(texts, prefix)
+        last = bisect.bisect_left(
+            range(len(texts)), True, lo=first, key=lambda at: not texts[at].startswith(prefix)
+        )
+        first, last = first + self._first_text, last + self._first_text
+        return self._mask((self.codes >= first) & (self.codes < last))
+
+    def containing(self, part: str) -> BoolArray:
+        """Return the rows with a text that contains another, ``(N,) bool``."""
+        texts = self.values.texts
+        return self._of_texts(np.array([part in texts[at] for at in range(len(texts))], dtype=np.bool_))
+
+    @property
+    def _first_text(self) -> int:
+        return len(self.values) - len(self.values.objects) - len(self.values.texts)
+
+    def _of_texts(self, wanted: BoolArray) -> BoolArray:
+        """Return the rows that have one of the wanted texts."""
+        codes = np.zeros(len(self.values) + 1, dtype=np.bool_)
+        codes[self._first_text : self._first_text + len(wanted)] = wanted
+        return self._mask(codes[self.codes])
+
+    def _instants(self) -> npt.NDArray[np.int64]:
+        """Return the time of each distinct text that is one, in microseconds."""
+        if self._times is None:
+            texts = self.values.texts
+            times = (time_of(texts[at]) for at in range(len(texts)))
+            self._times = np.array([_NO_MOMENT if time is None else time for time in times], dtype=np.int64)
+        return self._times
 
     def present(self) -> BoolArray:
         """Return the rows with any value, including null: ``(N,) bool``."""
@@ -153,7 +215,7 @@ class ColumnBuilder:
 
     def __init__(self) -> None:
         self.text_bytes = 0
-        self._nulls = array("I")
+        self._nulls, self._objects = array("I"), array("I")
         self._booleans = {False: array("I"), True: array("I")}
         self._integers, self._floats = (array("I"), array("q")), (array("I"), array("d"))
         self._large: tuple[array[int], list[int]] = array("I"), []
@@ -161,10 +223,12 @@ class ColumnBuilder:
         self._numbers: dict[str, int] = {}
 
     def add(self, row: int, value: Any) -> None:
-        """Add the value of a row: a scalar, or a list of scalars; objects are ignored."""
-        for item in value if isinstance(value, list) else (value,):
-            if is_scalar(item):
-                self._add(row, item)
+        """Add a value of a row: a scalar, or a list of scalars; other values are only present."""
+        scalars = [item for item in (value if isinstance(value, list) else (value,)) if is_scalar(item)]
+        for item in scalars:
+            self._add(row, item)
+        if not scalars:
+            self._objects.append(row)
 
     def _add(self, row: int, item: Any) -> None:
         if isinstance(item, str):
@@ -190,11 +254,13 @@ class ColumnBuilder:
         numbers, number_rows, number_places = self._sorted_numbers()
         texts, text_places = self._sorted_texts()
         booleans = [value for value, rows in self._booleans.items() if rows]
-        values = Values([None] if self._nulls else [], booleans, numbers, texts)
+        values = Values([None] if self._nulls else [], booleans, numbers, texts, [0] if self._objects else [])
         alike = [self._nulls, *(self._booleans[value] for value in booleans)]
         parts = [(np.asarray(rows, np.uint32), np.zeros(len(rows), np.int64), min(len(rows), 1)) for rows in alike]
         parts.append((number_rows, number_places, len(numbers)))
         parts.append((np.asarray(self._texts[0], np.uint32), text_places, len(texts)))
+        objects = np.unique(np.asarray(self._objects, np.uint32))
+        parts.append((objects, np.zeros(len(objects), np.int64), min(len(objects), 1)))
         firsts = np.cumsum([0, *(size for _, _, size in parts)])
         entry_rows = np.concatenate([rows for rows, _, _ in parts])
         shifted = [places + first for (_, places, _), first in zip(parts, firsts, strict=False)]
@@ -236,6 +302,34 @@ class ColumnBuilder:
 def smallest_unsigned(largest: int) -> type[np.unsignedinteger[Any]]:
     """Return the smallest dtype for codes up to ``largest``."""
     return next(dtype for dtype in (np.uint8, np.uint16, np.uint32) if largest <= np.iinfo(dtype).max)
+
+
+def flattened(metadata: Metadata, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of metadata and those of objects in them, as ``address.city``."""
+    for name, value in metadata.items():
+        yield f"{prefix}{name}", value
+        for item in value if isinstance(value, list) else (value,):
+            if isinstance(item, Mapping):
+                yield from flattened(item, f"{prefix}{name}.")
+
+
+def moment_of(value: Scalar) -> int | None:
+    """Return the microseconds of a text that is a time of a day in a zone, otherwise None."""
+    if isinstance(value, str) and _ZONED.fullmatch(value):
+        return time_of(value)
+    return None
+
+
+def time_of(text: str) -> int | None:
+    """Return the microseconds of a date or time since 1970, in UTC if it has no zone; None for other texts."""
+    if not text[:4].isdecimal():
+        return None
+    try:
+        time = dt.datetime.fromisoformat(text)
+        time = time if time.tzinfo else time.replace(tzinfo=dt.UTC)
+        return (time - _EPOCH) // dt.timedelta(microseconds=1)
+    except (ValueError, OverflowError):
+        return None
 
 
 def is_scalar(value: Any) -> bool:
@@ -294,7 +388,8 @@ class ColumnFiles:
             texts = _Texts(self._array(entry["texts"]), self._array(entry["ends"]))
             nulls: list[None] = [None] if entry["null"] else []
             booleans = [value for value in (False, True) if value in entry["booleans"]]
-            values = Values(nulls, booleans, self._array(entry["numbers"]), texts)
+            objects = [0] if entry.get("objects") else []
+            values = Values(nulls, booleans, self._array(entry["numbers"]), texts, objects)
             rows = None if entry["rows"] is None else self._array(entry["rows"])
             column = Column(self._count, values, self._array(entry["codes"]), rows)
             if len(column.codes) != (self._count if rows is None else len(rows)):
@@ -340,7 +435,7 @@ class ColumnsBuilder:
     def add(self, metadata: Metadata) -> None:
         """Add the metadata of the next document."""
         row, self._rows = self._rows, self._rows + 1
-        for field, value in metadata.items():
+        for field, value in flattened(metadata):
             builder = self._builders.get(field) or self._new_builder(field)
             if builder is None:
                 continue
@@ -389,4 +484,5 @@ def _entry(writer: _Writer, column: Column) -> dict[str, Any] | None:
         "ends": writer.place(np.cumsum([len(text) for text in texts], dtype=np.int64)),
         "codes": writer.place(column.codes),
         "rows": None if column.rows is None else writer.place(column.rows),
+        "objects": bool(values.objects),
     }

@@ -3,8 +3,11 @@
 ::
 
     {"lang": "en", "year": {"gte": 2020, "lt": 2024}, "tag": {"in": ["bees", "ants"]}}
+    {"or": [{"address.city": "Bern"}, {"title": {"contains": "bee"}}], "not": {"path": {"prefix": "a/"}}}
 
-All conditions must hold. A condition holds for a list if it holds for one of its items.
+All conditions must hold. A condition holds for a list if it holds for one item. A dot leads into an object.
+Texts of a time in a zone, ``2024-05-01T10:00+02:00``, are compared by time; a date without a zone is in UTC then.
+``or`` and ``and`` with a list of filters, and ``not`` with a filter, are no fields.
 """
 
 from __future__ import annotations
@@ -16,10 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embedkit.errors import InputError, did_you_mean, shown
+import numpy as np
+
+from embedkit.errors import DataError, InputError, did_you_mean, shown
 from embedkit.records import parse_json
 from embedkit.runtime.arguments import is_unicode
 from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
+from embedkit.serving.retrieval.documents import plain_value
 from embedkit.serving.retrieval.exact_index import BoolArray
 
 Filter = Mapping[str, Any]
@@ -27,12 +33,14 @@ Filter = Mapping[str, Any]
 _SIGNS: Final = {"=": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 # Both take a time proportional to the text: no part of it is read twice. A part lies between commas outside of
 # quotation marks, the last of which may be open.
-_PART = re.compile(r'(?:"(?:\\.|[^"\\])*+(?:"|\\?(?P<open>\Z))|[^,"])++', re.DOTALL)
+_PART = re.compile(r'(?:"(?:\\.|[^"\\])*+(?:"|\\?(?P<open>\Z))|[^,|"])++', re.DOTALL)
 _CONDITION = re.compile(r'("(?:\\.|[^"\\])*+"\s*+|[^"=!<>]++)([!<>]?+=|[<>])(?![=!<>])\s*+(.+)', re.DOTALL)
+_WORDED = re.compile(r'("(?:\\.|[^"\\])*+"|[^\s"]++)\s++(contains|prefix)\s++(.+)', re.DOTALL)
+_ON_TEXTS: Final = ("contains", "prefix")
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class Comparison:
     """One condition on one field: one of `OPERATORS`, with a value, or a list for ``in`` and ``not_in``."""
 
     field: str
@@ -60,6 +68,38 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
+class Combination:
+    """Conditions of which all (``and``), one (``or``) or not all (``not``) must hold."""
+
+    operator: str
+    parts: tuple[Condition, ...]
+
+
+Condition = Comparison | Combination
+
+
+def comparisons(conditions: Iterable[Condition]) -> Iterator[Comparison]:
+    """Yield the comparisons in conditions."""
+    for condition in conditions:
+        if isinstance(condition, Comparison):
+            yield condition
+        else:
+            yield from comparisons(condition.parts)
+
+
+def selected_rows(condition: Condition, column: Callable[[str], Column]) -> BoolArray:
+    """Return the rows for which a condition holds, ``(N,) bool``, given the column of each field."""
+    if isinstance(condition, Comparison):
+        return condition.rows(column(condition.field))
+    parts = [selected_rows(part, column) for part in condition.parts]
+    if condition.operator == "or":
+        either: BoolArray = np.logical_or.reduce(parts)
+        return either
+    both: BoolArray = np.logical_and.reduce(parts)
+    return ~both if condition.operator == "not" else both
+
+
+@dataclass(frozen=True, slots=True)
 class _Operator:
     """Validation of a condition, and the rows for which it holds."""
 
@@ -75,17 +115,46 @@ def unknown_field(field: str, known: Iterable[str]) -> str:
 
 
 def parse_filter(conditions: Filter) -> list[Condition]:
-    """Parse a mapping from fields to required values, or to mappings from operators to values."""
+    """Parse a mapping from fields to required values, or to mappings from operators to values.
+
+    NumPy's values, tuples and sets, dates and times are taken as in metadata.
+
+    Raises:
+        InputError: something else is given.
+    """
+    try:
+        return _parse(conditions)
+    except RecursionError:
+        raise InputError("filter: it is nested too deeply") from None
+
+
+def _parse(conditions: Any) -> list[Condition]:
     if not isinstance(conditions, Mapping):
         raise InputError(f"filter: expected a mapping from fields to values, got {type(conditions).__name__}")
-    return [condition for field, wanted in conditions.items() for condition in _conditions(field, wanted)]
+    parsed: list[Condition] = []
+    for field, wanted in conditions.items():
+        if field in ("or", "and") and isinstance(wanted, (list, tuple)):
+            if not wanted:
+                raise InputError(f"filter: {field} has no filters; give at least one")
+            parsed.append(Combination(field, tuple(_all(part) for part in wanted)))
+        elif field == "not" and isinstance(wanted, Mapping):
+            parsed.append(Combination("not", tuple(_parse(wanted))))
+        else:
+            parsed += _conditions(field, wanted)
+    return parsed
+
+
+def _all(conditions: Any) -> Condition:
+    parts = _parse(conditions)
+    return parts[0] if len(parts) == 1 else Combination("and", tuple(parts))
 
 
 def read_filter(text: str) -> dict[str, Any]:
     """Read a filter as a person writes it: ``lang = en, year >= 2020``, or a JSON object.
 
     A value is a number, ``true``, ``false``, ``null``, a text in quotation marks, or else the text itself. The
-    name of a field may be in quotation marks, too.
+    name of a field may be in quotation marks, too. Further forms are ``title contains bees``, ``path prefix a/``,
+    ``not lang = en``, and ``lang = en | lang = de, year > 2020``, where one of the two groups must hold.
 
     Raises:
         InputError: a part is not a condition, a quotation mark is not closed, or two conditions are alike but
@@ -98,25 +167,38 @@ def read_filter(text: str) -> dict[str, Any]:
             raise InputError(f"filter: {error}") from error
         except (ValueError, RecursionError) as error:
             raise InputError(f"filter: not JSON: {error}") from error
-    by_field: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = [{}]
     for match in _PART.finditer(text):
-        part = match[0].strip()
-        if not part:
-            continue
-        if match["open"] is not None:
-            raise InputError(f"filter: a quotation mark is not closed in {part!r:.80}")
-        condition = _CONDITION.fullmatch(part)
-        if condition is None:
-            raise InputError(
-                f"filter: {part!r:.80} is not a condition; expected for example lang = en or year >= 2020"
-            )
-        field, sign, value = condition[1].rstrip(), condition[2], condition[3]
-        field = str(_read_value(field)) if field.startswith('"') else field
-        conditions = by_field.setdefault(field, {})
-        if _SIGNS[sign] in conditions:
-            raise InputError(f"filter: {field} {sign} stands twice, and all conditions must hold; keep one")
-        conditions[_SIGNS[sign]] = _read_value(value)
-    return by_field
+        if text.startswith("|", match.start() - 1) and match.start():
+            groups.append({})
+        if part := match[0].strip():
+            if match["open"] is not None:
+                raise InputError(f"filter: a quotation mark is not closed in {part!r:.80}")
+            _read_condition(part, groups[-1])
+    groups = [group for group in groups if group]
+    return groups[0] if len(groups) == 1 else {"or": groups} if groups else {}
+
+
+def _read_condition(part: str, group: dict[str, Any]) -> None:
+    """Add a condition to those that must hold with it."""
+    negated = part.startswith("not ")
+    written = part.removeprefix("not ").lstrip() if negated else part
+    condition = _WORDED.fullmatch(written) or _CONDITION.fullmatch(written)
+    if condition is None:
+        raise InputError(
+            f"filter: {part!r:.80} is not a condition; expected for example lang = en or year >= 2020"
+        )
+    field, sign, value = condition[1].rstrip(), condition[2], condition[3]
+    field = str(_read_value(field)) if field.startswith('"') else field
+    operator = _SIGNS.get(sign, sign)
+    wanted = value.strip('"') if operator in _ON_TEXTS and not value.startswith('"') else _read_value(value)
+    if negated:
+        group.setdefault("and", []).append({"not": {field: {operator: wanted}}})
+        return
+    conditions = group.setdefault(field, {})
+    if operator in conditions:
+        raise InputError(f"filter: {field} {sign} stands twice, and all conditions must hold; keep one")
+    conditions[operator] = wanted
 
 
 def _read_value(text: str) -> Any:
@@ -127,13 +209,14 @@ def _read_value(text: str) -> Any:
     return value if isinstance(value, str) or _is_value(value) else text
 
 
-def _conditions(field: Any, wanted: Any) -> Iterator[Condition]:
+def _conditions(field: Any, wanted: Any) -> Iterator[Comparison]:
     if not isinstance(field, str) or not is_unicode(field):
         raise InputError(f"filter: expected the name of a field, got {shown(field)}")
     if not isinstance(wanted, Mapping):
         wanted = {"eq": wanted}
-    for name, value in wanted.items():
-        if name not in OPERATORS:
+    for name, given in wanted.items():
+        value = _plain(given)
+        if not isinstance(name, str) or name not in OPERATORS:
             raise InputError(
                 f"filter: {field!r} has no operator {shown(name)}; the operators are {', '.join(OPERATORS)}"
             )
@@ -141,7 +224,21 @@ def _conditions(field: Any, wanted: Any) -> Iterator[Condition]:
             raise InputError(
                 f"filter: {field!r}: expected {OPERATORS[name].expected} for {name}, got {shown(value)}"
             )
-        yield Condition(field, name, value)
+        yield Comparison(field, name, value)
+
+
+def _plain(value: Any) -> Any:
+    """Return the JSON of NumPy's values, tuples and sets, dates and times; other values as they are."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if value is None or (isinstance(value, (str, bool, int, float)) and not isinstance(value, np.generic)):
+        return value
+    if isinstance(value, np.floating):
+        return float(value)
+    try:
+        return plain_value(value, "value", "filter")
+    except DataError:
+        return value
 
 
 def _values(value: Any) -> list[Any]:
@@ -156,6 +253,10 @@ def _is_value(value: Any) -> bool:
 
 def _is_bound(value: Any) -> bool:
     return _is_value(value) and value is not None and not isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and is_unicode(value) and bool(value)
 
 
 def _is_list(value: Any) -> bool:
@@ -179,6 +280,8 @@ OPERATORS: Final = {
     "gte": _bound(low=True, included=True),
     "lt": _bound(low=False, included=False),
     "lte": _bound(low=False, included=True),
+    "contains": _Operator("a text", _is_text, lambda column, value: column.containing(value)),
+    "prefix": _Operator("a text", _is_text, lambda column, value: column.starting_with(value)),
     "exists": _Operator(
         "true or false",
         lambda value: isinstance(value, bool),

@@ -21,7 +21,7 @@ from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_queries
-from embedkit.serving.retrieval.filters import Condition, unknown_field
+from embedkit.serving.retrieval.filters import Condition, comparisons, unknown_field
 from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
 from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel, Root
 from embedkit.serving.retrieval.segment import DocumentStore, read_documents
@@ -290,7 +290,7 @@ class RemoteStore(ABC):
     def select(self, conditions: Sequence[Condition], /) -> Selection:
         """Convert conditions to the database's own form; fields that were found before are not checked again."""
         warnings = []
-        for field in dict.fromkeys(condition.field for condition in conditions):
+        for field in dict.fromkeys(one.field for one in comparisons(conditions)):
             if field not in self._seen_fields and self._count:
                 if self._has_field(field):
                     self._seen_fields.add(field)

@@ -31,7 +31,7 @@ from embedkit.errors import CollectionError, DataError
 from embedkit.extras import require
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.columns import Column, ColumnBuilder, ColumnFiles, ColumnsBuilder
+from embedkit.serving.retrieval.columns import Column, ColumnBuilder, ColumnFiles, ColumnsBuilder, flattened
 from embedkit.serving.retrieval.documents import Document, Documents
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 from embedkit.serving.retrieval.index_kinds import StoredIndex, index_class, kind_for
@@ -327,8 +327,10 @@ class Segment:
         fields: set[str] = set()
         builder = ColumnBuilder()
         for row, metadata in enumerate(self.documents.metadata()):
-            fields.update(metadata)
-            builder.add(row, metadata.get(field, _ABSENT))
+            for name, value in flattened(metadata):
+                fields.add(name)
+                if name == field:
+                    builder.add(row, value)
         self._fields = frozenset(fields)
         return builder.column(len(self))
 

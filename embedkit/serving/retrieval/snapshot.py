@@ -16,7 +16,7 @@ from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval import tail
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
-from embedkit.serving.retrieval.filters import Condition, unknown_field
+from embedkit.serving.retrieval.filters import Condition, comparisons, selected_rows, unknown_field
 from embedkit.serving.retrieval.lexical import term_factors
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, TailEntry
 from embedkit.serving.retrieval.models import Models, evenly_spaced
@@ -277,19 +277,18 @@ class Snapshot:
         """Return the rows for which all conditions hold, except deleted ones: ``(N,) bool`` for each segment."""
         masks = [part.alive for part in self._parts]
         warnings: dict[str, None] = {}
-        for condition in conditions:
-            columns = [part.segment.column(condition.field) for part in self._parts]
-            condition.check_kinds({kind: value for column in columns for kind, value in column.samples.items()})
-            try:
-                selected = [condition.rows(column) for column in columns]
-            except IndexError as error:
-                raise CollectionError(
-                    f"{self._folder} has a damaged column {condition.field!r}: verify it"
-                ) from error
-            masks = [rows if mask is None else mask & rows for mask, rows in zip(masks, selected, strict=True)]
+        for one in comparisons(conditions):
+            columns = [part.segment.column(one.field) for part in self._parts]
+            one.check_kinds({kind: value for column in columns for kind, value in column.samples.items()})
             known = frozenset().union(*(part.segment.fields for part in self._parts))
-            if self._parts and condition.field not in known:
-                warnings[unknown_field(condition.field, known)] = None
+            if len(self) and one.field not in known:
+                warnings[unknown_field(one.field, known)] = None
+        for condition in conditions:
+            try:
+                selected = [selected_rows(condition, part.segment.column) for part in self._parts]
+            except IndexError as error:
+                raise CollectionError(f"{self._folder} has a damaged column: verify it") from error
+            masks = [rows if mask is None else mask & rows for mask, rows in zip(masks, selected, strict=True)]
         return Selection(masks, filtered=bool(conditions), warnings=tuple(warnings))
 
     def search(

@@ -84,10 +84,10 @@ def test_documents_are_added_replaced_and_deleted(tmp_path, documents, toy_bundl
     new.write_text("key,body\nb,the cat is awake\nc,snow and ice\n")
     assert main(["index", "add", str(new), index, "--text-column", "body", "--id-column", "key"]) == 0
     assert f"changed {index}, 1 added, 1 replaced: 3 documents" in capsys.readouterr().out
-    assert main(["index", "delete", index, "a", "nobody"]) == 0
-    printed = capsys.readouterr()
-    assert f"changed {index}, 1 deleted, 1 unknown: 2 documents" in printed.out
-    assert "warning: no document has the id nobody\n" in printed.err
+    assert main(["index", "delete", index, "a", "nobody"]) == 1
+    assert "no document has the id nobody; nothing was deleted" in capsys.readouterr().err
+    assert main(["index", "delete", index, "a", "nobody", "--missing-ok"]) == 0
+    assert f"changed {index}, 1 deleted, 1 unknown: 2 documents" in capsys.readouterr().out
     assert main(["index", "compact", index, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"] == 2
     assert main(["index", "verify", index]) == 0
@@ -95,6 +95,23 @@ def test_documents_are_added_replaced_and_deleted(tmp_path, documents, toy_bundl
         "the cat is awake",
         "snow and ice",
     ]
+
+
+def test_documents_are_listed_counted_and_deleted_by_a_filter(tmp_path, toy_bundle, capsys):
+    index, documents = str(tmp_path / "idx"), tmp_path / "documents.jsonl"
+    rows = [{"key": f"d{n}", "body": f"a dog\n{n}", "year": 2000 + n} for n in range(4)]
+    documents.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    build(documents, toy_bundle, index)
+    capsys.readouterr()
+    assert main(["index", "list", index, "--filter", "year > 2001", "--limit", "1"]) == 0
+    assert main(["index", "count", index, "--filter", "year = 2000 | year = 2003"]) == 0
+    assert capsys.readouterr().out == "d2  a dog 2\n2\n"
+    assert main(["index", "delete", index, "--filter", "not year = 2000"]) == 0
+    assert ", 3 deleted: 1 document," in capsys.readouterr().out
+    assert main(["index", "list", index, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"id": "d0", "text": "a dog\n0", "metadata": {"year": 2000}}
+    assert main(["index", "delete", index]) == 1
+    assert "either ids or --filter" in capsys.readouterr().err
 
 
 def test_adding_asks_for_a_moved_model(tmp_path, documents, toy_bundle, capsys):
@@ -123,7 +140,7 @@ def test_an_action_is_needed(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["index"])
     assert caught.value.code == 2
-    assert "build|add|sync|delete|compact|verify" in capsys.readouterr().err
+    assert "build|add|sync|delete|list|count|compact|copy|verify" in capsys.readouterr().err
 
 
 def test_documents_and_queries_by_two_models(tmp_path, documents, toy_bundle, write_toy_bundle, capsys):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import operator
 import random
@@ -44,11 +45,12 @@ def matching(values, condition):
     (parsed,) = parse_filter({"field": condition})
     builder = ColumnBuilder()
     for row, value in enumerate(values):
-        builder.add(row, value)
+        if value is not ABSENT:
+            builder.add(row, value)
     with tempfile.TemporaryDirectory() as folder:
         columns = ColumnsBuilder()
         for value in values:
-            columns.add({"field": value})
+            columns.add({} if value is ABSENT else {"field": value})
         with ArrayWriter(Path(folder) / "arrays.bin") as arrays:
             columns.save(arrays)
         files = ColumnFiles(Arrays(Path(folder) / "arrays.bin"), len(values))
@@ -74,7 +76,7 @@ def obvious(values, name, wanted):
         if name in ("in", "not_in"):
             return any(same(item, one) for item in items for one in wanted) == (name == "in")
         if name == "exists":
-            return bool(items) == wanted
+            return (value is not ABSENT) == wanted
         compare = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}[name]
         return any(kind(item) == kind(wanted) and compare(item, wanted) for item in items)
 
@@ -155,7 +157,7 @@ def library(tmp_path, encoder):
     collection.upsert(map(document, range(130, 170)))
     collection.upsert(map(document, range(170, 180)))
     collection.delete([f"d{number}" for number in range(0, 60, 7)])
-    assert len(collection.manifest.segments) == 3
+    assert collection.manifest.tail
     return collection
 
 
@@ -166,7 +168,13 @@ def library(tmp_path, encoder):
         ({"year": {"gte": 2000, "lt": 2010}}, lambda m: 2000 <= m["year"] < 2010),
         ({"lang": {"in": ["en", "de"]}, "year": {"lte": 2000}}, lambda m: m["lang"] != "sw" and m["year"] <= 2000),
         ({"tags": "x"}, lambda m: "x" in m["tags"]),
-        ({"tags": {"exists": False}}, lambda m: not m["tags"]),
+        ({"tags": {"exists": False}}, lambda m: False),
+        ({"or": [{"lang": "de"}, {"lang": "en", "year": {"lt": 2000}}]}, lambda m: (
+            m["lang"] == "de" or (m["lang"] == "en" and m["year"] < 2000)
+        )),
+        ({"not": {"lang": "en", "tags": "x"}}, lambda m: not (m["lang"] == "en" and "x" in m["tags"])),
+        ({"and": [{"tags": "x"}, {"tags": "y"}]}, lambda m: {"x", "y"} <= set(m["tags"])),
+        ({"lang": {"contains": "e"}, "tags": {"prefix": "x"}}, lambda m: "e" in m["lang"] and "x" in m["tags"]),
         ({"year": 1}, lambda m: False),
         ({"no such field": {"ne": 3}}, lambda m: True),
         ({"no such field": 3}, lambda m: False),
@@ -179,6 +187,83 @@ def test_a_filtered_search_is_a_search_among_matching_documents(library, conditi
     for query in ("bee tea", "sky sky fly"):
         expected = [hit for hit in library.search(query, k=1000) if holds(hit.metadata)][:k]
         assert library.search(query, k=k, filter=conditions) == expected
+
+
+NESTED = [
+    {"id": "a", "text": "bee", "address": {"city": "Bern", "at": []}, "when": "2024-05-01T10:00:00+02:00"},
+    {"id": "b", "text": "ant", "address": {"city": "Bonn"}, "when": "2024-05-01T09:00:00Z", "tags": []},
+    {"id": "c", "text": "tea", "address": [{"city": "Bern"}, {"city": "Rome"}], "when": "2024-05-01", "name": ""},
+    {"id": "d", "text": "sea", "address.city": "Rome", "when": "not a date", "name": "a%_b"},
+]
+
+
+@pytest.mark.parametrize("written", ["segment", "tail"])
+@pytest.mark.parametrize(
+    ("conditions", "ids"),
+    [
+        ({"address.city": "Bern"}, "ac"),
+        ({"address.city": {"ne": "Rome"}}, "ab"),
+        ({"address": {"exists": True}}, "abc"),
+        ({"address.at": {"exists": True}}, "a"),
+        ({"tags": {"exists": True}}, "b"),
+        ({"name": {"exists": True}}, "cd"),
+        ({"name": {"contains": "%_"}}, "d"),
+        ({"when": {"lt": "2024-05-01T09:00:00+00:00"}}, "ac"),
+        ({"when": {"gte": dt.datetime(2024, 5, 1, 9, tzinfo=dt.UTC)}}, "b"),
+        ({"when": "2024-05-01T08:00Z"}, "a"),
+        ({"when": {"in": ("2024-05-01T11:00+02:00", np.str_("not a date"))}}, "bd"),
+        ({"when": {"prefix": "2024-05"}}, "abc"),
+        ({"id": {"exists": False}, "address.city": np.array(["Bonn"])[0]}, "b"),
+        ({"or": [{"address.city": "Bonn"}, {"not": {"when": {"prefix": "2024"}}}]}, "bd"),
+    ],
+)  # fmt: skip
+def test_nested_values_times_and_parts_of_texts(tmp_path, encoder, conditions, ids, written):
+    first = {"id": "z", "text": "sky", "address": {"city": 1}, "when": 1, "name": 1, "tags": 1}
+    documents = [first, *NESTED] if written == "segment" else [first]
+    collection = Collection.build(documents, encoder=encoder, path=tmp_path / "idx")
+    if written == "tail":
+        collection.upsert(NESTED)
+    assert {hit.id for hit in collection.search("bee", filter=conditions)} - {"z"} == set(ids)
+
+
+def test_documents_are_found_counted_changed_and_deleted_by_a_filter(library):
+    old = {"year": {"lt": 1995}}
+    ids = [document.id for document in library.find(old)]
+    assert 0 < len(ids) == library.count(old) < library.count() == len(library)
+    assert [document.id for document in library.find(old, limit=2)] == ids[:2]
+    assert library.update({ids[0]: {"year": 2050, "new": [1]}, "nothing": {}}) == 1
+    assert library.get(ids[0]).metadata.keys() == {"year", "lang", "tags", "new"}
+    assert library.delete(filter=old) == len(ids) - 1
+    assert library.count(old) == 0
+    with pytest.raises(InputError, match="no document has the field 'yaer'"):
+        library.delete(filter={"yaer": {"ne": 1}})
+    for arguments in ({}, {"filter": {}}, {"ids": ["a"], "filter": old}):
+        with pytest.raises(InputError):
+            library.delete(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ({"or": []}, "or has no filters"),
+        ({"or": [3]}, "expected a mapping from fields to values, got int"),
+        ({"not": {"lang": {"like": "x"}}}, "'lang' has no operator 'like'"),
+        ({"lang": {"contains": 3}}, "expected a text for contains"),
+        ({"lang": {"prefix": ""}}, "expected a text for prefix"),
+        ({"lang": np.nan}, "expected a value for eq"),
+    ],
+)
+def test_errors_of_combined_filters(conditions, message):
+    with pytest.raises(InputError, match=message):
+        parse_filter(conditions)
+
+
+def test_a_filter_nested_without_end_is_an_error():
+    conditions: dict = {"lang": "en"}
+    for _ in range(100_000):
+        conditions = {"not": conditions}
+    with pytest.raises(InputError, match="nested too deeply"):
+        parse_filter(conditions)
 
 
 def test_other_kinds_are_exact_under_a_filter(tmp_path, encoder):
@@ -263,6 +348,9 @@ def test_an_empty_collection_says_so(tmp_path, encoder):
         }),
         ('"a, b = c" = 1, "1" != x, "\\"no\\""<2', {"a, b = c": {"eq": 1}, "1": {"ne": "x"}, '"no"': {"lt": 2}}),
         ('{"lang": "en", "year": {"gte": 2020}}', {"lang": "en", "year": {"gte": 2020}}),
+        ("title contains 12, path prefix a/b c", {"title": {"contains": "12"}, "path": {"prefix": "a/b c"}}),
+        ("not lang = en, not x = 1", {"and": [{"not": {"lang": {"eq": "en"}}}, {"not": {"x": {"eq": 1}}}]}),
+        ('a = 1, b = 2 | c = "x|y"', {"or": [{"a": {"eq": 1}, "b": {"eq": 2}}, {"c": {"eq": "x|y"}}]}),
     ],
 )  # fmt: skip
 def test_filters_are_read_as_people_write_them(text, wanted):
