@@ -274,9 +274,10 @@ class Collection:
     ) -> Upserted:
         """Add documents; a document with an existing id replaces the old one, and moves to the end.
 
-        They form a segment of their own. Small segments are occasionally merged in the same call, so that on
-        average the cost of an upsert is proportional to its documents. Deleted and replaced documents use space
-        until they are merged or :meth:`compact` is called.
+        They are embedded before the collection is locked. In a folder, up to 64 documents are appended to one file
+        and flushed once; more form a segment of their own. The appended ones become a segment and small segments
+        are merged occasionally in the same call, so that on average the cost of an upsert is proportional to its
+        documents. Deleted and replaced documents use space until they are merged or :meth:`compact` is called.
 
         The arguments are those of :meth:`build`, but documents need ids. ``merge=False`` leaves merging to
         :meth:`merge`, so that the duration of an upsert is predictable.

@@ -33,6 +33,11 @@ def test_kills_at_random_moments_leave_a_consistent_state(tmp_path):
     assert "6 kills" in run("kills.py", "--kills", "6", "--folder", tmp_path)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
+def test_single_documents_survive_kills_beside_a_reader(tmp_path):
+    assert "4 kills during 150 single" in run("kills.py", "--singles", "150", "--kills", "4", "--folder", tmp_path)
+
+
 def test_hostile_bundles_are_refused_or_harmless(toy_bundle, toy_cross_bundle):
     for bundle in (toy_bundle, toy_cross_bundle):
         assert "60 mutations, 0 failures" in run("bundles.py", "--mutations", "60", "--bundle", bundle)
