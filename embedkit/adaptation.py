@@ -19,7 +19,7 @@ from embedkit.protocols import TextEncoder
 from embedkit.runtime.arguments import check_path
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.location import find_bundle, find_model, published_models
+from embedkit.runtime.find import find_bundle, find_model, published_models
 from embedkit.training.config import RunConfig, override
 from embedkit.training.loop import RunControl
 from embedkit.training.recipes.stage import LEAST_AGREEMENT, HeldOut

@@ -192,9 +192,3 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise InputError(f"{path}: there is no home folder {Path(path).parts[0]}") from error
-
-
-def lasting_source(model: str | os.PathLike[str]) -> str:
-    """Where a model can be found again from any working directory: an absolute path, or the name as it is."""
-    path = expanded(model)
-    return str(path.resolve()) if path.exists() else os.fspath(model)

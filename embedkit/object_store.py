@@ -108,6 +108,8 @@ class ObjectStore(NamedTuple):
 
     def copy(self, name: str, version: str, *, root: str | None = None) -> Path:
         """The copy of the object in the cache, made if necessary, below that of the folder at ``root``."""
+        if Path(name).anchor or ".." in Path(name).parts:
+            raise DataError(f"the key of {self.url} leads out of the folder of its copy")
         target = _cache_folder(root or self.url, version) / name
         if not is_readable_file(target):
             with atomic_file(target) as temporary, _reading(self.url):

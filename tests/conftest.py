@@ -328,12 +328,12 @@ def toy_cross_bundle(write_toy_cross_bundle: ToyBundleWriter, tmp_path_factory: 
 @pytest.fixture
 def bundled_cross(toy_cross_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Name of the toy cross-encoder, which is the only bundled model during the test."""
-    from embedkit.runtime import location
+    from embedkit.runtime import find
 
     folder = tmp_path / "bundled"
     folder.mkdir()
     shutil.copy(toy_cross_bundle, folder / "toy-cross.onnx")
-    monkeypatch.setattr(location, "BUNDLED", folder)
+    monkeypatch.setattr(find, "BUNDLED", folder)
     return "toy-cross"
 
 

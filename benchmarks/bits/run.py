@@ -21,7 +21,7 @@ from embedkit import Encoder
 from embedkit.evaluation.machine import processor_name
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.location import bundled_names, find_model
+from embedkit.runtime.find import bundled_names, find_model
 from embedkit.runtime.manifest import Golden
 from embedkit.runtime.native_network import native_instructions
 from embedkit.runtime.numerics import digest_of

@@ -27,7 +27,7 @@ from typing import Any
 from embedkit import CrossEncoder, Encoder
 from embedkit.errors import EmbedkitError
 from embedkit.runtime import bundle as format_
-from embedkit.runtime.location import find_model
+from embedkit.runtime.find import find_model
 from embedkit.runtime.native_network import NATIVE
 from embedkit.runtime.wire import read_fields
 

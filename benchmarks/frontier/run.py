@@ -27,7 +27,7 @@ from matplotlib.ticker import LogLocator, ScalarFormatter
 from embedkit import Encoder
 from embedkit.evaluation.machine import describe_machine
 from embedkit.protocols import TextEncoder
-from embedkit.runtime.location import find_model
+from embedkit.runtime.find import find_model
 
 HERE = Path(__file__).parent
 QUALITY = HERE.parent / "quality"

@@ -36,7 +36,7 @@ from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.location import find_model
+from embedkit.runtime.find import find_model
 from embedkit.runtime.tokenization import Tokenizer
 
 HERE = Path(__file__).parent

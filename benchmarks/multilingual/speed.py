@@ -28,7 +28,7 @@ import numpy as np
 
 from embedkit.evaluation.retrieval import load_retrieval
 from embedkit.records import read_lines
-from embedkit.runtime.location import find_model
+from embedkit.runtime.find import find_model
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "encode"))

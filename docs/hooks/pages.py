@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from embedkit.cli.main import COMMANDS, command_parser
-from embedkit.runtime.location import PublishedModel, published_models
+from embedkit.runtime.find import PublishedModel, published_models
 
 ROOT = Path(__file__).parents[2]
 

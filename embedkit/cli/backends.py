@@ -75,11 +75,11 @@ def is_cross_encoder(source: str, backend: str = "auto") -> bool:
     location = locate(source)
     if _backend(location, backend) == "torch":
         from embedkit.modeling.cross_encoder import is_cross_encoder as has_one_logit
-        from embedkit.modeling.location import find_folder
+        from embedkit.runtime.find import find_folder
 
         return has_one_logit(find_folder(location))
     from embedkit.runtime.bundle import read_bundle
-    from embedkit.runtime.location import find_model
+    from embedkit.runtime.find import find_model
 
     path = find_model(location)
     if path.is_file():

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Encode the teacher's words, write the bundle, and print what it is."""
     from embedkit.evaluation.sts import load_scored_pairs
-    from embedkit.export.card import Card, find_model_folder
+    from embedkit.export.card import Card
     from embedkit.export.pipeline import export
     from embedkit.modeling.bundles import load_sentence_encoder
     from embedkit.modeling.initialisation import static_words
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     check_output(arguments)
     started = time.perf_counter()
-    teacher = load_sentence_encoder(find_model_folder(arguments.teacher))
+    teacher = load_sentence_encoder(arguments.teacher)
     name = arguments.name or f"{teacher.name}-static"
     student = static_words(teacher, arguments.dimension)
     card = Card(

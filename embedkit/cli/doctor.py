@@ -134,7 +134,7 @@ def _check_bundled(problems: list[str]) -> dict[str, Report]:
     from embedkit.runtime.bundle import read_bundle
     from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
-    from embedkit.runtime.location import bundled_names, find_model
+    from embedkit.runtime.find import bundled_names, find_model
 
     checks: dict[str, Report] = {}
     for name in bundled_names():

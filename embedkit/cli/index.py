@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from embedkit.atomic import lasting_source
 from embedkit.cli.backends import in_processes, report_unknown
 from embedkit.cli.options import COLLECTION, MODEL, add_text_column
 from embedkit.cli.rows import counted
@@ -208,6 +207,7 @@ def _configure_filter(parser: argparse.ArgumentParser) -> None:
 
 def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.find import absolute_source
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.splitting import is_text_source
     from embedkit.serving.retrieval.sync import new_windows
@@ -225,7 +225,7 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
             path=arguments.output,
             index=arguments.kind,
             lexical=arguments.lexical,
-            source=lasting_source(model),
+            source=absolute_source(model),
             replace=arguments.replace,
             **_reading(arguments),
         )

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from embedkit.runtime.bundle import read_bundle
     from embedkit.runtime.cross_encoder import CrossEncoder
     from embedkit.runtime.encoder import Encoder
-    from embedkit.runtime.location import find_model
+    from embedkit.runtime.find import find_model
 
     bundle = read_bundle(find_model(arguments.model))
     report = _describe(bundle)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from embedkit.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
-    from embedkit.runtime.location import PublishedModel
+    from embedkit.runtime.find import PublishedModel
 
 HELP = "list embedkit's own models with size, time, quality and licence"
 EXAMPLES = """
@@ -34,15 +34,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Fetch models if asked to, and print the table."""
-    from embedkit.runtime.location import published_models
+    from embedkit.runtime.find import published_models
 
     models = published_models()
     for name in arguments.fetch:
         if name not in models:
             raise ModelNotFoundError(f"embedkit has no model {name!r}; its models are {', '.join(models)}")
-        models[name].find()
+        models[name].fetch()
     if arguments.json:
-        listed = [dataclasses.asdict(model) | {"path": model.path} for model in models.values()]
+        listed = [dataclasses.asdict(model) | {"path": model.find()} for model in models.values()]
         print(json.dumps(listed, default=str))
     else:
         print(_table(list(models.values())))
@@ -59,7 +59,7 @@ def _table(models: list[PublishedModel]) -> str:
             model.about,
             model.languages,
             model.licence,
-            "no" if model.path is None else "yes",
+            "no" if model.find() is None else "yes",
             f"{model.size_bytes / 1e6:.1f}",
             *(f"{model.figures[name]:g}" if name in model.figures else "" for name in _FIGURES),
         ]

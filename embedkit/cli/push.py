@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Upload, and print the address."""
     from embedkit.export.hub import push, save_repository
     from embedkit.runtime.bundle import read_bundle
-    from embedkit.runtime.location import find_model
+    from embedkit.runtime.find import find_model
 
     if arguments.save:
         refuse_unused(arguments, "with --save", "private", "revision", "message")

@@ -113,7 +113,7 @@ def _torch_entry(source: Path, model: Path, card: Card, *, identify: bool) -> En
 def _bundle_entry(source: str) -> Entry:
     from embedkit.evaluation.comparison import Entry
     from embedkit.runtime.bundle import read_bundle
-    from embedkit.runtime.location import find_model
+    from embedkit.runtime.find import find_model
 
     bundle = read_bundle(find_model(source))
     manifest, origin = bundle.manifest, _origin(bundle.manifest)

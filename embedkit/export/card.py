@@ -9,7 +9,6 @@ from typing import Any
 
 from embedkit.atomic import expanded
 from embedkit.config import load_toml
-from embedkit.errors import ModelError
 from embedkit.runtime.folders import read_json
 from embedkit.runtime.manifest import Manifest
 
@@ -31,20 +30,6 @@ class Card:
     config: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     licence: str = ""
-
-
-def find_model_folder(source: str) -> str:
-    """Return ``RUN/model`` for a finished run folder, any other source unchanged.
-
-    Raises:
-        ModelError: the run has not finished.
-    """
-    run = expanded(source)
-    if (run / "model").is_dir():
-        return str(run / "model")
-    if (run / "config.toml").is_file() and not (run / "config.json").is_file():
-        raise ModelError(f"the run in {source} has not finished: there is no {run / 'model'} yet")
-    return source
 
 
 def read_card(source: str, *, licence: str = "") -> Card:

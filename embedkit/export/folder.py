@@ -39,8 +39,8 @@ from embedkit.modeling.static import STATIC
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, read_bundle
+from embedkit.runtime.find import find_bundle
 from embedkit.runtime.folders import pooling_modes
-from embedkit.runtime.location import find_bundle
 from embedkit.runtime.manifest import Manifest, describe_figures
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.sentence_transformers import pool

@@ -18,7 +18,7 @@ from embedkit.atomic import atomic_file, expanded
 from embedkit.errors import ExportError, GateError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
-from embedkit.export.card import Card, card_of, find_model_folder, read_card
+from embedkit.export.card import Card, card_of, read_card
 from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate, Gate, Thresholds, run_torch, verify
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
@@ -38,15 +38,14 @@ from embedkit.export.writer import FloatArithmetic, Products
 from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.location import find_folder
 from embedkit.modeling.pruning import required_pieces
 from embedkit.runtime.arguments import check_count, check_iterable, check_path
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.find import find_bundle, find_folder
 from embedkit.runtime.folders import check_similarity, read_layout
 from embedkit.runtime.joined import JoinedSpace
-from embedkit.runtime.location import find_bundle
 from embedkit.runtime.manifest import Golden, Manifest, describe_figures
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
@@ -144,12 +143,11 @@ def load_source(
         return LoadedSource(
             load_bundle(bundle, max_length=max_length), card_of(bundle.manifest, licence=licence), None
         )
-    card, name = read_card(source, licence=licence), find_model_folder(source)
-    folder = find_folder(name, with_code=trust_remote_code)
+    card, folder = read_card(source, licence=licence), find_folder(source, with_code=trust_remote_code)
     layout = read_layout(folder)
     check_similarity(source, layout)
     kind = PairEncoder if layout.kind == "cross-encoder" else SentenceEncoder
-    model = kind.load(name, max_length=max_length, trust_remote_code=trust_remote_code)
+    model = kind.load(source, max_length=max_length, trust_remote_code=trust_remote_code)
     return LoadedSource(model, card, Origin(folder, max_length, trust_remote_code))
 
 

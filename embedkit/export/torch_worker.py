@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 
 from embedkit.evaluation.speed.worker import TimedModel, serve
-from embedkit.export.card import find_model_folder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.layout import weights_bytes
-from embedkit.modeling.location import find_folder
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.find import find_folder
 
 
 def main() -> None:
@@ -19,8 +18,8 @@ def main() -> None:
 
 def _load(source: str, threads: int) -> TimedModel:
     torch.set_num_threads(threads)
-    folder = find_folder(find_model_folder(source))
-    encoder = TorchEncoder(SentenceEncoder.load(folder))
+    folder = find_folder(source)
+    encoder = TorchEncoder(SentenceEncoder.load(source))
     about = {
         "name": encoder.name,
         "precision": "fp32 (torch)",

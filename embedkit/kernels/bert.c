@@ -138,8 +138,6 @@ typedef struct {
     Net net;
     const Target *target;
     Py_buffer words, word_scales, memory, memory_scales, positions, types; /* not copied */
-    Py_buffer packed; /* of the caller, for rearranged weights of products; NULL: they are allocated */
-    size_t placed;    /* its bytes that products have */
     PyThread_type_lock lock;
     Room *idle; /* unused workspaces, guarded by the lock */
 } Network;
@@ -188,23 +186,10 @@ static int read_norm(Norm *n, PyObject *weight, PyObject *bias, int width) {
     return n->bias ? 0 : -1;
 }
 
-/* Returns memory for rearranged weights: the next part of the caller's buffer, or allocated; NULL with an
- * error. */
-static void *place(Network *self, size_t bytes) {
-    if (!self->packed.buf) return zeros(bytes);
-    if (bytes > (size_t)self->packed.len - self->placed) {
-        PyErr_Format(PyExc_ValueError, "%zd bytes of packed weights are too few", self->packed.len);
-        return NULL;
-    }
-    char *begin = (char *)self->packed.buf + self->placed;
-    self->placed += bytes;
-    return begin;
-}
-
-/* Rearranges a product's weights, unless the caller's buffer is read-only and thus has them already. */
+/* Rearranges a product's weights. */
 static int read_weight(Network *self, Product *p, const char *weight) {
     const size_t count = (size_t)p->inputs * (size_t)p->outputs;
-    void *memory = place(self, p->scales ? count : count * sizeof(float));
+    void *memory = zeros(p->scales ? count : count * sizeof(float));
     if (!memory) return -1;
     if (p->scales) {
         p->bytes = memory;
@@ -217,7 +202,6 @@ static int read_weight(Network *self, Product *p, const char *weight) {
         p->floats = memory;
         if (check_finite(weight, (Py_ssize_t)count, "a weight") < 0) return -1;
     }
-    if (self->packed.readonly) return 0;
     if (p->scales)
         pack_bytes(p, (const int8_t *)weight);
     else
@@ -440,33 +424,26 @@ static int read_score(Net *n, PyObject *score) {
     return n->score ? 0 : -1;
 }
 
-static int read_packed(Network *self, PyObject *packed) {
-    if (PyObject_GetBuffer(packed, &self->packed, PyBUF_SIMPLE) < 0) return -1;
-    if (self->packed.len > 0 && (uintptr_t)self->packed.buf % LINE == 0) return 0;
-    PyErr_Format(PyExc_ValueError, "packed weights are empty or not aligned to %d bytes", LINE);
-    return -1;
-}
-
 static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {
         "hidden",       "heads",       "intermediate", "memory_width",  "dimension", "vocabulary",
         "epsilon",      "tanh",        "first_token",  "unit",          "instructions", "words",
         "word_scales",  "memory",      "memory_scales", "positions",    "types",     "norm",
-        "layers",       "head",        "head_activation", "score",      "packed",    "skipped",
-        "bias",         "rotations",   "pre_norm",     "gated",         "head_norm", NULL};
+        "layers",       "head",        "head_activation", "score",      "skipped",   "bias",
+        "rotations",    "pre_norm",    "gated",        "head_norm",     NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     Net *n = &self->net;
     int tanh_gelu, first_token, unit, vocabulary, width, pre_norm = 0, gated = 0;
     const char *name, *activation;
     PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
-        *score, *packed, *biases = Py_None, *rotations = Py_None, *head_norm = Py_None;
+        *score, *biases = Py_None, *rotations = Py_None, *head_norm = Py_None;
     n->skipped = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOsOO|iOOppO", names, &n->hidden,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOsO|iOOppO", names, &n->hidden,
                                      &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary,
                                      &n->epsilon, &tanh_gelu, &first_token, &unit, &name, &words, &scales,
                                      &memory, &memory_scales, &positions, &types, &weight, &bias, &layers,
-                                     &head, &activation, &score, &packed, &n->skipped, &biases, &rotations,
+                                     &head, &activation, &score, &n->skipped, &biases, &rotations,
                                      &pre_norm, &gated, &head_norm))
         goto failed;
     if (!(self->target = find_target(name))) goto failed;
@@ -474,7 +451,6 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
         PyErr_NoMemory();
         goto failed;
     }
-    if (packed != Py_None && read_packed(self, packed) < 0) goto failed;
     n->gelu = tanh_gelu ? GELU_TANH : GELU_ERF;
     n->first_token = first_token;
     n->unit = unit;
@@ -501,11 +477,9 @@ failed:
     return NULL;
 }
 
-static void free_product(const Network *self, Product *p) {
-    if (!self->packed.buf) {
-        release(p->floats);
-        release(p->bytes);
-    }
+static void free_product(Product *p) {
+    release(p->floats);
+    release(p->bytes);
     release(p->scales);
     release(p->sums);
     release(p->excess);
@@ -525,15 +499,15 @@ static void network_dealloc(PyObject *object) {
     Net *n = &self->net;
     for (int i = 0; i < n->layers; i++) {
         Layer *l = n->layer + i;
-        free_product(self, &l->projection);
-        free_product(self, &l->context);
-        free_product(self, &l->wide);
-        free_product(self, &l->narrow);
+        free_product(&l->projection);
+        free_product(&l->context);
+        free_product(&l->wide);
+        free_product(&l->narrow);
         free_norm(&l->context_norm);
         free_norm(&l->norm);
     }
     release(n->layer);
-    free_product(self, &n->head);
+    free_product(&n->head);
     free_norm(&n->head_norm);
     free_norm(&n->embedding_norm);
     release(n->score);
@@ -545,7 +519,6 @@ static void network_dealloc(PyObject *object) {
     PyBuffer_Release(&self->memory_scales);
     PyBuffer_Release(&self->positions);
     PyBuffer_Release(&self->types);
-    PyBuffer_Release(&self->packed);
     for (Room *room = self->idle; room;) {
         Room *next = room->next;
         release(room->room.memory);

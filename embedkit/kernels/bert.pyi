@@ -47,8 +47,6 @@ class Network:
     # pre_norm: norms apply to the inputs of products and not to the sums that go on to the next block.
     # gated: wide products have 2 I outputs; the GELU of the first I is multiplied by the others.
     # score: (D + 1,) float32, the last column of a cross-encoder and its bias; its sigmoid replaces rows.
-    # packed: (N,) uint8, as many bytes as all weights, aligned to 64, where weights are kept in the order of the
-    # instruction set; written if it is writable, else it must be what another network with these weights wrote.
     # ValueError if sizes do not fit, the instruction set is not available, or a weight is NaN or infinite.
     def __new__(
         cls,
@@ -75,7 +73,6 @@ class Network:
         head: Product | None,
         head_activation: str,
         score: Array | None,
-        packed: Array | None,
         skipped: int = -1,
         bias: Array | None = None,
         rotations: Sequence[Array] = (),

@@ -18,7 +18,7 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product
 from embedkit.runtime.bundle import Bundle, read_bundle
-from embedkit.runtime.location import find_bundle
+from embedkit.runtime.find import find_bundle
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_new"}

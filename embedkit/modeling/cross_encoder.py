@@ -19,7 +19,6 @@ from transformers import (
 
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.location import find_folder
 from embedkit.modeling.pretrained import (
     Network,
     check_configured,
@@ -36,6 +35,7 @@ from embedkit.modeling.pretrained import (
 )
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
+from embedkit.runtime.find import find_folder
 from embedkit.runtime.folders import Layout, read_layout, stored_activation
 from embedkit.runtime.sentence_transformers import read_activation
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer

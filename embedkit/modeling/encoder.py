@@ -22,7 +22,6 @@ from transformers import (
 
 from embedkit.errors import ModelError, first_line
 from embedkit.modeling.layout import Activation, read_activation, write_layout
-from embedkit.modeling.location import find_folder
 from embedkit.modeling.pooling import WordMemory, pool_states
 from embedkit.modeling.pretrained import (
     UNLIMITED,
@@ -44,6 +43,7 @@ from embedkit.modeling.pretrained import (
 )
 from embedkit.modeling.static import STATIC, load_static
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
+from embedkit.runtime.find import find_folder
 from embedkit.runtime.folders import Layout, pooling_modes, read_layout
 from embedkit.runtime.tokenization import Tokenizer
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, Type
 from embedkit.atomic import expanded
 from embedkit.errors import InputError, ModelError, shown
 from embedkit.protocols import FloatArray
-from embedkit.runtime.arguments import check_count, check_names, check_path
+from embedkit.runtime.arguments import check_count, check_names
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.engine import Engine, Verification
+from embedkit.runtime.find import find_model
 from embedkit.runtime.folders import read_json
-from embedkit.runtime.location import find_model
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.sentence_transformers import (
@@ -26,7 +26,6 @@ from embedkit.runtime.sentence_transformers import (
     read_cross_encoder_folder,
     read_folder,
 )
-from embedkit.runtime.shared_arrays import SharedArrays
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer, Tokens
 from embedkit.threads import available_threads
 
@@ -64,11 +63,9 @@ class Model(ABC, Generic[AnyTokenizer]):
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
         instructions: str | None = None,
-        weights_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         check_kind(model.manifest, self._kind)
         providers = None if providers is None else check_names(providers, "providers")
-        weights_folder = None if weights_folder is None else check_path(weights_folder, "weights_folder")
         self._manifest = model.manifest
         self._fingerprint = model.fingerprint
         self._is_bundle = isinstance(model, Bundle)
@@ -78,18 +75,12 @@ class Model(ABC, Generic[AnyTokenizer]):
             self._tokenizer: AnyTokenizer = self._tokenizer_class(model.tokenizer_json, model.manifest.max_length)
         except InputError as error:  # its length, which is not an argument here
             raise ModelError(str(error)) from error
-        shared = (
-            None
-            if weights_folder is None
-            else SharedArrays(weights_folder, f"{self._kind} {self.name}", self.fingerprint)
-        )
         native = NativeNetwork.choose(
             model.model,
             pairs=self._kind == "cross-encoder",
             threads=threads,
             providers=providers,
             instructions=instructions,
-            shared=shared,
         )
         if native is not None:
             native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
@@ -118,7 +109,6 @@ class Model(ABC, Generic[AnyTokenizer]):
         providers: Sequence[str] | None = None,
         max_tokens_per_batch: int | None = None,
         instructions: str | None = None,
-        weights_folder: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Load a bundle, or a folder written by sentence-transformers that holds an ONNX graph.
 
@@ -140,9 +130,6 @@ class Model(ABC, Generic[AnyTokenizer]):
                 "neon-i8mm", "neon-dotprod" or "portable". All compute the same bits. None uses the one in the
                 environment variable ``EMBEDKIT_INSTRUCTIONS``, or else the fastest of this processor. A named one
                 selects the kernel if it supports the model and no provider is named.
-            weights_folder: a folder that only this user can write to. The first process that loads a model with it
-                stores the weights of embedkit's kernel there, and all map them, so they are in memory once. The
-                caller removes the folder. None, or a model on ONNX Runtime: weights of this process alone.
 
         Raises:
             ModelNotFoundError: no model exists under the path, name or id.
@@ -158,7 +145,7 @@ class Model(ABC, Generic[AnyTokenizer]):
         }
         path, content = load_model(source, kind=cls._kind, file=file)
         try:
-            model = cls(content, **options, weights_folder=weights_folder)
+            model = cls(content, **options)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
         model._origin = Origin(str(path.resolve()), {"file": file, **options})

@@ -21,14 +21,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedkit import __version__
 from embedkit.errors import ModelError, ProviderError, shown
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.kernels import bert
-from embedkit.runtime.shared_arrays import SharedArrays
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
 from embedkit.threads import available_threads, submit_each
@@ -52,7 +50,6 @@ _MOST_INPUTS = 65_793  # of a product of bytes, whose sums then fit 32 bits
 # On ARM, where it has not been timed beside ONNX Runtime, BERT-Base in bytes and BERT-Mini in floats.
 _MOST_WEIGHTS = 310_000_000
 _MOST_WEIGHTS_ON_ARM = {True: 100_000_000, False: 4_000_000}
-_TABLES = ("words", "word_scales", "memory", "memory_scales", "positions", "types")  # read where they are
 
 
 def native_instructions() -> tuple[str, ...]:
@@ -89,7 +86,6 @@ class NativeNetwork:
         weights: of a kind that the kernel supports.
         threads: number of threads to use; None uses all that are available to this process.
         instructions: see :func:`choose_instructions`.
-        shared: contains the weights for all processes that run the network; None keeps them in this process.
 
     Attributes:
         lanes: number of threads that may call :meth:`fill` concurrently.
@@ -110,7 +106,6 @@ class NativeNetwork:
         *,
         threads: int | None = None,
         instructions: str | None = None,
-        shared: SharedArrays | None = None,
     ) -> None:
         self.instructions = choose_instructions(instructions)
         self.lanes = check_count(threads, "threads") or available_threads()
@@ -124,7 +119,7 @@ class NativeNetwork:
         self._sharing = Lock()
         self._logits = False
         try:
-            self._network = _open(weights, self.instructions, shared)
+            self._network = bert.Network(**_options(weights, self.instructions))
         except (ValueError, OverflowError) as error:
             raise ModelError(f"the weights do not fit each other or are no numbers: {error}") from error
 
@@ -137,7 +132,6 @@ class NativeNetwork:
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         instructions: str | None = None,
-        shared: SharedArrays | None = None,
     ) -> NativeNetwork | None:
         """Return the network if it is requested, or if nothing is requested and it is the fastest way; else None.
 
@@ -149,7 +143,6 @@ class NativeNetwork:
             threads: as for the class.
             providers: the providers that the caller requests.
             instructions: see :func:`choose_instructions`.
-            shared: as for the class.
 
         Raises:
             ProviderError: it is requested, but the kernel is missing or does not support this graph; or the named
@@ -171,7 +164,7 @@ class NativeNetwork:
                 raise
             return None
         if asked or is_named or _is_quickest(weights, chosen):
-            return cls(weights, threads=threads, instructions=chosen, shared=shared)
+            return cls(weights, threads=threads, instructions=chosen)
         return None
 
     @classmethod
@@ -326,29 +319,8 @@ def _count_weights(weights: BertWeights) -> int:
     return sum(product.weight.size for product in weights.products)
 
 
-def _open(weights: BertWeights, instructions: str, shared: SharedArrays | None) -> bert.Network:
-    options = _options(weights, instructions)
-    if shared is None:
-        return bert.Network(**options, packed=None)
-
-    def make() -> dict[str, npt.NDArray[Any]]:
-        packed = _aligned_bytes(sum(product.weight.nbytes for product in weights.products) or 1)
-        bert.Network(**options, packed=packed)
-        return {name: table for name in _TABLES if (table := options[name]) is not None} | {"packed": packed}
-
-    form = f"embedkit {__version__} {instructions}"  # another version may arrange the same weights otherwise
-    return bert.Network(**{**options, **shared.get(form, make)})
-
-
-def _aligned_bytes(count: int) -> npt.NDArray[np.uint8]:
-    """Return an array that is aligned to 64 bytes."""
-    array = np.empty(count + 64, dtype=np.uint8)
-    start = -array.ctypes.data % 64
-    return array[start : start + count]
-
-
 def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
-    """Return the arguments of a network, except ``packed``."""
+    """Return the arguments of a network."""
     return {
         "hidden": weights.hidden,
         "heads": weights.heads,

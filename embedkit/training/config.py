@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from embedkit.config import merge, setting
 from embedkit.errors import ConfigError
-from embedkit.runtime.location import find_model, published_models
+from embedkit.runtime.find import find_model, published_models
 from embedkit.training.batches import ViewsConfig
 from embedkit.training.corpus import SourceConfig
 from embedkit.training.optim import OptimConfig

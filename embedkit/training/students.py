@@ -15,7 +15,6 @@ from embedkit.modeling.bundles import cross_from_bundle, from_bundle, load_sente
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import from_teacher, random, remember_words
-from embedkit.modeling.location import find_folder
 from embedkit.modeling.matching import matching_encoder
 from embedkit.modeling.pruning import (
     choose_pieces,
@@ -29,7 +28,7 @@ from embedkit.modeling.pruning import (
 from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
 from embedkit.runtime.bundle import LARGEST_FILE_BYTES, read_bundle
-from embedkit.runtime.location import find_bundle
+from embedkit.runtime.find import find_bundle, find_folder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import processes
 from embedkit.training.config import RunConfig, StudentConfig

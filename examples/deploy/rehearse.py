@@ -80,7 +80,7 @@ def fill(root: Path) -> None:
     (root / "run/secrets/keys.toml").write_text(f'[keys.site]\nkey = "{KEY}"\n', encoding="utf-8")
     script = (
         "import shutil; from embedkit import Collection, Encoder; "
-        "from embedkit.runtime.location import find_model; "
+        "from embedkit.runtime.find import find_model; "
         "shutil.copy(find_model('tiny'), '/data/model.onnx'); "
         "Collection.build([('a', 'Bees dance.')], encoder=Encoder.load('/data/model.onnx'), path='/data/idx')"
     )

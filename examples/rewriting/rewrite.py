@@ -25,9 +25,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.errors import CacheError, EmbedkitError, InputError, ModelError
-from embedkit.modeling.location import find_folder
 from embedkit.modeling.pretrained import quiet_transformers
 from embedkit.progress import Progress
+from embedkit.runtime.find import find_folder
 from embedkit.training.corpus import Corpus, SourceConfig, normalise
 
 _BATCH = 32

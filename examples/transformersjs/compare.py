@@ -23,7 +23,7 @@ from embedkit import Encoder
 from embedkit.export.hub import save_repository
 from embedkit.export.probes import GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.location import find_model
+from embedkit.runtime.find import find_model
 
 HERE = Path(__file__).parent
 SMALLEST_COSINE = 0.99  # int8 activations round differently in different runtimes

@@ -140,7 +140,7 @@ with contextlib.suppress(SystemExit):
 # parser and suggestions for misspelled names, which readers of manifests do not need.
 LOAD_MODELS = [
     PACKAGE / "config.py",
-    PACKAGE / "runtime" / "location.py",
+    PACKAGE / "runtime" / "find.py",
     PACKAGE / "serving" / "retrieval" / "collection.py",
     PACKAGE / "serving" / "retrieval" / "models.py",
 ]

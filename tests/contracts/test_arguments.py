@@ -248,12 +248,11 @@ KINDS: dict[str, Kind] = {
     "threshold": kind(0.9, "zero", "minus one", "numpy float"),
     "top_k": COUNT_OR_NONE,
     "truncate_dim": COUNT_OR_NONE.refusing(*HUGE),
-    "weights_folder": Kind(lambda kit: kit.new(), frozenset({"None"}), frozenset({*ONE_TEXT, "surrogate"})),
 }
 ENCODE = ["batch_size", "normalize_embeddings", "prompt_name", "prompt", "truncate_dim", "precision"]
 ENCODE += ["show_progress_bar", "on_overflow"]
 PREDICT = ["batch_size", "show_progress_bar", "activation_fn", "on_overflow"]
-LOAD = ["file", "threads", "providers", "max_tokens_per_batch", "instructions", "weights_folder"]
+LOAD = ["file", "threads", "providers", "max_tokens_per_batch", "instructions"]
 SEARCH = ["mode", "filter", "rerank_weight", "candidates", "effort"]
 COLUMNS = ["text_column", "id_column", "skip_empty", "metadata_columns", "show_progress_bar"]
 SIMILAR = ["texts", "encoder", "threshold", "index", "show_progress_bar"]

@@ -32,12 +32,11 @@ from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import Layer, Norm, Product
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.find import bundled_names, find_model, published_models
 from embedkit.runtime.kernels import bert
-from embedkit.runtime.location import bundled_names, find_model, published_models
 from embedkit.runtime.native_network import NATIVE, NATIVE_NUMERICS, NativeNetwork, native_instructions
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.session import CPU, Session
-from embedkit.runtime.shared_arrays import SharedArrays
 from embedkit.runtime.tokenization import Tokenizer, Tokens
 
 MAX_LENGTH = 300
@@ -215,51 +214,6 @@ def test_the_bundled_model_gives_the_same_bits_on_every_instruction_set() -> Non
         for name, found in rows.items()
     }
     assert differences == dict.fromkeys(rows, 0)
-
-
-@needs_kernel
-@pytest.mark.skipif(sys.platform == "win32", reason="mapped files cannot be replaced")
-@pytest.mark.parametrize("products", DIFFERENCE)
-def test_weights_of_another_process_give_the_same_bits(
-    make_encoder: Any, tokens: Tokens, products: str, tmp_path: Path
-) -> None:
-    content = write(make_encoder(memory=64), products, "int8")
-    for instructions in native_instructions():
-        graphs = [
-            NativeNetwork.choose(content, instructions=instructions, shared=SharedArrays(tmp_path, "model", "1"))
-            for _ in range(2)  # the first packs the weights, the second maps them
-        ]
-        expected = run(NativeNetwork.find(content, instructions=instructions), tokens)
-        for graph in graphs:
-            assert np.array_equal(run(graph, tokens), expected)
-
-
-@needs_kernel
-@pytest.mark.skipif(sys.platform == "win32", reason="mapped files cannot be replaced")
-def test_weights_that_another_version_packed_are_packed_again(
-    make_encoder: Any, tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content, shared = write(make_encoder()), SharedArrays(tmp_path, "model", "1")
-    with monkeypatch.context() as patch:
-        patch.setattr(native_network, "__version__", "0.0.1")
-        NativeNetwork.choose(content, instructions="portable", shared=shared)
-    (packed,) = tmp_path.glob("*/packed.npy")
-    np.save(packed, np.load(packed)[::-1])  # another order
-    expected = run(NativeNetwork.find(content, instructions="portable"), tokens)
-    found = run(NativeNetwork.choose(content, instructions="portable", shared=shared), tokens)
-    assert np.array_equal(found, expected)
-
-
-@needs_kernel
-def test_packed_weights_that_do_not_fit_are_refused(make_encoder: Any) -> None:
-    graph = read_bert(write(make_encoder(), "int8"))
-    assert graph is not None
-    options = native_network._options(graph, "portable")
-    size = sum(product.weight.nbytes for product in graph.products)
-    whole = native_network._aligned_bytes(size)
-    for packed, message in ((whole[:-64], "too few"), (whole[1:], "aligned"), (whole[:0], "empty")):
-        with pytest.raises(ValueError, match=message):
-            bert.Network(**options, packed=packed)
 
 
 @needs_kernel

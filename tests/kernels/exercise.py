@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import mmap
 import random
 import threading
 from array import array
@@ -64,17 +63,6 @@ class Draw:
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data or b"\0", 0
 
-    @property
-    def position(self) -> int:
-        """Number of bytes used."""
-        return self._at
-
-    def at(self, position: int) -> Draw:
-        """Return the choices after that many bytes."""
-        draw = Draw(self._data)
-        draw._at = position
-        return draw
-
     def byte(self) -> int:
         """Return the next byte."""
         self._at += 1
@@ -120,11 +108,10 @@ def run_network(draw: Draw, bert: Any) -> None:
     """Run the same texts on every instruction set: all return the same bits, or all refuse."""
     options, ids, types, starts, rows = network_arguments(draw)
     threads, logits, results = draw.one_of([1, 1, 1, 2, 3], [0, -1, 2**31 - 1]), draw.below(2), set()
-    end = draw.position
     for instructions in bert.instructions():
         found = bytearray(rows)
         try:
-            network = make_network(draw.at(end), bert, options, instructions)
+            network = bert.Network(**options, instructions=instructions)
             run_shared(bert, network, instructions, threads, (ids, types, starts, found), logits)
         except REFUSALS as error:
             results.add(str(error).replace(instructions, ""))
@@ -135,20 +122,6 @@ def run_network(draw: Draw, bert: Any) -> None:
     (result,) = results
     if isinstance(result, str):
         raise ValueError(result)  # noqa: TRY004 - the kernel's own refusal, as it was
-
-
-def make_network(draw: Draw, bert: Any, options: dict[str, Any], instructions: str) -> Any:
-    """Return a network with weights of its own, or with those that another one has packed."""
-    if draw.below(2):
-        return bert.Network(**options, instructions=instructions, packed=None)
-    products = [
-        product for layer in options["layers"] for product in layer[:5] if len(product) > 2
-    ]  # the others are norms
-    products += [options["head"]] if options["head"] else []
-    size = sum(len(product[0]) for product in products) - (64 if draw.rarely() else 0)
-    packed = mmap.mmap(-1, max(size, 1))
-    bert.Network(**options, instructions=instructions, packed=packed)
-    return bert.Network(**options, instructions=instructions, packed=memoryview(packed).toreadonly())
 
 
 def run_shared(

@@ -15,7 +15,7 @@ from embedkit.atomic import atomic_file, atomic_folder, cache_folder, expanded
 from embedkit.cli.main import main
 from embedkit.errors import BundleError, InputError, StorageError
 from embedkit.evaluation.catalogue import load_task
-from embedkit.modeling.location import find_folder
+from embedkit.runtime.find import find_folder
 
 
 def names(folder):

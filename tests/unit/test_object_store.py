@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import uuid
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,6 +139,18 @@ def test_a_folder_is_copied_by_one_listing_until_an_object_changes(base, monkeyp
     changed = store.fetch()
     assert changed != folder
     assert (changed / "3.txt").read_bytes() == b"b"
+
+
+@pytest.mark.parametrize("key", ["models/../../../x", "models/a/../../x"])
+def test_a_key_that_leads_out_of_the_folder_of_its_copy_is_refused(base, monkeypatch, tmp_path, key):
+    store = open_store(f"{base}/models")
+    root = str(store.path).removesuffix("models")
+    listing = {f"{root}{key}": {"ETag": "1"}, f"{root}models/config.json": {"ETag": "2"}}
+    monkeypatch.setattr(type(store.system), "find", lambda *_, **__: listing)
+    monkeypatch.setattr(type(store.system), "get_file", lambda _, __, target: Path(target).write_text("x"))
+    with pytest.raises(DataError, match="leads out of the folder of its copy"):
+        store.fetch()
+    assert not list(tmp_path.rglob("x"))
 
 
 def test_what_is_missing_is_told(base, encoder_path):

@@ -29,7 +29,7 @@ MODEL = "tiny"
 DIGEST = f"""
 from embedkit import Encoder
 from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.location import find_model
+from embedkit.runtime.find import find_model
 from embedkit.runtime.numerics import digest_of
 encoder = Encoder.load("{MODEL}")
 print(digest_of(encoder.encode_tokens(encoder.tokenize(read_bundle(find_model("{MODEL}")).golden.texts))))

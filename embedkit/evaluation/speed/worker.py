@@ -26,8 +26,8 @@ from embedkit.errors import EmbedkitError, ModelError
 from embedkit.runtime.child import describe_error, parent, read_frame, write_frame
 from embedkit.runtime.distributions import installed_onnxruntime
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.find import find_model
 from embedkit.runtime.folders import read_json, read_layout
-from embedkit.runtime.location import find_model
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.native_network import NATIVE
 from embedkit.runtime.sentence_transformers import FolderModel

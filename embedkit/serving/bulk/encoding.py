@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from embedkit.atomic import expanded, lasting_source
+from embedkit.atomic import expanded
 from embedkit.errors import DataError, InputError, shown
 from embedkit.extras import require
 from embedkit.object_store import is_url
@@ -27,6 +27,7 @@ from embedkit.runtime.arguments import (
 )
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.engine import OnLong
+from embedkit.runtime.find import absolute_source
 from embedkit.runtime.packing import Precision
 from embedkit.serving.bulk.output_folder import begin_or_resume, check_output, unfinished
 from embedkit.serving.bulk.parquet_input import ParquetInput, Shard, cut_into_shards, find_inputs, read_shard
@@ -142,7 +143,7 @@ class BulkEncoding:
         _check_apart(source, folder)
         encoder = Encoder.load(model, threads=threads, providers=providers)
         job = Job(
-            model=lasting_source(model),
+            model=absolute_source(model),
             fingerprint=encoder.fingerprint,
             numerics=encoder.numerics,
             output=folder,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from embedkit.errors import ConfigError, InputError, ModelError, ModelNotFoundError
@@ -39,13 +38,12 @@ class LoadedModels:
     given: Sequence[tuple[str, str]] = ()
 
     @classmethod
-    def load(cls, models: Sequence[str], settings: ServerSettings, weights_folder: Path | None = None) -> Self:
+    def load(cls, models: Sequence[str], settings: ServerSettings) -> Self:
         """Load everything, and verify each model against the golden texts of its bundle.
 
-        Without models, the collection's own model of queries is loaded. Several workers share weights through
-        ``weights_folder``.
+        Without models, the collection's own model of queries is loaded.
         """
-        options: dict[str, Any] = {"threads": settings.threads, "weights_folder": weights_folder}
+        options: dict[str, Any] = {"threads": settings.threads}
         encoders = [Encoder.load(model, **options) for model in models]
         if not encoders and settings.collection:
             info = Collection.describe(settings.collection)

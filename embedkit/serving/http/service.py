@@ -50,8 +50,7 @@ class Service:
     @classmethod
     def load(cls, models: Sequence[str], settings: ServerSettings, *, peers: Peers | None = None) -> Self:
         """Load and verify everything, as :meth:`LoadedModels.load`, and measure the speed of the models."""
-        weights_folder = None if peers is None else peers.folder
-        service = cls(settings, lambda: LoadedModels.load(models, settings, weights_folder), peers=peers)
+        service = cls(settings, lambda: LoadedModels.load(models, settings), peers=peers)
         service.registry.warm_up()
         return service
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.atomic import lasting_source
 from embedkit.config import setting
 from embedkit.errors import FingerprintError, InputError, ModelNotFoundError, shown
 from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.runtime.find import absolute_source
 from embedkit.runtime.numerics import numerics_of, warn_of_mixture
 from embedkit.serving.retrieval.embedding import embed_texts
 
@@ -117,7 +117,7 @@ def loaded(encoder: TextEncoder | str | os.PathLike[str], name: str) -> TextEnco
 def source_of(encoder: TextEncoder | str | os.PathLike[str] | None) -> str | None:
     """Return where a model can be found again, if that is known."""
     if isinstance(encoder, (str, os.PathLike)):
-        return lasting_source(encoder)
+        return absolute_source(encoder)
     source = getattr(encoder, "source", None)
     return source if isinstance(source, str) else None
 
@@ -128,10 +128,10 @@ def recorded_model(info: CollectionInfo | QueryModel, **options: Any) -> Encoder
     A collection may come from somebody else, so nothing that it records is looked for on a network.
     """
     from embedkit.runtime.encoder import Encoder  # noqa: PLC0415 - imports stay quick
-    from embedkit.runtime.location import is_at_hand  # noqa: PLC0415
+    from embedkit.runtime.find import is_local  # noqa: PLC0415
 
     for source in filter(None, (info.source, info.model)):
-        if is_at_hand(source):
+        if is_local(source):
             return Encoder.load(source, **options)
     raise ModelNotFoundError(
         f"the collection was built with {info.model}, from {info.source}, which is not on this machine; "

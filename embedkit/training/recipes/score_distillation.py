@@ -41,7 +41,7 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.location import find_model
+from embedkit.runtime.find import find_model
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, pair_batch
 from embedkit.training.config import RunConfig

@@ -12,7 +12,7 @@ import pytest
 
 from embedkit.cli import doctor
 from embedkit.cli.main import main
-from embedkit.runtime import location
+from embedkit.runtime import find
 from embedkit.runtime.native_network import native_instructions
 
 
@@ -35,7 +35,7 @@ def distributions(monkeypatch):
 @pytest.fixture
 def bundled(monkeypatch, tmp_path):
     """Return a folder that replaces that of the bundled models."""
-    monkeypatch.setattr(location, "BUNDLED", tmp_path)
+    monkeypatch.setattr(find, "BUNDLED", tmp_path)
     return tmp_path
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from embedkit.errors import ConfigError, ModelError
-from embedkit.export.card import Card, find_model_folder, read_card
+from embedkit.export.card import Card, read_card
 
 FACTS = {
     "name": "tiny-sct",
@@ -72,24 +72,6 @@ def test_a_damaged_configuration_is_named(run):
 
     with pytest.raises(ConfigError, match=r"config\.toml"):
         read_card(str(run))
-
-
-def test_the_model_of_a_run_is_in_its_folder(run):
-    assert find_model_folder(str(run)) == str(run / "model")
-
-
-def test_the_path_of_a_model_folder_is_itself(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-
-    assert find_model_folder(str(tmp_path)) == str(tmp_path)
-    assert find_model_folder("org/model") == "org/model"
-
-
-def test_an_unfinished_run_is_an_error(run):
-    (run / "model").rmdir()
-
-    with pytest.raises(ModelError, match="has not finished"):
-        find_model_folder(str(run))
 
 
 def test_a_cross_model_beside_the_model_has_a_name_and_figures_of_its_own(tmp_path):

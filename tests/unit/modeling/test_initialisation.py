@@ -16,7 +16,7 @@ from embedkit.modeling.initialisation import from_teacher, random, static_words
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
-from embedkit.runtime import location
+from embedkit.runtime import find
 from embedkit.runtime.tokenization import Tokenizer
 
 SIZE = Size(2, 32, 2)
@@ -216,7 +216,7 @@ def test_the_command_writes_a_bundle(teacher, tmp_path, words, capsys):
 
 
 def test_the_command_takes_the_name_of_a_model(teacher, tmp_path, monkeypatch):
-    monkeypatch.setattr(location, "BUNDLED", tmp_path)
+    monkeypatch.setattr(find, "BUNDLED", tmp_path)
     export(teacher, tmp_path / "wide.onnx", precision="fp32", word_table="float32")
     assert main(["distill-static", "wide", "-o", str(tmp_path / "static.onnx"), "--dimension", "64"]) == 0
     expected = TorchEncoder(static_words(teacher, 64)).encode(["a dog in the garden"])

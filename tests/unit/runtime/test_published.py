@@ -1,10 +1,8 @@
-"""embedkit's own models: listed as they are, fetched once from a folder, an address or the hub, and checked."""
+"""embedkit's own models: listed as they are, found in a folder or fetched from the hub, and always checked."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import functools
 import hashlib
 import http.server
 import json
@@ -12,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 
@@ -19,8 +18,8 @@ import pytest
 
 from embedkit import Encoder
 from embedkit.errors import ModelNotFoundError, StorageError
-from embedkit.runtime import location
-from embedkit.runtime.location import PLACE, PublishedModel, published_models
+from embedkit.runtime import find
+from embedkit.runtime.find import MODELS_FOLDER, PublishedModel, published_models
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -31,12 +30,12 @@ def model(toy_bundle, tmp_path, monkeypatch):
     """A published model that is nowhere on this machine but in the folder of ``toy_bundle``."""
     content = toy_bundle.read_bytes()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(PLACE, raising=False)
+    monkeypatch.delenv(MODELS_FOLDER, raising=False)
     found = PublishedModel(
         name="toy", kind="encoder", about="", languages="English", licence="MIT", dimension=16, max_length=64,
         size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest(), figures={},
     )  # fmt: skip
-    monkeypatch.setattr("embedkit.runtime.location.published_models", lambda: {"toy": found})
+    monkeypatch.setattr("embedkit.runtime.find.published_models", lambda: {"toy": found})
     return found
 
 
@@ -109,13 +108,16 @@ def served(toy_bundle, tmp_path):
 
 def test_a_model_in_a_folder_needs_no_cache(model, toy_bundle, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user/cache")
-    assert model.path is None
-    monkeypatch.setenv(PLACE, str(toy_bundle.parent))
+    assert model.find() is None
+    monkeypatch.setenv(MODELS_FOLDER, str(toy_bundle.parent))
     assert model.find() == toy_bundle
 
 
 def test_a_cache_that_cannot_be_read_is_named_with_what_to_do(model, served, tmp_path, monkeypatch):
-    monkeypatch.setenv(PLACE, served[0])
+    (served[2] / "onnx").mkdir()
+    (served[2] / "toy.onnx").rename(served[2] / "onnx" / "model.onnx")
+    hub = types.SimpleNamespace(snapshot_download=lambda *_, **__: str(served[2]))
+    monkeypatch.setattr(find, "require", lambda *_, **__: hub)
     stat = os.stat
 
     def refuse(path, **options):
@@ -125,13 +127,13 @@ def test_a_cache_that_cannot_be_read_is_named_with_what_to_do(model, served, tmp
 
     monkeypatch.setattr(os, "stat", refuse)
     with pytest.raises(StorageError, match=r"cache/embedkit.*: Permission denied; set XDG_CACHE_HOME to a folder"):
-        model.find()
+        model.fetch()
 
 
 @pytest.mark.parametrize("name", ["toy", "all-MiniLM-L6-v2", "org/toy"])
 def test_the_hubs_client_may_find_no_home_folder(model, monkeypatch, name):
     hub = types.SimpleNamespace(snapshot_download=homeless, hf_hub_download=homeless)
-    monkeypatch.setattr(location, "require", lambda *_, **__: hub)
+    monkeypatch.setattr(find, "require", lambda *_, **__: hub)
     with pytest.raises(ModelNotFoundError, match="Could not determine home directory"):
         Encoder.load(name)
 
@@ -154,9 +156,9 @@ def test_the_list_describes_the_files_of_the_checkout():
 def test_a_folder_of_the_environment_is_used_in_place(model, toy_bundle, tmp_path, monkeypatch):
     folder = tmp_path / "mirror"
     folder.mkdir()
-    monkeypatch.setenv(PLACE, str(folder))
+    monkeypatch.setenv(MODELS_FOLDER, str(folder))
     with pytest.raises(ModelNotFoundError, match=r"EMBEDKIT_MODELS is .*mirror, where there is no toy\.onnx"):
-        model.find()
+        model.fetch()
     (folder / "toy.onnx").write_bytes(toy_bundle.read_bytes())
     assert model.find() == folder / "toy.onnx"
     assert Encoder.load("toy").dimension == Encoder.load(toy_bundle).dimension
@@ -165,106 +167,63 @@ def test_a_folder_of_the_environment_is_used_in_place(model, toy_bundle, tmp_pat
         model.find()
 
 
-def test_an_address_is_asked_once(model, served, monkeypatch):
-    address, asked, _ = served
-    monkeypatch.setenv(PLACE, f"{address}/models/")
-    assert Encoder.load("toy").fingerprint == Encoder.load("toy").fingerprint
-    assert asked == ["GET /models/toy.onnx"]
-    assert model.path is not None
-    assert Encoder.load("toy.onnx")  # also by the name of its file, now that it is here
+def test_a_file_beside_the_package_is_used_only_if_it_is_the_listed_one(model, toy_bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr(find, "_CHECKOUT", tmp_path / "models")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "toy.onnx").write_bytes(b"a stranger's file")
+    assert model.find() is None
+    (tmp_path / "models" / "toy.onnx").write_bytes(toy_bundle.read_bytes())
+    assert model.find() == tmp_path / "models" / "toy.onnx"
 
 
-def test_another_file_is_refused_and_not_kept(model, served, monkeypatch):
-    address, _, folder = served
-    monkeypatch.setenv(PLACE, address)
-    (folder / "toy.onnx").write_bytes(b"x" * model.size_bytes)
+def test_a_file_of_the_cache_is_checked_every_time(model, toy_bundle, tmp_path):
+    cached = tmp_path / "cache" / "embedkit" / "models" / f"toy-{model.sha256[:16]}.onnx"
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(toy_bundle.read_bytes())
+    assert model.find() == cached
+    cached.write_bytes(toy_bundle.read_bytes()[:-1] + b"x")
+    assert model.find() is None
+
+
+def test_the_models_of_a_checkout_are_found_in_it(model, toy_bundle, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "toy.onnx").write_bytes(toy_bundle.read_bytes())
+    assert model.find() == Path("models/toy.onnx")
+    assert Encoder.load("toy").source == str(tmp_path / "models" / "toy.onnx")
+
+
+def test_what_the_hub_gives_is_used_only_if_it_is_the_listed_file(model, served, monkeypatch):
+    (served[2] / "onnx").mkdir()
+    (served[2] / "onnx" / "model.onnx").write_bytes(b"another file")
+    hub = types.SimpleNamespace(snapshot_download=lambda *_, **__: str(served[2]))
+    monkeypatch.setattr(find, "require", lambda *_, **__: hub)
     with pytest.raises(ModelNotFoundError, match="its SHA-256 differs"):
-        model.find()
-    assert model.path is None
-    with pytest.raises(ModelNotFoundError, match=r"other cannot be fetched from http.*404"):
-        dataclasses.replace(model, name="other").find()
-
-
-@pytest.mark.parametrize(
-    ("place", "message"), [("http://127.0.0.1:9", "cannot be fetched"), ("ftp://x", "neither")]
-)
-def test_an_address_that_gives_nothing_is_named(model, place, message, monkeypatch):
-    monkeypatch.setenv(PLACE, place)
-    with pytest.raises(ModelNotFoundError, match=message):
-        model.find()
+        model.fetch()
+    assert model.find() is None
 
 
 @pytest.mark.usefixtures("model")
-def test_a_name_like_a_file_is_never_fetched(served, monkeypatch):
-    address, asked, _ = served
-    monkeypatch.setenv(PLACE, address)
+def test_a_name_like_a_file_is_never_fetched(monkeypatch):
+    monkeypatch.setattr(find, "require", lambda *_, **__: pytest.fail("this must not go to the network"))
     for source in ("toy.onnx", Path("toy")):
         with pytest.raises(ModelNotFoundError, match="there is no file or folder toy"):
             Encoder.load(source)
-    assert asked == []
-
-
-@pytest.mark.parametrize("parts", ["sent", "ignored"])
-def test_a_fetch_goes_on_after_passing_faults(model, served, parts, monkeypatch):
-    address, asked, _ = served
-    monkeypatch.setenv(PLACE, address)
-    monkeypatch.setattr(location, "_PAUSES_S", (0, 0, 0))
-    if parts == "ignored":
-        monkeypatch.setattr(Handler, "_send", functools.partialmethod(send_whole, Handler._send))
-    Handler.faults[:] = ["busy", "dropped", "busy"]
-    path = model.find()
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == model.sha256
-    rest = f"GET /toy.onnx bytes={model.size_bytes // 2}-"
-    assert asked == ["GET /toy.onnx", "GET /toy.onnx", rest, rest]
-
-
-def send_whole(handler, send, content, *, part, **more):
-    """Send all of a file, as servers do that know no parts."""
-    send(handler, content, **more)
-
-
-@pytest.mark.parametrize(("fault", "message"), [("busy", "503"), ("dropped", "IncompleteRead")])
-def test_a_fetch_ends_after_faults_that_do_not_pass(model, served, fault, message, monkeypatch):
-    address, asked, _ = served
-    monkeypatch.setenv(PLACE, address)
-    monkeypatch.setattr(location, "_PAUSES_S", (0, 0, 0))
-    Handler.faults[:] = [fault] * 9
-    with pytest.raises(ModelNotFoundError, match=f"toy cannot be fetched from {address}.*{message}"):
-        model.find()
-    assert len(asked) == 4
-    assert model.path is None
-
-
-def test_a_file_that_changed_between_two_parts_is_refused(model, served, monkeypatch):
-    address, _, folder = served
-    monkeypatch.setenv(PLACE, address)
-    monkeypatch.setattr(location, "_PAUSES_S", (0,))
-    send = Handler._send
-
-    def then_changed(handler, *given, **more):
-        send(handler, *given, **more)
-        (folder / "toy.onnx").write_bytes(b"x" * model.size_bytes)
-
-    monkeypatch.setattr(Handler, "_send", then_changed)
-    Handler.faults[:] = ["dropped"]
-    with pytest.raises(ModelNotFoundError, match="its SHA-256 differs"):
-        model.find()
-    assert model.path is None
 
 
 SCRIPT = """
 import sys
-from embedkit.runtime import location
-location._CHECKOUT = location._CHECKOUT / "none"
-location._PAUSES_S = (0, 0, 0)
-model = location.PublishedModel(
+from embedkit.runtime import find
+find._CHECKOUT = find._CHECKOUT / "none"
+find._PAUSES_S = (0, 0, 0)
+model = find.PublishedModel(
     name="toy", kind="encoder", about="", languages="", licence="", dimension=16, max_length=64,
     size_bytes=int(sys.argv[1]), sha256=sys.argv[2], figures={},
 )
-location.published_models = lambda: {"toy": model}
-print(location.find_model("toy"))
-location._KNOWN = {"known": "org/toy"}
-print(location.find_model("known"))
+find.published_models = lambda: {"toy": model}
+print(find.find_model("toy"))
+find._KNOWN = {"known": "org/toy"}
+print(find.find_model("known"))
 """
 
 
@@ -281,7 +240,7 @@ def test_the_hub_is_asked_once_for_own_and_known_models(model, served, tmp_path)
     first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert first.returncode == 0, first.stderr
     own, known = map(Path, first.stdout.split())
-    assert own == model.path
+    assert own == model.find()
     assert {path.relative_to(known).as_posix() for path in known.rglob("*") if path.is_file()} == {
         "config.json", "tokenizer.json", "onnx/model.onnx"
     }  # fmt: skip
@@ -289,3 +248,13 @@ def test_the_hub_is_asked_once_for_own_and_known_models(model, served, tmp_path)
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert again.stdout == first.stdout, again.stderr
     assert asked == []
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+def test_offline_a_name_is_answered_at_once_with_what_to_do(model, endpoint, tmp_path):
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
+    command = [sys.executable, "-c", SCRIPT, str(model.size_bytes), model.sha256]
+    begun = time.monotonic()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert "set EMBEDKIT_MODELS to a folder that has toy.onnx" in done.stderr
+    assert time.monotonic() - begun < 15  # the client of the hub waits 23 s between its attempts

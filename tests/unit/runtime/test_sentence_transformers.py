@@ -14,7 +14,7 @@ from toys import edit_json, graph_bytes
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError
-from embedkit.runtime import location
+from embedkit.runtime import find
 from embedkit.runtime.folders import read_layout
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.runtime.tokenizer_settings import read_tokenizer
@@ -286,7 +286,7 @@ def test_the_fingerprint_covers_what_decides_the_embeddings(folder, toy_weights)
 
 def test_a_downloaded_model_is_named_by_its_id(folder, monkeypatch):
     hub = SimpleNamespace(snapshot_download=lambda repo_id, allow_patterns, **_: str(folder))
-    monkeypatch.setattr(location, "require", lambda module, extra: hub)
+    monkeypatch.setattr(find, "require", lambda module, extra: hub)
     assert Encoder.load("org/all-toy").name == "org/all-toy"
 
 

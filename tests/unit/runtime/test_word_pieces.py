@@ -19,8 +19,8 @@ from toys import Both, limit_threads
 from embedkit.errors import InputError
 from embedkit.runtime import tokenizer_kernels, word_pieces
 from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.find import find_model
 from embedkit.runtime.kernels import wordpiece
-from embedkit.runtime.location import find_model
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.runtime.word_pieces import first_characters
 

@@ -18,7 +18,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
-from embedkit.runtime.location import find_model
+from embedkit.runtime.find import find_model
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from embedkit.errors import ModelNotFoundError
-from embedkit.runtime import location
-from embedkit.runtime.location import find_bundle, find_model
+from embedkit.errors import ModelError, ModelNotFoundError
+from embedkit.runtime import find
+from embedkit.runtime.find import absolute_source, find_bundle, find_folder, find_model
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +28,13 @@ def elsewhere(tmp_path, monkeypatch):
         (bundled / f"{name}.onnx").touch()
     (bundled / "small-sct.md").touch()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(location, "BUNDLED", bundled)
-    monkeypatch.setattr(location, "published_models", dict)
+    monkeypatch.setattr(find, "BUNDLED", bundled)
+    monkeypatch.setattr(find, "published_models", dict)
 
     def unwanted(*arguments, **options):
         pytest.fail("this must not go to the network")
 
-    monkeypatch.setattr(location, "require", unwanted)
+    monkeypatch.setattr(find, "require", unwanted)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def hub(monkeypatch, tmp_path):
         return str(tmp_path / "cache")
 
     monkeypatch.setattr(
-        location, "require", lambda module, extra: SimpleNamespace(snapshot_download=snapshot_download)
+        find, "require", lambda module, extra: SimpleNamespace(snapshot_download=snapshot_download)
     )
     return calls
 
@@ -121,7 +121,7 @@ def test_a_near_name_is_proposed():
 
 
 def test_without_bundles_the_message_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(location, "BUNDLED", tmp_path / "none")
+    monkeypatch.setattr(find, "BUNDLED", tmp_path / "none")
     with pytest.raises(ModelNotFoundError, match="no bundles come with this embedkit"):
         find_model("small-sct")
 
@@ -140,7 +140,7 @@ def test_a_hub_without_the_model_raises_model_not_found(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(
-        location, "require", lambda module, extra: SimpleNamespace(snapshot_download=snapshot_download)
+        find, "require", lambda module, extra: SimpleNamespace(snapshot_download=snapshot_download)
     )
     with pytest.raises(ModelNotFoundError, match=r"'org/name'.*the bundled models are") as caught:
         find_model("org/name")
@@ -152,13 +152,13 @@ def test_the_hubs_own_errors_are_mapped(monkeypatch, tmp_path):
     constants = importlib.import_module("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(location, "require", lambda module, extra: huggingface_hub)
+    monkeypatch.setattr(find, "require", lambda module, extra: huggingface_hub)
     with pytest.raises(ModelNotFoundError, match="'org/name'"):
         find_model("org/name")
 
 
 def test_bundled_models_of_a_zipped_package_are_found(tmp_path):
-    package = Path(location.__file__).parents[1]
+    package = Path(find.__file__).parents[1]
     with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
         for path in [*package.rglob("*.py"), package / "bundled" / "tiny.onnx"]:
             archive.write(path, path.relative_to(package.parent))
@@ -175,3 +175,100 @@ def test_bundled_models_of_a_zipped_package_are_found(tmp_path):
     assert "package.zip" in found.stdout
     assert found.stdout.split()[-1] == "384"
     assert [path.name for path in (tmp_path / "embedkit").rglob("*.onnx")] == ["tiny.onnx"]
+
+
+@pytest.fixture
+def torch_hub(monkeypatch, tmp_path):
+    """A hub that records requests and answers with a folder without weights."""
+    asked = []
+
+    def answer(hub_id, *, allow_patterns, **options):
+        asked.append((hub_id, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(find, "require", lambda *_, **__: SimpleNamespace(snapshot_download=answer))
+    return asked
+
+
+def test_a_folder_is_itself(tmp_path, torch_hub):
+    assert find_folder(tmp_path) == tmp_path
+    assert find_folder(str(tmp_path)) == tmp_path
+    assert torch_hub == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/no/such/folder", "./model", "../model", "~/no-such-model", "runs/tiny/model", "model/", "tiny.onnx"]
+)
+def test_a_folder_like_a_path_never_uses_the_network(path, torch_hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ModelNotFoundError):
+        find_folder(path)
+    assert torch_hub == []
+
+
+def test_a_missing_folder_inside_one_that_stands_here_is_a_path(torch_hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+
+    with pytest.raises(ModelNotFoundError, match="no model folder runs/tiny"):
+        find_folder("runs/tiny")
+    assert torch_hub == []
+
+
+def test_a_path_of_a_folder_never_uses_the_network(torch_hub):
+    with pytest.raises(ModelNotFoundError):
+        find_folder(Path("org/model"))
+    assert torch_hub == []
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "model").write_text("")
+
+    with pytest.raises(ModelError, match="is a file"):
+        find_folder(tmp_path / "model")
+
+
+@pytest.mark.parametrize("hub_id", ["org/model", "bert-base-uncased", "google/bert_uncased_L-2_H-128_A-2"])
+def test_a_hub_id_is_downloaded_with_old_weights_where_there_are_no_others(hub_id, torch_hub, tmp_path):
+    assert find_folder(hub_id) == tmp_path
+    assert [asked for asked, _ in torch_hub] == [hub_id, hub_id]
+    assert "*.safetensors" in torch_hub[0][1]
+    assert torch_hub[1][1] == ["pytorch_model*.bin"]
+
+
+def test_old_weights_are_left_where_there_are_newer_ones(torch_hub, tmp_path):
+    (tmp_path / "model.safetensors").write_text("")
+
+    find_folder("org/model")
+
+    assert len(torch_hub) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal", [OSError("down\nand much more"), ValueError("bad id"), RuntimeError("no home")]
+)
+def test_a_failing_hub_is_reported_in_one_sentence(monkeypatch, refusal):
+    def refuse(*arguments, **options):
+        raise refusal
+
+    monkeypatch.setattr(find, "require", lambda *_, **__: SimpleNamespace(snapshot_download=refuse))
+    with pytest.raises(ModelNotFoundError, match="there is no 'org/model' here, and the hub gave none") as caught:
+        find_folder("org/model")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_model_of_a_run_is_in_its_folder(tmp_path):
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(ModelError, match="has not finished"):
+        find_folder(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert find_folder(tmp_path) == tmp_path / "model"
+    (tmp_path / "config.json").touch()
+    assert find_folder(tmp_path) == tmp_path
+
+
+def test_a_source_is_recorded_so_that_it_is_found_from_anywhere(tmp_path):
+    Path("mine.onnx").touch()
+    assert absolute_source("mine.onnx") == str(tmp_path / "here" / "mine.onnx")
+    assert absolute_source("tiny") == "tiny"
