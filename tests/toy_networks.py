@@ -9,8 +9,8 @@ import onnx
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
+from embedkit.export.activation_stats import measure_inputs
 from embedkit.export.graph import build_graph
-from embedkit.export.inputs import measure_inputs
 from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder

@@ -398,7 +398,7 @@ def write_reranker(folder: Path) -> Path:
 
     from embedkit.export.pipeline import export_source  # noqa: PLC0415
     from embedkit.runtime.bundle import read_bundle  # noqa: PLC0415
-    from embedkit.runtime.location import find_model  # noqa: PLC0415
+    from embedkit.runtime.find import find_model  # noqa: PLC0415
 
     shape = {
         "hidden_size": DIMENSION,

@@ -84,13 +84,6 @@ def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
         help="with --calibration: subtract the mean embedding, and divide principal components by their standard "
         "deviation to this power, from 0 to 1, which is whitening; `multilingual` has 0.4",
     )
-    group.add_argument(
-        "--space",
-        nargs=2,
-        metavar=("OLD", "NEW"),
-        help="for a student of joined teachers: the space.npz of its run, and another space of the same teachers, "
-        "in which the bundle is to embed",
-    )
 
 
 def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
@@ -119,7 +112,7 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.export.pipeline import ExportReport, check_options, export_source
 
     check_output(arguments, whole_folder=arguments.format == "sentence-transformers")
-    forms = explicit(arguments, "precision", "target", "word_table", "vocabulary_size", "spread", "space")
+    forms = explicit(arguments, "precision", "target", "word_table", "vocabulary_size", "spread")
     texts: dict[str, Any] = {
         name: str(path) for name, path in explicit(arguments, "calibration", "vocabulary").items()
     }

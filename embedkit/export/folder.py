@@ -89,7 +89,7 @@ def export_folder(
         StorageError: the folder cannot be written.
     """
     check_options(**options)
-    for name in ("vocabulary", "spread", "space"):
+    for name in ("vocabulary", "spread"):
         if options.get(name) is not None:
             raise ExportError(
                 f"a folder contains the model's torch weights, which {name} would change; export a bundle, "

@@ -13,7 +13,7 @@ batch_invariance  the same text or pair alone and in a batch; int8 shares one ac
                   it is measured but not limited; int8-static does not, and has a limit
 size              size of the graph in bytes
 texts             of a model loaded from a folder: the same texts, as the folder's own library reads them; see
-                  :mod:`embedkit.export.reading`
+                  :mod:`embedkit.export.source_parity`
 native            parity, retention or agreement, and exact batch_invariance of embedkit's native kernel, if the
                   graph is supported
 """

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from embedkit.errors import ExportError
-from embedkit.export.biases import read_int8
+from embedkit.export.bias_correction import read_int8
 from embedkit.export.writer import MEMORY_ROWS
 from embedkit.modeling.layout import Activation
 from embedkit.protocols import FloatArray

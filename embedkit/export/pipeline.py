@@ -14,15 +14,15 @@ import numpy as np
 import onnx
 
 from embedkit import __version__
-from embedkit.atomic import atomic_file, expanded
+from embedkit.atomic import atomic_file
 from embedkit.errors import ExportError, GateError
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
+from embedkit.export.activation_stats import InputStatistics, measure_inputs
+from embedkit.export.bias_correction import add_to_biases, check_weights, measure_shifts
 from embedkit.export.card import Card, card_of, read_card
 from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate, Gate, Thresholds, run_torch, verify
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
-from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import (
@@ -32,20 +32,19 @@ from embedkit.export.quantize import (
     choose_word_table,
     largest_weight,
 )
-from embedkit.export.reading import Origin, check_reading
-from embedkit.export.spread import change_space, spread_embeddings
+from embedkit.export.source_parity import Origin, check_reading
+from embedkit.export.whitening import spread_embeddings
 from embedkit.export.writer import FloatArithmetic, Products
 from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pruning import required_pieces
-from embedkit.runtime.arguments import check_count, check_iterable, check_path
+from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_bundle, find_folder
 from embedkit.runtime.folders import check_similarity, read_layout
-from embedkit.runtime.joined import JoinedSpace
 from embedkit.runtime.manifest import Golden, Manifest, describe_figures
 from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
@@ -91,7 +90,6 @@ class ExportOptions(TypedDict, total=False):
     vocabulary_size: int | None
     calibration: Sequence[str] | None
     spread: float | None
-    space: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None
     thresholds: Thresholds | None
 
 
@@ -165,7 +163,6 @@ def export(
     vocabulary_size: int | None = None,
     calibration: Sequence[str] | None = None,
     spread: float | None = None,
-    space: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
     thresholds: Thresholds | None = None,
     origin: Origin | None = None,
 ) -> ExportReport:
@@ -193,15 +190,12 @@ def export(
         spread: whiten an encoder by the calibration texts, alone and after each prompt: subtract the mean of their
             embeddings, and divide each principal component by its standard deviation to this power, from 0 to 1.
             The bundle then has a space of its own, which is not that of the model's teacher.
-        space: for a student of joined teachers, its run's ``space.npz`` and the file of another space of the same
-            teachers, in which the bundle embeds.
         thresholds: the gates' thresholds; by default those of the precision.
         origin: the folder that the model was loaded from, to compare texts with its own library.
 
     Raises:
         ExportError: the model cannot be exported, or ``output`` is a folder.
-        ModelError: its vocabulary cannot be pruned, or a file of ``space`` is not one.
-        ModelNotFoundError: a file of ``space`` does not exist.
+        ModelError: its vocabulary cannot be pruned.
         InputError: ``vocabulary_size`` is too small.
         GateError: the file failed a gate; nothing was written.
         StorageError: the file cannot be written.
@@ -217,18 +211,17 @@ def export(
         vocabulary=vocabulary,
         vocabulary_size=vocabulary_size,
         spread=spread,
-        space=space,
     )
     calibration, vocabulary = (
         None if texts is None else check_items(list(check_iterable(texts, name)), name=name)
         for name, texts in (("calibration", calibration), ("vocabulary", vocabulary))
     )
     precision = precision or default_precision(target)
-    _check_model(model, precision, vocabulary_size, calibration=calibration, spread=spread, space=space)
+    _check_model(model, precision, vocabulary_size, calibration=calibration, spread=spread)
     words = word_table or _WORD_TABLE[precision]
     as_read = model
     if isinstance(model, SentenceEncoder):
-        model, card = _change_embeddings(model, card, calibration, spread=spread, space=space)
+        model, card = _change_embeddings(model, card, calibration, spread=spread)
     original, gates = model, list[Gate]()
     if vocabulary is not None:
         logger.info("pruning the vocabulary of %s to %d texts", model.name, len(vocabulary))
@@ -327,11 +320,8 @@ def _change_embeddings(
     texts: Sequence[str] | None,
     *,
     spread: float | None,
-    space: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None,
 ) -> tuple[SentenceEncoder, Card]:
-    """Return the encoder with embeddings spread out over calibration texts or in another space, and its card."""
-    if space is not None:
-        return change_space(model, card, *(JoinedSpace.load(expanded(path)) for path in space))
+    """Return the encoder with embeddings spread out over calibration texts, and its card."""
     if spread is None or texts is None:
         return model, card
     logger.info("spreading the embeddings of %s over %d texts", model.name, len(texts))
@@ -376,7 +366,7 @@ def check_options(**options: Unpack[ExportOptions]) -> None:
         raise ExportError("int8-static needs calibration texts")
     if calibration is not None and not calibration:
         raise ExportError("calibration needs at least one text")
-    _check_changes(spread, calibration, options.get("space"))
+    _check_spread(spread, calibration)
     if (
         check_count(options.get("vocabulary_size"), "vocabulary_size") is not None
         and options.get("vocabulary") is None
@@ -387,20 +377,11 @@ def check_options(**options: Unpack[ExportOptions]) -> None:
         )
 
 
-def _check_changes(spread: float | None, calibration: Sequence[str] | None, space: Sequence[Any] | None) -> None:
-    """Reject unsupported changes of the embeddings."""
+def _check_spread(spread: float | None, calibration: Sequence[str] | None) -> None:
     if spread is not None and calibration is None:
         raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
     if spread is not None and not (isinstance(spread, Real) and 0 <= spread <= 1):
         raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
-    if spread is not None and space is not None:
-        raise ExportError("spread leaves the space that space leads to", parameters=["spread", "space"])
-    if space is None:
-        return
-    if isinstance(space, (str, os.PathLike)) or len(space) != 2:
-        raise ExportError(f"space must be two files, the old and the new space, not {space}", parameters=["space"])
-    for path in space:
-        check_path(path, "space")
 
 
 def _check_model(

@@ -39,7 +39,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from embedkit.errors import ExportError
-from embedkit.export.inputs import InputStatistics
+from embedkit.export.activation_stats import InputStatistics
 from embedkit.export.writer import FloatArithmetic, GraphWriter, Products, WordTable
 from embedkit.modeling.int4 import INT4_ZERO, quantize_blocks
 from embedkit.protocols import FloatArray

@@ -22,8 +22,6 @@ from embedkit.runtime.arguments import check_path, check_texts
 from embedkit.runtime.numerics import numerics_of
 from embedkit.runtime.packing import unit_rows
 
-_ROUNDING = 1e-4  # of the largest coefficient of an axis
-
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class JoinedSpace:
@@ -49,41 +47,6 @@ class JoinedSpace:
     def join(self, parts: Sequence[FloatArray]) -> FloatArray:
         """Return joined vectors ``(N, D) float32, unit rows`` of the models' vectors, ``(N, D_i)`` each."""
         return unit_rows(side_by_side(parts, self.means, self.weights) @ self.axes)
-
-    def spread(self, rows: FloatArray, power: float) -> JoinedSpace:
-        """Return this space with each dimension divided by this power of its standard deviation over rows.
-
-        Args:
-            rows: representative vectors in this space, ``(N, D) float32``.
-            power: 0 changes nothing, 1 makes all dimensions, the principal components of ``[join]``, vary alike.
-
-        Raises:
-            InputError: the rows are not vectors of this space, or do not vary in a dimension.
-        """
-        is_fit = rows.shape[1:] == (self.dimension,) and len(rows) > 1
-        if not is_fit or not (deviations := rows.std(axis=0)).all():
-            raise InputError(
-                f"rows must be different vectors of {self.dimension} dimensions, not {shown(rows)}",
-                parameters=["rows"],
-            )
-        return dataclasses.replace(self, axes=(self.axes / deviations**power).astype(np.float32))
-
-    def change_to(self, other: JoinedSpace) -> FloatArray:
-        """Return the matrix ``(D, D') float32`` that turns vectors of this space into those of another.
-
-        Rows have the right direction after it, but are not unit rows.
-
-        Raises:
-            InputError: the other space does not join the same models with the same weights, or contains directions
-                that this one lacks.
-        """
-        mine, theirs = ([*space.means, space.weights] for space in (self, other))
-        if len(mine) != len(theirs) or not all(map(np.array_equal, mine, theirs)):
-            raise InputError(f"the space of {other.name} has other means or weights than that of {self.name}")
-        matrix = np.linalg.lstsq(self.axes, other.axes, rcond=None)[0]
-        if np.abs(self.axes @ matrix - other.axes).max() > _ROUNDING * np.abs(other.axes).max():
-            raise InputError(f"the space of {other.name} has directions that the other one lacks")
-        return matrix.astype(np.float32)
 
     def fingerprint(self, models: Sequence[str]) -> str:
         """Return the hex SHA-256 of the space and the models' fingerprints."""

@@ -12,14 +12,14 @@ from toy_networks import exact_levels
 from embedkit.errors import ExportError, GateError
 from embedkit.export import folder as folder_module
 from embedkit.export import graph_parts
-from embedkit.export.biases import read_arrays
+from embedkit.export.bias_correction import read_arrays
 from embedkit.export.folder import export_folder
 from embedkit.export.gates import THRESHOLDS
 from embedkit.export.graph_parts import read_head
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import TARGETS
-from embedkit.export.reading import is_early
+from embedkit.export.source_parity import is_early
 from embedkit.modeling.encoder import DenseHead, SentenceEncoder, chain
 from embedkit.modeling.layout import read_activation
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder

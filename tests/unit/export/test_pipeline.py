@@ -11,10 +11,10 @@ from embedkit import __version__
 from embedkit.errors import ExportError, GateError, InputError, ModelError, ModelNotFoundError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export import pipeline
+from embedkit.export.activation_stats import measure_inputs
 from embedkit.export.card import Card
 from embedkit.export.folder import export_folder
 from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS
-from embedkit.export.inputs import measure_inputs
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import TARGETS

@@ -7,9 +7,9 @@ from toy_networks import TEXTS
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import quantize as quantizing
+from embedkit.export.activation_stats import InputStatistics, measure_inputs
 from embedkit.export.gates import PAIR_THRESHOLDS, Candidate
 from embedkit.export.graph import build_graph
-from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products

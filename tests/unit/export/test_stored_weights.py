@@ -3,10 +3,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from embedkit.export.biases import check_weights
+from embedkit.export.activation_stats import measure_inputs
+from embedkit.export.bias_correction import check_weights
 from embedkit.export.gates import THRESHOLDS, verify
 from embedkit.export.graph import build_graph
-from embedkit.export.inputs import measure_inputs
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
 from embedkit.export.writer import FloatArithmetic

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 
 import numpy as np
@@ -84,46 +83,6 @@ def test_encoders_are_those_of_the_space(teachers, path, wrong):
 def test_a_missing_file_is_an_error(teachers, tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"there is no file .*nothing\.npz"):
         JoinedEncoder([TableEncoder(teacher) for teacher in teachers], tmp_path / "nothing.npz")
-
-
-@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
-def test_spread_divides_each_dimension_by_a_power_of_its_deviation(vectors, power):
-    rows = vectors.read(np.arange(ROWS), 0)
-    spread = vectors.space.spread(rows, power)
-    expected = unit_rows(rows / rows.std(axis=0) ** power)
-    np.testing.assert_allclose(spread.join(parts_of(vectors)), expected, atol=1e-5)
-    assert spread.axes.dtype == np.float32
-    assert (spread.fingerprint(["a"]) == vectors.space.fingerprint(["a"])) == (power == 0)
-
-
-@pytest.mark.parametrize("shape", [(4, 6), (7,), (1, 7), (0, 7)])
-def test_spread_needs_different_vectors_of_the_space(vectors, shape):
-    with pytest.raises(InputError, match="rows must be different vectors of 7 dimensions"):
-        vectors.space.spread(np.ones(shape, dtype=np.float32), 0.3)
-
-
-def test_a_matrix_leads_from_one_space_to_another(vectors):
-    rows = vectors.read(np.arange(ROWS), 0)
-    other = dataclasses.replace(vectors.space, axes=vectors.space.axes[:, [4, 0, 2]] * np.float32(3))
-    matrix = vectors.space.change_to(other)
-    assert matrix.shape == (7, 3)
-    assert matrix.dtype == np.float32
-    np.testing.assert_allclose(unit_rows(rows @ matrix), other.join(parts_of(vectors)), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda space: {"weights": space.weights * 2}, "other means or weights"),
-        (lambda space: {"means": tuple(mean + 1 for mean in space.means)}, "other means or weights"),
-        (lambda space: {"means": space.means[:1], "weights": space.weights[:1]}, "other means or weights"),
-        (lambda space: {"axes": np.eye(11, 7, dtype=np.float32)}, "directions that the other one lacks"),
-    ],
-    ids=["weights", "means", "fewer", "axes"],
-)
-def test_no_matrix_leads_to_a_space_of_other_teachers_or_directions(vectors, change, message):
-    with pytest.raises(InputError, match=message):
-        vectors.space.change_to(dataclasses.replace(vectors.space, **change(vectors.space)))
 
 
 @pytest.mark.parametrize("damage", ["cut", "array", "text", "keys", "widths"])

@@ -6,10 +6,10 @@ import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 
-from embedkit.export.biases import add_to_biases, check_weights, measure_shifts
+from embedkit.export.activation_stats import InputStatistics, measure_inputs
+from embedkit.export.bias_correction import add_to_biases, check_weights, measure_shifts
 from embedkit.export.gates import PAIR_THRESHOLDS, Candidate
 from embedkit.export.graph import build_graph
-from embedkit.export.inputs import InputStatistics, measure_inputs
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from embedkit.export.activation_stats import InputStatistics
 from embedkit.export.gates import Gate, rounded
-from embedkit.export.inputs import InputStatistics
 from embedkit.modeling.int4 import INT4_ERROR
 from embedkit.protocols import FloatArray
 

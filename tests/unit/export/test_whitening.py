@@ -1,6 +1,4 @@
-"""Changes of an encoder's embeddings by its head: whitening, and another space of its teachers."""
-
-import dataclasses
+"""Whitening of an encoder's embeddings by its head."""
 
 import numpy as np
 import pytest
@@ -9,10 +7,9 @@ import torch
 from embedkit.errors import ExportError
 from embedkit.export.card import Card
 from embedkit.export.pipeline import export
-from embedkit.export.spread import spread_embeddings
+from embedkit.export.whitening import spread_embeddings
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.joined import JoinedSpace
 
 WORDS = ["the", "a", "cat", "dog", "house", "sea", "walks", "sleeps", "to", "not", "far", "bees", "find", "tea"]
 _DRAWN = np.random.default_rng(3)
@@ -83,61 +80,7 @@ def test_a_bundle_gives_the_spread_embeddings_and_records_it(make_encoder, tmp_p
     assert report.manifest.teacher == {"name": "large", "fingerprint": "f" * 64, "spread": 0.4}
 
 
-@pytest.fixture
-def spaces(tmp_path):
-    """Two spaces of the same teachers, as files, and the card of a student in the first."""
-    generator = np.random.default_rng(0)
-    means = tuple(generator.standard_normal(width).astype(np.float32) for width in (5, 6))
-    axes = np.linalg.qr(generator.standard_normal((11, 8)))[0].astype(np.float32)
-    old = JoinedSpace(name="one + two", means=means, weights=np.array([1.4, 1.0], dtype=np.float32), axes=axes)
-    new = old.spread(generator.standard_normal((50, 8)).astype(np.float32) * np.geomspace(1, 9, 8), 0.5)
-    parts = [letter * 64 for letter in "ab"]
-    joined = {"teachers": [{"name": name, "fingerprint": part} for name, part in zip("ab", parts, strict=True)]}
-    card = Card(teacher={"name": old.name, "fingerprint": old.fingerprint(parts), "joined": joined})
-    paths = tmp_path / "old.npz", tmp_path / "new.npz"
-    for space, path in zip((old, new), paths, strict=True):
-        space.save(path)
-    return paths, card, new.fingerprint(parts)
-
-
-@pytest.mark.parametrize("of_a_student", [False, True])
-def test_students_of_joined_teachers_change_their_space(make_encoder, spaces, tmp_path, of_a_student):
-    encoder = make_encoder(head=8)
-    (old, new), card, fingerprint = spaces
-    expected_teacher = {**card.teacher, "fingerprint": fingerprint}
-    if of_a_student:
-        student = {"name": "student", "fingerprint": "c" * 64}
-        card = Card(teacher={**student, "teacher": card.teacher})
-        expected_teacher = {**student, "teacher": expected_teacher}
-
-    report = export(encoder, tmp_path / "changed.onnx", precision="fp32", card=card, space=(old, new))
-
-    rows = TorchEncoder(encoder).encode(TEXTS)
-    expected = rows @ JoinedSpace.load(old).change_to(JoinedSpace.load(new))
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(Encoder.load(report.path).encode(TEXTS), expected, atol=1e-5)
-    assert np.abs(expected - rows).max() > 0.1
-    assert report.manifest.teacher == expected_teacher
-
-
-def test_only_a_student_in_the_first_space_changes_to_the_second(make_encoder, spaces, tmp_path):
-    (old, new), card, _ = spaces
-    other = dataclasses.replace(JoinedSpace.load(new), weights=np.ones(2, dtype=np.float32))
-    other.save(tmp_path / "other.npz")
-    for known, space, message in [
-        (card, (new, old), "the first space is not that of the model's teachers"),
-        (Card(teacher={"name": "large", "fingerprint": "f" * 64}), (old, new), "the first space is not that of"),
-        (Card(), (old, new), "the first space is not that of the model's teachers"),
-        (card, (old, tmp_path / "other.npz"), "cannot change its space: .*other means or weights"),
-    ]:
-        with pytest.raises(ExportError, match=message) as caught:
-            export(make_encoder(head=8), tmp_path / "x.onnx", precision="fp32", card=known, space=space)
-        assert caught.value.parameters == ("space",)
-    assert not (tmp_path / "x.onnx").exists()
-
-
-@pytest.mark.parametrize("options", [{"calibration": TEXTS, "spread": 0.4}, {"space": ("a", "b")}])
-def test_a_cross_encoder_has_no_embeddings_to_change(make_pair_encoder, tmp_path, options):
+def test_a_cross_encoder_has_no_embeddings_to_change(make_pair_encoder, tmp_path):
     with pytest.raises(ExportError, match="a cross-encoder has none"):
-        export(make_pair_encoder(), tmp_path / "x.onnx", precision="fp32", **options)
+        export(make_pair_encoder(), tmp_path / "x.onnx", precision="fp32", calibration=TEXTS, spread=0.4)
     assert not (tmp_path / "x.onnx").exists()

@@ -11,11 +11,11 @@ from onnx import numpy_helper
 from toys import edit_json
 
 from embedkit.errors import ExportError, ModelError
-from embedkit.export import reading
+from embedkit.export import source_parity
 from embedkit.export.gates import Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import load_source
-from embedkit.export.reading import Origin, check_reading
+from embedkit.export.source_parity import Origin, check_reading
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
@@ -92,7 +92,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: name == "sentence_transformers" or find(name, *rest)
     )
-    monkeypatch.setattr(reading, "_version", lambda package: f"{package} 6")
+    monkeypatch.setattr(source_parity, "_version", lambda package: f"{package} 6")
 
 
 class Library:
@@ -177,7 +177,7 @@ def test_texts_that_an_early_library_changes_are_not_compared_with_it(folder, mo
     monkeypatch.setitem(sys.modules, "sentence_transformers", EarlyLibrary(model))
     assert not check(model, folder).passed
 
-    monkeypatch.setattr(reading, "_version", lambda package: f"{package} 5.2.3")
+    monkeypatch.setattr(source_parity, "_version", lambda package: f"{package} 5.2.3")
     assert check(model, folder).passed
 
 
