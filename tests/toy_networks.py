@@ -16,7 +16,7 @@ from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
-from embedkit.runtime.native_network import native_instructions
+from embedkit.runtime.kernel_backend import native_instructions
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 TEXTS = ["the cat is asleep", "a good dog", "where is the train to the city today", "my mother drives to the sea"]

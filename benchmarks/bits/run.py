@@ -22,8 +22,8 @@ from embedkit.evaluation.machine import processor_name
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.find import bundled_names, find_model
+from embedkit.runtime.kernel_backend import native_instructions
 from embedkit.runtime.manifest import Golden
-from embedkit.runtime.native_network import native_instructions
 from embedkit.runtime.numerics import digest_of
 
 HERE = Path(__file__).parent

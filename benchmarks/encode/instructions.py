@@ -35,7 +35,7 @@ from run import HERE, Peer, describe, prepare, read_texts, take_turns
 from embedkit import Encoder
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.native_network import native_instructions
+from embedkit.runtime.kernel_backend import native_instructions
 
 sys.path.insert(0, str(HERE.parents[1]))
 from build_kernels import machine_flags

@@ -21,8 +21,8 @@ from typing import Any
 from run import ONE, read_texts
 
 from embedkit import Encoder
-from embedkit.runtime.native_network import NATIVE
-from embedkit.runtime.session import CPU
+from embedkit.runtime.kernel_backend import NATIVE
+from embedkit.runtime.onnx_backend import CPU
 
 BUDGETS = (128, 256, 512, 1024, 2048, 4096)  # tokens of a batch
 ONE_CALLS = 300

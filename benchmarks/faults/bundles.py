@@ -28,7 +28,7 @@ from embedkit import CrossEncoder, Encoder
 from embedkit.errors import EmbedkitError
 from embedkit.runtime import bundle as format_
 from embedkit.runtime.find import find_model
-from embedkit.runtime.native_network import NATIVE
+from embedkit.runtime.kernel_backend import NATIVE
 from embedkit.runtime.wire import read_fields
 
 ROUNDS_PER_PROCESS = 250

@@ -87,7 +87,7 @@ def _examine_runtime(problems: list[str]) -> Report:
     if len(distributions) > 1:
         problems.append(explain_missing_onnxruntime())
     try:
-        from embedkit.runtime.session import available_providers
+        from embedkit.runtime.onnx_backend import available_providers
 
         providers = available_providers()
     except EmbedkitError as error:
@@ -99,7 +99,7 @@ def _examine_runtime(problems: list[str]) -> Report:
 
 def _instructions(problems: list[str]) -> dict[str, Any]:
     """The instruction set that the kernel of graphs runs on, and all that it could run on here."""
-    from embedkit.runtime.native_network import choose_instructions, native_instructions
+    from embedkit.runtime.kernel_backend import choose_instructions, native_instructions
 
     names = list(native_instructions())
     try:

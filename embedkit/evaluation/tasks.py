@@ -18,8 +18,8 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, PromptingEncoder, TextEncoder
 from embedkit.records import HubDataset
 from embedkit.runtime.arguments import check_flag
+from embedkit.runtime.batching import embed_chunks
 from embedkit.runtime.cross_encoder import CrossEncoder
-from embedkit.runtime.engine import embed_parts
 
 _TEXTS_PER_CALL = 4096
 """Texts or pairs per call: enough for a model to sort by length within a call, few enough to show progress."""
@@ -91,7 +91,7 @@ def _has_prompts(encoder: TextEncoder) -> bool:
 
 def _encode(encoder: TextEncoder, role: Role | None, texts: list[str]) -> Iterator[FloatArray]:
     if role is None or not isinstance(encoder, PromptingEncoder):
-        yield from embed_parts(encoder, texts)
+        yield from embed_chunks(encoder, texts)
         return
     encode = encoder.encode_query if role == "query" else encoder.encode_document
     for start in range(0, len(texts), _TEXTS_PER_CALL):

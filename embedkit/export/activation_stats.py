@@ -15,7 +15,7 @@ from embedkit.export.writer import FloatArithmetic, GraphWriter
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
-from embedkit.runtime.session import Session
+from embedkit.runtime.onnx_backend import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,9 @@ from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.find import find_bundle
 from embedkit.runtime.folders import pooling_modes
 from embedkit.runtime.manifest import Manifest, describe_figures
+from embedkit.runtime.onnx_backend import Session
 from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.sentence_transformers import pool
-from embedkit.runtime.session import Session
 from embedkit.runtime.tokenization import Tokenizer
 
 _SMALLEST_COSINE = 0.999

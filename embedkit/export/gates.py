@@ -49,9 +49,9 @@ from embedkit.modeling.static import STATIC
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.protocols import FloatArray
-from embedkit.runtime.engine import token_batches
-from embedkit.runtime.native_network import NativeNetwork
-from embedkit.runtime.session import Session, write_optimized
+from embedkit.runtime.batching import batch_by_length
+from embedkit.runtime.kernel_backend import KernelBackend
+from embedkit.runtime.onnx_backend import Session, write_optimized
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
 from embedkit.runtime.wire import expose_logits
 
@@ -143,7 +143,7 @@ def verify(
     size, most = len(content), thresholds.graph_bytes
     figures = {"graph_bytes": size, "graph_bytes_allowed": most}
     gates = [parity, operators, ranking, invariance, Gate("size", most is None or size <= most, figures)]
-    network = NativeNetwork.find(content, pairs=measure.pairs)
+    network = KernelBackend.find(content, pairs=measure.pairs)
     if network is not None:
         measured = measure.gates(NativeCandidate(network, model.tokenizer), invariance=0.0)
         figures_of_gates = {gate.name: dict(gate.figures) for gate in measured}
@@ -466,7 +466,7 @@ class Candidate:
     def run(self, items: Sequence[Any], /) -> FloatArray:
         """Embed texts, ``(N, D) float32, unit rows``, or score pairs, ``(N,) float32``."""
         tokens = self.tokenizer.tokenize(items)
-        batches = list(token_batches(tokens.lengths, most_tokens=_TOKENS_PER_BATCH))
+        batches = list(batch_by_length(tokens.lengths, most_tokens=_TOKENS_PER_BATCH))
         rows = np.concatenate([self.run_batch(tokens.choose(batch)) for batch in batches])
         return rows[np.argsort(np.concatenate(batches))]
 
@@ -482,7 +482,7 @@ class Candidate:
 class NativeCandidate(Candidate):
     """The same, run by embedkit's own kernel."""
 
-    def __init__(self, network: NativeNetwork, tokenizer: Tokenizer | PairTokenizer) -> None:
+    def __init__(self, network: KernelBackend, tokenizer: Tokenizer | PairTokenizer) -> None:
         self.tokenizer = tokenizer
         self._network = network
 

@@ -45,8 +45,8 @@ from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_bundle, find_folder
 from embedkit.runtime.folders import check_similarity, read_layout
+from embedkit.runtime.kernel_backend import KernelBackend
 from embedkit.runtime.manifest import Golden, Manifest, describe_figures
-from embedkit.runtime.native_network import NativeNetwork
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Ranges
 from embedkit.runtime.tokenization import check_items
@@ -446,7 +446,7 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
     tolerance = max(tolerance, *(2 * float(np.abs(rows - expected).max()) for rows in (values, alone)))
     types = None if tokens.type_ids is None else list(tokens.type_ids)
     # The bits that embedkit's kernel gives are the same on every machine, if it can run the network.
-    network = NativeNetwork.find(content, pairs=isinstance(model, PairEncoder))
+    network = KernelBackend.find(content, pairs=isinstance(model, PairEncoder))
     digests = {} if network is None else {network.numerics: digest_of(network.run(tokens))}
     return Golden(items, list(tokens.ids), values, tolerance, types, digests)
 

@@ -18,8 +18,9 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pretrained import evaluating
 from embedkit.protocols import FloatArray
+from embedkit.runtime.batching import batch_by_length
 from embedkit.runtime.cross_encoder import sigmoid
-from embedkit.runtime.engine import Role, token_batches, with_prompt
+from embedkit.runtime.options import Role, with_prompt
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 
 PRECISIONS = ("fp32", "bf16")
@@ -66,7 +67,7 @@ class _Wrapper(Generic[Model]):
         device = self.model.device
         budget = _TOKENS_PER_BATCH if device.type == "cpu" else _GPU_TOKENS_PER_BATCH
         with evaluating(self.model), torch.inference_mode():
-            for chosen in token_batches(tokens.lengths, most_tokens=budget):
+            for chosen in batch_by_length(tokens.lengths, most_tokens=budget):
                 batch = tokens.batch(chosen, self.model.tokenizer.pad_id)
                 inputs = (torch.from_numpy(values).to(device) for values in self._inputs(batch))
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NotRequired, TypedDict, cast, get_args, overload
+from typing import Any, NotRequired, TypedDict, Unpack, cast, get_args, overload
 
 import numpy as np
 
@@ -12,16 +12,15 @@ from embedkit.errors import ModelError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_choice, check_count, check_flag, check_iterable, check_text
+from embedkit.runtime.batching import BatchRunner
 from embedkit.runtime.bundle import Bundle
-from embedkit.runtime.engine import Engine, OnLong, Plan
+from embedkit.runtime.kernel_backend import KernelBackend
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Model
-from embedkit.runtime.native_network import NativeNetwork
+from embedkit.runtime.options import Activation, PredictCall, PredictOptions, check_run_options
 from embedkit.runtime.sentence_transformers import FolderModel
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens, check_items
 from embedkit.runtime.wire import expose_logits
-
-Activation = Literal["sigmoid", "identity"]
 
 _BUNDLE_OUTPUTS = ("score",)
 _FOLDER_OUTPUTS = ("logits",)
@@ -38,7 +37,7 @@ class RankedDocument(TypedDict):
     text: NotRequired[str]
 
 
-class CrossEncoder(Model[PairTokenizer]):
+class CrossEncoder(Model[PairTokenizer, PredictCall]):
     """A cross-encoder on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
 
     Both texts of a pair pass through the network together, so nothing can be precomputed: use it to re-rank a few
@@ -65,35 +64,13 @@ class CrossEncoder(Model[PairTokenizer]):
         return cast(Activation, self._manifest.activation or "sigmoid")
 
     @overload
-    def predict(
-        self,
-        pairs: tuple[str, str],
-        *,
-        batch_size: int | None = ...,
-        show_progress_bar: bool | None = ...,
-        activation_fn: Activation | None = ...,
-        on_overflow: OnLong = ...,
-    ) -> np.float32: ...
+    def predict(self, pairs: tuple[str, str], **options: Unpack[PredictOptions]) -> np.float32: ...
 
     @overload
-    def predict(
-        self,
-        pairs: Iterable[tuple[str, str]],
-        *,
-        batch_size: int | None = ...,
-        show_progress_bar: bool | None = ...,
-        activation_fn: Activation | None = ...,
-        on_overflow: OnLong = ...,
-    ) -> FloatArray: ...
+    def predict(self, pairs: Iterable[tuple[str, str]], **options: Unpack[PredictOptions]) -> FloatArray: ...
 
     def predict(
-        self,
-        pairs: tuple[str, str] | Iterable[tuple[str, str]],
-        *,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
-        activation_fn: Activation | None = None,
-        on_overflow: OnLong = "truncate",
+        self, pairs: tuple[str, str] | Iterable[tuple[str, str]], **options: Unpack[PredictOptions]
     ) -> FloatArray | np.float32:
         """Score pairs of texts.
 
@@ -114,24 +91,30 @@ class CrossEncoder(Model[PairTokenizer]):
             InputError: an item is not a pair of texts (names its position), or an argument is invalid.
             TextOverflowError: a pair is too long and ``on_overflow="error"``.
         """
-        plan = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
-        engine = self._choose_engine(activation_fn)
+        call = self._check_options(options, "predict")
         is_alone = _is_pair(pairs)
-        scores = self._score(engine, [pairs] if is_alone else list(check_iterable(pairs, "pairs")), plan)
+        scores = self._score([pairs] if is_alone else list(check_iterable(pairs, "pairs")), call)
         return cast(np.float32, scores[0]) if is_alone else scores
 
-    def _score(self, engine: Engine, pairs: list[Any], plan: Plan) -> FloatArray:
+    def _score(self, pairs: list[Any], call: PredictCall) -> FloatArray:
         """Score pairs: ``(N,) float32``."""
-
-        def run_part(part: list[Any], first: int, progress: Progress) -> tuple[FloatArray, int]:
-            if plan.windows:
-                scores = self._best_of_windows(engine, part, first, plan)
-                progress.advance(len(part))
-                return scores, 0
-            return engine.part(part, first, self._tokenizer.tokenize, plan, progress)
-
-        chunks = list(engine.stream(pairs, run_part, plan, len(pairs)))
+        chunks = list(self._results(pairs, call, len(pairs), call.unit))
         return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.float32)
+
+    def _run_chunk(
+        self, chunk: list[Any], first: int, call: PredictCall, progress: Progress | None = None
+    ) -> tuple[FloatArray, int]:
+        runner = self._runner_for(call.activation)
+        if call.on_overflow == "windows":
+            tokens, starts = self._tokenizer.tokenize_windows(chunk, first=first)
+            scores: FloatArray = np.maximum.reduceat(runner.run(tokens, call.batch_size), starts)
+            if progress:
+                progress.advance(len(chunk))
+            return scores, 0
+        tokens = self._tokenizer.tokenize(chunk, first=first)
+        if tokens.overflowing and call.on_overflow == "error":
+            raise self._overflow_error(tokens.overflowing, first, call.unit)
+        return runner.run(tokens, call.batch_size, progress), tokens.truncated
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokens:
         """Tokenize pairs, the first half of :meth:`predict`, for example to estimate the cost of scoring.
@@ -147,7 +130,7 @@ class CrossEncoder(Model[PairTokenizer]):
 
     def predict_tokens(self, tokens: Tokens, activation_fn: Activation | None = None) -> FloatArray:
         """Score the result of :meth:`tokenize`, with the activation of :meth:`predict`: ``(N,) float32``."""
-        return self._choose_engine(activation_fn).run(tokens)
+        return self._runner_for(self._check_activation(activation_fn)).run(tokens)
 
     def rank(
         self,
@@ -155,11 +138,7 @@ class CrossEncoder(Model[PairTokenizer]):
         documents: Iterable[str],
         top_k: int | None = None,
         return_documents: bool = True,  # noqa: FBT001, FBT002 - in this place, as in sentence-transformers
-        *,
-        batch_size: int | None = None,
-        show_progress_bar: bool | None = None,
-        activation_fn: Activation | None = None,
-        on_overflow: OnLong = "truncate",
+        **options: Unpack[PredictOptions],
     ) -> list[RankedDocument]:
         """Order documents by their score with a query, best first.
 
@@ -169,10 +148,7 @@ class CrossEncoder(Model[PairTokenizer]):
             top_k: number of documents to return, all if None.
             return_documents: whether to include the texts in the result; sentence-transformers omits them by
                 default.
-            batch_size: as in :meth:`predict`.
-            show_progress_bar: as in :meth:`predict`.
-            activation_fn: as in :meth:`predict`.
-            on_overflow: as in :meth:`predict`.
+            options: the keyword arguments of :meth:`predict`.
 
         Returns:
             ``{"corpus_id": ..., "score": ..., "text": ...}`` for each document; ties keep the original order.
@@ -183,15 +159,9 @@ class CrossEncoder(Model[PairTokenizer]):
         """
         best_of, returns_texts = check_count(top_k, "top_k"), check_flag(return_documents, "return_documents")
         check_text(query, "query")
-        plan = Plan.choose(
-            batch_size=batch_size,
-            on_overflow=on_overflow,
-            show_progress_bar=show_progress_bar,
-            unit="documents",
-        )
-        engine = self._choose_engine(activation_fn)
+        call = self._check_options(options, "rank", unit="documents")
         listed = check_items(list(check_iterable(documents, "documents")), name="documents")
-        scores = self._score(engine, [(query, document) for document in listed], plan)
+        scores = self._score([(query, document) for document in listed], call)
         best = np.argsort(-scores, kind="stable")[:best_of].tolist()
         ranked = [RankedDocument(corpus_id=row, score=float(scores[row]), text=listed[row]) for row in best]
         if not returns_texts:
@@ -199,26 +169,32 @@ class CrossEncoder(Model[PairTokenizer]):
                 del document["text"]
         return ranked
 
-    def _shape(self, width: int | None) -> tuple[int, ...]:  # noqa: ARG002 - a score has none
+    def _check_shape(self, width: int | None) -> tuple[int, ...]:  # noqa: ARG002 - a score has none
         return ()
 
-    def _choose_engine(self, activation: Activation | None) -> Engine:
+    def _check_options(self, options: PredictOptions, caller: str, *, unit: str = "pairs") -> PredictCall:
+        run_options = check_run_options(options, PredictOptions, caller)
+        return PredictCall(
+            activation=self._check_activation(options.get("activation_fn")), unit=unit, **run_options
+        )
+
+    def _check_activation(self, activation: Activation | None) -> str:
+        """Return the activation of a call, whose logits the model can give."""
         chosen = self.activation_fn if activation is None else activation
         check_choice(chosen, get_args(Activation), "activation_fn")
-        return self._engine if chosen == "sigmoid" else self._logits
+        self._runner_for(chosen)
+        return chosen
+
+    def _runner_for(self, activation: str) -> BatchRunner:
+        return self._runner if activation == "sigmoid" else self._logits
 
     @functools.cached_property
-    def _logits(self) -> Engine:
-        if isinstance(self._network, NativeNetwork):
-            return self._make_engine(self._network.with_logits())
+    def _logits(self) -> BatchRunner:
+        if isinstance(self._backend, KernelBackend):
+            return self._make_runner(self._backend.with_logits())
         if self._is_bundle and self._logit_name is None:
             raise ModelError(f"{self.name} has no logits: its graph does not end in a sigmoid")
-        return self._make_engine(self._network.reading(self._logit_name, lambda rows, _: _logits_of(rows)))
-
-    def _best_of_windows(self, engine: Engine, pairs: list[Any], first: int, plan: Plan) -> FloatArray:
-        tokens, starts = self._tokenizer.tokenize_windows(pairs, first=first)
-        scores: FloatArray = np.maximum.reduceat(engine.run(tokens, plan.batch_size), starts)
-        return scores
+        return self._make_runner(self._backend.reading(self._logit_name, lambda rows, _: _logits_of(rows)))
 
     def _graph(self, model: Bundle | FolderModel) -> bytes:
         if not isinstance(model, Bundle):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Unpack, get_args
 
@@ -25,9 +24,9 @@ from embedkit.runtime.arguments import (
     check_whole,
 )
 from embedkit.runtime.bundle import Bundle
-from embedkit.runtime.engine import EncodeOptions, OnLong, Plan, Role, tell_truncated, with_prompt
 from embedkit.runtime.manifest import Manifest
-from embedkit.runtime.model import Model
+from embedkit.runtime.model import Model, log_truncation
+from embedkit.runtime.options import EncodeCall, EncodeOptions, Role, check_run_options, with_prompt
 from embedkit.runtime.packing import Packing, Precision, Ranges, unit_rows
 from embedkit.runtime.pool import EncoderPool
 from embedkit.runtime.sentence_transformers import FolderModel, pool
@@ -42,16 +41,7 @@ _BUNDLE_OUTPUTS = ("sentence_embedding",)
 _FOLDER_OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The validated options of one call."""
-
-    prompt: str
-    packing: Packing
-    engine: Plan
-
-
-class Encoder(Model[Tokenizer]):
+class Encoder(Model[Tokenizer, EncodeCall]):
     """A sentence encoder on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
 
     Texts longer than ``max_length`` tokens are truncated. Each call counts them and logs one warning to the logger
@@ -68,8 +58,8 @@ class Encoder(Model[Tokenizer]):
     _unit = "texts"
     _label = "encode"
     _tokenizer_class = Tokenizer
-    _told_unknown = False
-    _unread = _read = 0  # unknown tokens, and all tokens, of the texts so far
+    _warned_of_unknown = False
+    _unknown = _total = 0  # unknown tokens, and all tokens, of the texts so far
 
     @property
     def dimension(self) -> int:
@@ -79,19 +69,7 @@ class Encoder(Model[Tokenizer]):
     def __repr__(self) -> str:
         return f"Encoder(name={self.name!r}, dimension={self.dimension}, max_length={self.max_length})"
 
-    def encode(
-        self,
-        texts: str | Iterable[str],
-        *,
-        batch_size: int | None = None,
-        normalize_embeddings: bool = True,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        truncate_dim: int | None = None,
-        precision: Precision = "float32",
-        show_progress_bar: bool | None = None,
-        on_overflow: OnLong = "truncate",
-    ) -> npt.NDArray[Any]:
+    def encode(self, texts: str | Iterable[str], **options: Unpack[EncodeOptions]) -> npt.NDArray[Any]:
         """Encode texts.
 
         Args:
@@ -120,34 +98,22 @@ class Encoder(Model[Tokenizer]):
             InputError: an item is not a text (names its position), or an argument is invalid for the model.
             TextOverflowError: a text is too long and ``on_overflow="error"``.
         """
-        plan = self._plan(
-            batch_size=batch_size,
-            normalize_embeddings=normalize_embeddings,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            truncate_dim=truncate_dim,
-            precision=precision,
-            show_progress_bar=show_progress_bar,
-            on_overflow=on_overflow,
-        )
+        call = self._check_options(options, "encode")
         if isinstance(texts, np.ndarray) and texts.ndim == 0:  # one text in an array
             texts = texts.item()
         if isinstance(texts, str):
-            rows, truncated = self._run_part([texts], 0, plan=plan)
-            tell_truncated(truncated, 1, unit=self._unit, max_length=self.max_length)
-            return np.asarray(plan.packing.apply(rows)[0])
+            rows, truncated = self._run_chunk([texts], 0, call)
+            log_truncation(truncated, 1, unit=self._unit, max_length=self.max_length)
+            return np.asarray(rows[0])
         listed = list(check_iterable(texts))
-        parts = self._stream(listed, plan, total=len(listed))
-        part: npt.NDArray[Any] | None = next(parts, None)
-        if part is not None and len(part) == len(listed):  # usually a single chunk, which need not be copied
-            parts.close()
-            return part
-        embeddings = np.empty((len(listed), plan.packing.width), dtype=plan.packing.dtype)
+        embeddings = np.empty((len(listed), call.packing.width), dtype=call.packing.dtype)
         done = 0
-        while part is not None:
-            embeddings[done : done + len(part)] = part
-            done += len(part)
-            part = next(parts, None)
+        with contextlib.closing(self._results(listed, call, len(listed))) as results:
+            for rows in results:
+                if len(rows) == len(listed):  # usually a single chunk, which need not be copied
+                    return rows
+                embeddings[done : done + len(rows)] = rows
+                done += len(rows)
         return embeddings
 
     def encode_batches(self, texts: Iterable[str], **options: Unpack[EncodeOptions]) -> Iterator[npt.NDArray[Any]]:
@@ -165,9 +131,9 @@ class Encoder(Model[Tokenizer]):
             InputError: as :meth:`encode`; immediately for an argument, and with its chunk for a text.
             TextOverflowError: as :meth:`encode`, when its chunk is reached.
         """
-        return self._stream(check_iterable(texts), self._plan(**options))
+        return self._results(check_iterable(texts), self._check_options(options, "encode_batches"))
 
-    def encode_part(
+    def encode_chunk(
         self, texts: Sequence[str], first: int, **options: Unpack[EncodeOptions]
     ) -> tuple[npt.NDArray[Any], int]:
         """Encode at most one chunk of :meth:`encode_batches`, for callers that distribute chunks.
@@ -183,9 +149,8 @@ class Encoder(Model[Tokenizer]):
         Raises:
             InputError, TextOverflowError: as :meth:`encode`.
         """
-        plan, first = self._plan(**options), check_whole(first, "first", least=0)
-        rows, truncated = self._run_part(list(check_iterable(texts)), first, plan=plan)
-        return plan.packing.apply(rows), truncated
+        call, first = self._check_options(options, "encode_chunk"), check_whole(first, "first", least=0)
+        return self._run_chunk(list(check_iterable(texts)), first, call)
 
     def pool(self, processes: int | None = None, *, threads: int | None = None) -> EncoderPool:
         """Start processes that encode with identical results, for machines with many processors.
@@ -255,7 +220,7 @@ class Encoder(Model[Tokenizer]):
     @property
     def unknown_so_far(self) -> float:
         """Share of unknown tokens, as :meth:`unknown_share`, among all tokens so far; 0 before the first text."""
-        return self._unread / self._read if self._read else 0.0
+        return self._unknown / self._total if self._total else 0.0
 
     def token_spans(
         self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
@@ -338,7 +303,7 @@ class Encoder(Model[Tokenizer]):
 
     def encode_tokens(self, tokens: Tokens) -> FloatArray:
         """Encode the result of :meth:`tokenize`: ``(N, D) float32, unit rows``."""
-        return self._plan().packing.apply(self._engine.run(tokens))
+        return self._default_call.packing.apply(self._runner.run(tokens))
 
     def pack(
         self, embeddings: FloatArray, precision: Precision, *, truncate_dim: int | None = None
@@ -353,10 +318,11 @@ class Encoder(Model[Tokenizer]):
         Raises:
             InputError: these are no embeddings of this model, or it does not support the precision or dimension.
         """
-        plan, rows = self._plan(precision=precision, truncate_dim=truncate_dim), _as_rows(embeddings, "embeddings")
+        options: EncodeOptions = {"precision": precision, "truncate_dim": truncate_dim}
+        call, rows = self._check_options(options, "pack"), _as_rows(embeddings, "embeddings")
         if rows.shape[1] != self.dimension:
             raise InputError(f"embeddings must have {self.dimension} dimensions, not {rows.shape[1]}")
-        return plan.packing.apply(rows)
+        return call.packing.apply(rows)
 
     def similarity(self, a: npt.ArrayLike, b: npt.ArrayLike) -> FloatArray:
         """Compute the cosine of every embedding in ``a`` with every one in ``b``.
@@ -376,7 +342,8 @@ class Encoder(Model[Tokenizer]):
             return np.empty((len(rows), len(columns)), dtype=np.float32)
         if rows.shape[1] != columns.shape[1]:
             raise InputError(f"a has {rows.shape[1]} dimensions and b has {columns.shape[1]}")
-        return unit_rows(rows) @ unit_rows(columns).T
+        cosines: FloatArray = unit_rows(rows) @ unit_rows(columns).T
+        return np.clip(cosines, -1, 1, out=cosines)  # rounding exceeds 1
 
     @cached_property
     def _spans(self) -> TokenSpans:
@@ -387,7 +354,7 @@ class Encoder(Model[Tokenizer]):
         written = self._manifest.ranges
         return Ranges.from_text(written, self.dimension) if written else None
 
-    def _shape(self, width: int | None) -> tuple[int, ...]:
+    def _check_shape(self, width: int | None) -> tuple[int, ...]:
         if width not in (None, self.dimension):
             raise ModelError(f"the graph gives {width} dimensions, not {self.dimension} as it declares")
         return (self.dimension,)
@@ -396,28 +363,24 @@ class Encoder(Model[Tokenizer]):
         is_whole = isinstance(model, Bundle) or model.has_head
         return _BUNDLE_OUTPUTS if is_whole else _FOLDER_OUTPUTS
 
-    def _plan(
-        self,
-        *,
-        batch_size: int | None = None,
-        normalize_embeddings: bool = True,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        truncate_dim: int | None = None,
-        precision: Precision = "float32",
-        show_progress_bar: bool | None = None,
-        on_overflow: OnLong = "truncate",
-    ) -> _Plan:
-        engine = Plan.choose(batch_size=batch_size, on_overflow=on_overflow, show_progress_bar=show_progress_bar)
+    @cached_property
+    def _default_call(self) -> EncodeCall:
+        return self._check_options({"batch_size": None}, "encode")
+
+    def _check_options(self, options: EncodeOptions, caller: str) -> EncodeCall:
+        if not options:
+            return self._default_call
+        run_options = check_run_options(options, EncodeOptions, caller)
         packing = Packing.choose(
             self.dimension,
-            truncate_dim=truncate_dim,
+            truncate_dim=options.get("truncate_dim"),
             unit=self._manifest.normalize,
-            normalize=normalize_embeddings,
-            precision=precision,
+            normalize=options.get("normalize_embeddings", True),
+            precision=options.get("precision", "float32"),
             ranges=self._ranges,
         )
-        return _Plan(self._choose_prompt(prompt_name, prompt), packing, engine)
+        prompt = self._choose_prompt(options.get("prompt_name"), options.get("prompt"))
+        return EncodeCall(prompt=prompt, packing=packing, **run_options)
 
     def _prompt_of(self, role: Role | None, prompt_name: str | None) -> str:
         options: EncodeOptions = {"prompt_name": prompt_name}
@@ -438,42 +401,35 @@ class Encoder(Model[Tokenizer]):
             raise InputError(f"{self.name} has no prompt {prompt_name!r}; it has {known}")
         return self._manifest.prompts[prompt_name]
 
-    def _stream(self, texts: Iterable[str], plan: _Plan, total: int | None = None) -> Generator[npt.NDArray[Any]]:
-        run_part = functools.partial(self._run_part, plan=plan)
-        with contextlib.closing(self._engine.stream(texts, run_part, plan.engine, total)) as stream:
-            for rows in stream:
-                yield plan.packing.apply(rows)
-
-    def _run_part(
-        self, texts: list[Any], first: int, progress: Progress | None = None, *, plan: _Plan
-    ) -> tuple[FloatArray, int]:
-        """Encode one chunk: ``(n, D)``, not packed, and the number of truncated texts."""
-        tokenize = self._tokenize_with(plan.prompt)
-        if not plan.engine.windows:
-            return self._engine.part(texts, first, tokenize, plan.engine, progress)
-        tokens, size = tokenize(texts, first), plan.engine.batch_size
-        if not tokens.overflowing:
-            return self._engine.run(tokens, size, progress), 0
-        short = np.setdiff1d(np.arange(len(texts)), tokens.overflowing)
-        rows = np.empty((len(texts), self.dimension), dtype=np.float32)
+    def _run_chunk(
+        self, chunk: list[Any], first: int, call: EncodeCall, progress: Progress | None = None
+    ) -> tuple[npt.NDArray[Any], int]:
+        tokens = self._tokenize(chunk, first, call.prompt)
+        long = tokens.overflowing
+        if not long or call.on_overflow == "truncate":
+            return call.packing.apply(self._runner.run(tokens, call.batch_size, progress)), len(long)
+        if call.on_overflow == "error":
+            raise self._overflow_error(long, first, self._unit)
+        short = np.setdiff1d(np.arange(len(chunk)), long)
+        rows = np.empty((len(chunk), self.dimension), dtype=np.float32)
         if len(short):
-            rows[short] = self._engine.run(tokens.choose(short), size, progress)
-        rows[tokens.overflowing] = self._mean_of_windows([texts[row] for row in tokens.overflowing], plan)
+            rows[short] = self._runner.run(tokens.choose(short), call.batch_size, progress)
+        rows[long] = self._mean_of_windows([chunk[row] for row in long], call)
         if progress:
-            progress.advance(tokens.truncated)
-        return rows, 0
+            progress.advance(len(long))
+        return call.packing.apply(rows), 0
 
-    def _mean_of_windows(self, texts: list[str], plan: _Plan) -> FloatArray:
+    def _mean_of_windows(self, texts: list[str], call: EncodeCall) -> FloatArray:
         """Encode long texts as the means of their windows, weighted by their tokens: ``(n, D)``, not packed."""
-        room = self._room(plan.prompt)
-        spans_of_texts = [self._windows(text, plan.prompt, room, 0) for text in texts]
+        room = self._room(call.prompt)
+        spans_of_texts = [self._windows(text, call.prompt, room, 0) for text in texts]
         pieces = [
             text[start:stop] for text, spans in zip(texts, spans_of_texts, strict=True) for start, stop in spans
         ]
-        windows = self._tokenize_with(plan.prompt)(pieces, 0)
+        windows = self._tokenize(pieces, 0, call.prompt)
         weights = (windows.lengths - (self.max_length - room)).clip(min=1).astype(np.float32)[:, np.newaxis]
         starts = np.cumsum([0, *map(len, spans_of_texts)])[:-1]
-        weighted = self._engine.run(windows, plan.engine.batch_size) * weights
+        weighted = self._runner.run(windows, call.batch_size) * weights
         means: FloatArray = np.add.reduceat(weighted, starts)
         means /= np.add.reduceat(weights, starts)
         return unit_rows(means) if self._manifest.normalize else means
@@ -508,13 +464,10 @@ class Encoder(Model[Tokenizer]):
         ]
         return find_windows(text, spans, size, overlap, fits=fits)
 
-    def _tokenize_with(self, prompt: str) -> Callable[[list[Any], int], Tokens]:
-        def tokenize(chunk: list[Any], first: int) -> Tokens:
-            tokens = self._tokenizer.tokenize(chunk, prompt=prompt, first=first, threads=self._threads)
-            self._tell_unknown(tokens)
-            return tokens
-
-        return tokenize
+    def _tokenize(self, texts: list[Any], first: int, prompt: str) -> Tokens:
+        tokens = self._tokenizer.tokenize(texts, prompt=prompt, first=first, threads=self._threads)
+        self._count_unknown(tokens)
+        return tokens
 
     def _unknown_share(self, tokens: Tokens) -> FloatArray:
         unknown, special = self._tokenizer.unknown_id, self._tokenizer.special_ids
@@ -522,20 +475,20 @@ class Encoder(Model[Tokenizer]):
             return np.zeros(len(tokens.ids), dtype=np.float32)
         return tokens.share(unknown, without=special - {unknown})
 
-    def _tell_unknown(self, tokens: Tokens) -> None:
+    def _count_unknown(self, tokens: Tokens) -> None:
         """Count unknown tokens; log one line, once for each encoder, if most of these are."""
         unknown = self._tokenizer.unknown_id
         if unknown is None:
             return
         ids = TokenIds.of(tokens.ids)
         count = int(np.count_nonzero(ids.flat == unknown))
-        self._unread += count
-        self._read += len(ids.flat) - len(ids) * self._frame
-        if self._told_unknown or count <= _MOSTLY * len(ids):
+        self._unknown += count
+        self._total += len(ids.flat) - len(ids) * self._special_count
+        if self._warned_of_unknown or count <= _MOSTLY * len(ids):
             return  # too few for a mean share above this, and quickly counted
         share = float(self._unknown_share(tokens).mean())
         if share > _MOSTLY:
-            self._told_unknown = True
+            self._warned_of_unknown = True
             logger.warning(
                 "%s does not know %.0f %% of the tokens of %d texts, so their embeddings say little; use a model "
                 "for their language (logged once)",
@@ -545,7 +498,7 @@ class Encoder(Model[Tokenizer]):
             )
 
     @functools.cached_property
-    def _frame(self) -> int:
+    def _special_count(self) -> int:
         """Number of special tokens in a text."""
         return len(self._tokenizer.tokenize([""]).ids[0])
 

@@ -1,25 +1,32 @@
-"""What encoders and cross-encoders have in common: loading, the network and its engine, identity, copies."""
+"""What encoders and cross-encoders have in common: loading, the loop of a call, identity, copies."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypedDict, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from embedkit.atomic import expanded
-from embedkit.errors import InputError, ModelError, shown
+from embedkit.errors import InputError, ModelError, TextOverflowError, shown
+from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_names
+from embedkit.runtime.batching import BatchRunner, read_chunks
 from embedkit.runtime.bundle import Bundle, read_bundle
-from embedkit.runtime.engine import Engine, Verification
 from embedkit.runtime.find import find_model
 from embedkit.runtime.folders import read_json
+from embedkit.runtime.kernel_backend import KernelBackend
 from embedkit.runtime.manifest import Manifest
-from embedkit.runtime.native_network import NativeNetwork
+from embedkit.runtime.numerics import digest_of
+from embedkit.runtime.options import CallOptions
 from embedkit.runtime.sentence_transformers import (
     DEFAULT_FILE,
     FolderModel,
@@ -30,9 +37,14 @@ from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer, 
 from embedkit.threads import available_threads
 
 if TYPE_CHECKING:
-    from embedkit.runtime.session import PaddedNetwork
+    from embedkit.runtime.onnx_backend import OnnxBackend
+
+logger = logging.getLogger("embedkit")
 
 AnyTokenizer = TypeVar("AnyTokenizer", Tokenizer, PairTokenizer)
+AnyCall = TypeVar("AnyCall", bound=CallOptions)
+
+_POSITIONS_NAMED = 5
 
 
 class Origin(NamedTuple):
@@ -42,7 +54,24 @@ class Origin(NamedTuple):
     options: Mapping[str, Any]
 
 
-class Model(ABC, Generic[AnyTokenizer]):
+class Verification(TypedDict):
+    """Result of running the golden texts of a bundle on this machine.
+
+    ``texts`` golden texts (pairs for a cross-encoder) were run; ``same_tokens`` is whether their tokens agree.
+    The largest absolute ``difference`` of a value may be ``tolerance``. ``same_bits`` is whether values have the
+    bits that the bundle records for the arithmetic in use, or None if it records none. ``passed`` is whether all
+    of this is as required.
+    """
+
+    passed: bool
+    texts: int
+    same_tokens: bool
+    same_bits: bool | None
+    difference: float
+    tolerance: float
+
+
+class Model(ABC, Generic[AnyTokenizer, AnyCall]):
     """A model on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
 
     It is immutable: a copy is the model itself, and a pickle stores its source. Unpickling loads the model again
@@ -75,29 +104,21 @@ class Model(ABC, Generic[AnyTokenizer]):
             self._tokenizer: AnyTokenizer = self._tokenizer_class(model.tokenizer_json, model.manifest.max_length)
         except InputError as error:  # its length, which is not an argument here
             raise ModelError(str(error)) from error
-        native = NativeNetwork.choose(
+        kernel = KernelBackend.choose(
             model.model,
             pairs=self._kind == "cross-encoder",
             threads=threads,
             providers=providers,
             instructions=instructions,
         )
-        if native is not None:
-            native.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
-        network = native or self._open_session(model, threads, providers)
-        shape = self._shape(network.width)
-        self._provider, self._numerics = network.provider, network.numerics
-        self._instructions = None if native is None else native.instructions
-        self._network = network
-        self._make_engine = functools.partial(
-            Engine,
-            shape=shape,
-            max_length=self.max_length,
-            unit=self._unit,
-            label=self._label,
-            max_tokens_per_batch=max_tokens_per_batch,
-        )
-        self._engine = self._make_engine(network)
+        if kernel is not None:
+            kernel.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
+        self._backend = kernel or self._open_session(model, threads, providers)
+        self._provider, self._numerics = self._backend.provider, self._backend.numerics
+        self._instructions = None if kernel is None else kernel.instructions
+        self._max_tokens_per_batch = max_tokens_per_batch
+        self._shape = self._check_shape(self._backend.width)
+        self._runner = self._make_runner(self._backend)
 
     @classmethod
     def load(
@@ -211,9 +232,63 @@ class Model(ABC, Generic[AnyTokenizer]):
         golden = self._golden
         if golden is None:
             raise ModelError(f"{self.name} is no bundle and has no golden {self._unit} to verify")
-        tokens, digest = Tokens(golden.token_ids, [], golden.type_ids), golden.digests.get(self.numerics)
-        tokenized = self._tokenizer.tokenize(golden.texts)
-        return self._engine.verify(tokenized, tokens, golden.values, golden.tolerance, digest)
+        tokens = self._tokenizer.tokenize(golden.texts)
+        rows = self._runner.run(Tokens(golden.token_ids, [], golden.type_ids))
+        same = tokens.ids == golden.token_ids and tokens.type_ids == golden.type_ids
+        difference = float(np.abs(rows - golden.values).max())
+        digest = golden.digests.get(self.numerics)
+        same_bits = None if digest is None else digest == digest_of(rows)
+        return Verification(
+            passed=same and difference <= golden.tolerance and same_bits is not False,
+            texts=len(golden.token_ids),
+            same_tokens=same,
+            same_bits=same_bits,
+            difference=difference,
+            tolerance=golden.tolerance,
+        )
+
+    def _results(
+        self, items: Iterable[Any], call: AnyCall, total: int | None = None, unit: str | None = None
+    ) -> Generator[npt.NDArray[Any]]:
+        """Run items chunk by chunk; truncation is logged in one line, however the stream ends.
+
+        Yields:
+            ``(n, ...)`` for each chunk.
+
+        Raises:
+            InputError, TextOverflowError: as :meth:`_run_chunk`.
+        """
+        done = truncated = 0
+        unit = unit or self._unit
+        try:
+            with Progress(self._label, total, unit=unit, enabled=call.show_progress) as progress:
+                for chunk in read_chunks(items):
+                    rows, cut = self._run_chunk(chunk, done, call, progress)
+                    truncated += cut
+                    done += len(chunk)
+                    yield rows
+        finally:
+            log_truncation(truncated, done, unit=unit, max_length=self.max_length)
+
+    @abstractmethod
+    def _run_chunk(
+        self, chunk: list[Any], first: int, call: AnyCall, progress: Progress | None = None
+    ) -> tuple[npt.NDArray[Any], int]:
+        """Tokenize and run items, ``first`` of which is the position of the first: results, and how many were cut.
+
+        Raises:
+            InputError: an item cannot be tokenized; names its position.
+            TextOverflowError: an item is too long and the call forbids truncation.
+        """
+
+    def _overflow_error(self, overflowing: Sequence[int], first: int, unit: str) -> TextOverflowError:
+        named = ", ".join(f"{unit}[{first + position}]" for position in overflowing[:_POSITIONS_NAMED])
+        more = f" and {len(overflowing) - _POSITIONS_NAMED} more" if len(overflowing) > _POSITIONS_NAMED else ""
+        return TextOverflowError(
+            f"longer than {self.max_length} tokens: {named}{more}; shorten them, or let them be cut with "
+            'on_overflow="truncate"',
+            parameters=["on_overflow"],
+        )
 
     def __copy__(self) -> Self:
         return self
@@ -224,10 +299,13 @@ class Model(ABC, Generic[AnyTokenizer]):
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         if self._origin is None:
             raise ModelError(f"only a model made by {type(self).__name__}.load can be pickled: it is loaded again")
-        return _reload, (type(self), self._origin, self.fingerprint)
+        return _reload, (type(self), self._origin, self.fingerprint, self.name)
+
+    def _make_runner(self, backend: KernelBackend | OnnxBackend) -> BatchRunner:
+        return BatchRunner(backend, shape=self._shape, max_tokens_per_batch=self._max_tokens_per_batch)
 
     @abstractmethod
-    def _shape(self, width: int | None) -> tuple[int, ...]:
+    def _check_shape(self, width: int | None) -> tuple[int, ...]:
         """Return the shape of one item's result, if a graph with rows of this width declares it."""
 
     @abstractmethod
@@ -244,21 +322,28 @@ class Model(ABC, Generic[AnyTokenizer]):
 
     def _open_session(
         self, model: Bundle | FolderModel, threads: int | None, providers: Sequence[str] | None
-    ) -> PaddedNetwork:
+    ) -> OnnxBackend:
         # Importing ONNX Runtime takes half of a cold start, and the kernel does not need it.
-        from embedkit.runtime.session import PaddedNetwork, Session
+        from embedkit.runtime.onnx_backend import OnnxBackend, Session
 
         session = Session(self._graph(model), outputs=self._outputs(model), threads=threads, providers=providers)
         # Not a method of the model: a cycle would keep a model in memory that nothing uses any more.
         finish = functools.partial(self._finish, manifest=model.manifest, is_bundle=self._is_bundle)
-        return PaddedNetwork(session, finish=finish, pad_id=self._tokenizer.pad_id)
+        return OnnxBackend(session, finish=finish, pad_id=self._tokenizer.pad_id)
 
 
-def _reload(kind: type[Model[Any]], origin: Origin, fingerprint: str) -> Model[Any]:
+def _reload(kind: type[Model[Any, Any]], origin: Origin, fingerprint: str, name: str) -> Model[Any, Any]:
     model = kind.load(origin.source, **origin.options)
     if model.fingerprint != fingerprint:
         raise ModelError(f"{origin.source} is another model than the one that was pickled")
+    model._manifest = replace(model._manifest, name=name)  # noqa: SLF001 - a path of the hub's cache names no model
     return model
+
+
+def log_truncation(truncated: int, done: int, *, unit: str, max_length: int) -> None:
+    """Log one line if items were truncated."""
+    if truncated:
+        logger.warning("%d of %d %s were cut to %d tokens", truncated, done, unit, max_length)
 
 
 BUNDLE_FOLDER_KEY = "embedkit_bundle"

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from embedkit.errors import InputError, ModelError, WorkerError
 from embedkit.progress import Progress
 from embedkit.runtime.arguments import check_count, check_iterable
+from embedkit.runtime.batching import read_chunks
 from embedkit.runtime.child import Child
-from embedkit.runtime.engine import EncodeOptions, read_parts, tell_truncated, with_prompt
-from embedkit.runtime.model import Origin
+from embedkit.runtime.model import Origin, log_truncation
+from embedkit.runtime.options import EncodeOptions, with_prompt
 from embedkit.threads import available_threads, most_processes
 
 if TYPE_CHECKING:
@@ -147,13 +148,13 @@ class EncoderPool:
         finally:
             for request in waiting:
                 request.cancelled = True
-            tell_truncated(truncated, done, unit="texts", max_length=self.max_length)
+            log_truncation(truncated, done, unit="texts", max_length=self.max_length)
 
     def _answers(self, texts: Iterable[str], options: EncodeOptions, waiting: deque[_Request]) -> Iterator[_Part]:
         if self._closed:
             raise _closed_error()
         first = 0
-        for part in read_parts(texts):
+        for part in read_chunks(texts):
             waiting.append(_Request(part, first, options))
             self._submit(waiting[-1])
             first += len(part)

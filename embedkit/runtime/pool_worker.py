@@ -37,7 +37,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def _answer(encoder: Encoder, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     try:
-        rows, truncated = encoder.encode_part(request["texts"], request["first"], **request["options"])
+        rows, truncated = encoder.encode_chunk(request["texts"], request["first"], **request["options"])
     except EmbedkitError as error:
         return describe_error(error), b""
     return {"dtype": rows.dtype.str, "shape": rows.shape, "truncated": truncated}, rows.tobytes()

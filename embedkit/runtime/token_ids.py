@@ -45,6 +45,11 @@ class TokenIds(Sequence[list[int]]):
         return cls(flat, bounds)
 
     @classmethod
+    def of_bytes(cls, flat: bytes, bounds: bytes) -> TokenIds:
+        """Return the ids in the output of a tokenizer's kernel."""
+        return cls(np.frombuffer(flat, dtype=np.int32), np.frombuffer(bounds, dtype=np.int64))
+
+    @classmethod
     def cut_out(
         cls, flat: npt.NDArray[np.int32], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> TokenIds:

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-import numpy as np
 import tokenizers
 
 from embedkit.runtime.token_ids import TokenIds
@@ -50,13 +49,10 @@ class TokenizerKernel(ABC):
         kernel = self._kernel or self._count(texts)
         if kernel is None:
             return None
-        shares = _tokenize(kernel, texts, min(threads, len(texts) // _TEXTS_OF_A_THREAD))
-        parts = [
-            TokenIds(np.frombuffer(flat, dtype=np.int32), np.frombuffer(bounds, dtype=np.int64))
-            for flat, bounds, _ in shares
-        ]
-        outcomes = b"".join([outcomes for *_, outcomes in shares])
-        return TokenIds.join(parts), _positions(outcomes, _TRUNCATED), _positions(outcomes, _FALLBACK)
+        parts = _tokenize(kernel, texts, min(threads, len(texts) // _TEXTS_OF_A_THREAD))
+        ids = TokenIds.join([TokenIds.of_bytes(flat, bounds) for flat, bounds, _ in parts])
+        outcomes = b"".join([outcomes for *_, outcomes in parts]) if len(parts) > 1 else parts[0][2]
+        return ids, _positions(outcomes, _TRUNCATED), _positions(outcomes, _FALLBACK)
 
     def __reduce__(self) -> tuple[type[TokenizerKernel], tuple[Any, ...]]:
         return type(self), self._arguments

@@ -28,7 +28,7 @@ from embedkit.config import setting
 from embedkit.errors import CacheError, ConfigError, TrainingError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.runtime.engine import embed_parts
+from embedkit.runtime.batching import embed_chunks
 from embedkit.training.corpus import Corpus, Rows
 from embedkit.write_lock import write_lock
 
@@ -199,7 +199,7 @@ def _nearest(
 def _embed(corpus: Corpus, encoder: TextEncoder, label: str, *, show_progress: bool | None) -> FloatArray:
     rows = np.empty((len(corpus), encoder.dimension), dtype=np.float32)
     with Progress(label, len(corpus), unit="texts", enabled=show_progress) as progress:
-        for part in embed_parts(encoder, corpus.stream()):
+        for part in embed_chunks(encoder, corpus.stream()):
             rows[progress.done : progress.done + len(part)] = part
             progress.advance(len(part))
     return rows

@@ -27,8 +27,8 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.records import Record, read_records
+from embedkit.runtime.batching import embed_chunks
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.engine import embed_parts
 from embedkit.training.corpus import Corpus, Rows, in_chunks
 from embedkit.write_lock import write_lock
 
@@ -200,7 +200,7 @@ class CachedVectors:
                     text for part in in_chunks(rows) for text in corpus.taught(part, view, prompt=self._prompt)
                 )
                 end = 0
-                for vectors in embed_parts(teacher, texts):
+                for vectors in embed_chunks(teacher, texts):
                     chunk = rows[end : end + len(vectors)]
                     end += len(vectors)
                     if not np.isfinite(vectors).all():

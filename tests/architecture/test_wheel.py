@@ -154,7 +154,7 @@ def test_instructions_that_the_compiler_does_not_support_are_omitted(source, tmp
     old = compiler(tmp_path, refuses='case "$*" in *amx*|*i8mm*) exit 1;; esac')
     with zipfile.ZipFile(build(source, "wheel", CC=old)) as wheel:
         wheel.extractall(tmp_path / "site")
-    script = "from embedkit.runtime.native_network import *; print(*native_instructions())"
+    script = "from embedkit.runtime.kernel_backend import *; print(*native_instructions())"
     done = subprocess.run(
         [sys.executable, "-P", "-c", script],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},

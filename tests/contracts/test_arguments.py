@@ -346,7 +346,7 @@ ROWS = {
     "embedkit.Encoder.encode_query": encoder_row("encode_query", *ENCODE, texts=ENCODED),
     "embedkit.Encoder.encode_document": encoder_row("encode_document", *ENCODE, texts=ENCODED),
     "embedkit.Encoder.encode_batches": encoder_row("encode_batches", "texts", *ENCODE),
-    "embedkit.Encoder.encode_part": encoder_row("encode_part", "texts", *ENCODE, first=COUNT.taking("zero")),
+    "embedkit.Encoder.encode_chunk": encoder_row("encode_chunk", "texts", *ENCODE, first=COUNT.taking("zero")),
     "embedkit.Encoder.pool": row(lambda kit: kit.encoder.pool, "processes", "threads", run=closed),
     "embedkit.Encoder.tokenize": encoder_row("tokenize", "texts", "prompt_name", role=kind("query", "None")),
     "embedkit.Encoder.unknown_share": encoder_row("unknown_share", "texts"),

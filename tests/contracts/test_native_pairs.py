@@ -19,8 +19,8 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import Norm
 from embedkit.runtime.cross_encoder import CrossEncoder
-from embedkit.runtime.native_network import NATIVE, NativeNetwork, native_instructions
-from embedkit.runtime.session import CPU, Session
+from embedkit.runtime.kernel_backend import NATIVE, KernelBackend, native_instructions
+from embedkit.runtime.onnx_backend import CPU, Session
 from embedkit.runtime.tokenization import Tokenizer, Tokens
 
 MAX_LENGTH = 300
@@ -84,8 +84,8 @@ def write(model: PairEncoder, products: str = "fp32", words: str = "float32") ->
     return toy_graph(model, products, words, levels=exact_levels(), texts=texts).SerializeToString()
 
 
-def find(content: bytes, instructions: str | None = None) -> NativeNetwork:
-    graph = NativeNetwork.find(content, pairs=True, instructions=instructions)
+def find(content: bytes, instructions: str | None = None) -> KernelBackend:
+    graph = KernelBackend.find(content, pairs=True, instructions=instructions)
     assert graph is not None
     return graph
 
@@ -188,7 +188,7 @@ def test_scores_of_large_logits_do_not_overflow(make_model: Any, tokens: Tokens)
     assert graph is not None
     assert graph.last is not None
     great = dataclasses.replace(graph.last, bias=np.array([-2000], dtype=np.float32))
-    assert not NativeNetwork(dataclasses.replace(graph, last=great)).run(tokens).any()
+    assert not KernelBackend(dataclasses.replace(graph, last=great)).run(tokens).any()
 
 
 @needs_kernel
@@ -199,7 +199,7 @@ def test_a_logit_that_overflows_is_an_error(make_model: Any, tokens: Tokens, *, 
     assert graph.last is not None
     weight = np.full_like(graph.last.weight, 3e38)
     weight[::2] *= -1  # the sum is infinite or NaN
-    network = NativeNetwork(dataclasses.replace(graph, last=dataclasses.replace(graph.last, weight=weight)))
+    network = KernelBackend(dataclasses.replace(graph, last=dataclasses.replace(graph.last, weight=weight)))
     with pytest.raises(ModelError, match="NaN or infinite"):
         (network.with_logits() if logits else network).run(tokens)
 
@@ -222,7 +222,7 @@ class TestSizes:
         graph = read_bert(write(make_model()), pairs=True)
         assert graph is not None
         with pytest.raises(ValueError, match="token types are no rows"):
-            NativeNetwork(dataclasses.replace(graph, types=types.astype(np.float32)))
+            KernelBackend(dataclasses.replace(graph, types=types.astype(np.float32)))
 
     @needs_kernel
     def test_of_the_norm_after_the_head(self, make_model: Any) -> None:
@@ -236,12 +236,12 @@ class TestSizes:
             (Norm(weight * np.nan, bias), "NaN or infinite"),
         ):
             with pytest.raises(ValueError, match=message):
-                NativeNetwork(dataclasses.replace(graph, head_norm=broken))
+                KernelBackend(dataclasses.replace(graph, head_norm=broken))
         with pytest.raises(ValueError, match="a head, which does not exist"):
-            NativeNetwork(dataclasses.replace(graph, head=None))
+            KernelBackend(dataclasses.replace(graph, head=None))
         wrong: Any = "relu"
         with pytest.raises(ValueError, match="activation is relu, expected linear, tanh or gelu"):
-            NativeNetwork(dataclasses.replace(graph, activation=wrong))
+            KernelBackend(dataclasses.replace(graph, activation=wrong))
 
     @needs_kernel
     @pytest.mark.parametrize("typed", [True, False])
@@ -259,7 +259,7 @@ class TestSizes:
 @needs_kernel
 def test_the_other_kind_of_graph_is_not_run(make_model: Any) -> None:
     with pytest.raises(ProviderError, match="another one"):
-        NativeNetwork.choose(write(make_model()), providers=[NATIVE])
+        KernelBackend.choose(write(make_model()), providers=[NATIVE])
 
 
 @needs_kernel

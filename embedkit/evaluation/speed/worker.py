@@ -28,10 +28,10 @@ from embedkit.runtime.distributions import installed_onnxruntime
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_model
 from embedkit.runtime.folders import read_json, read_layout
+from embedkit.runtime.kernel_backend import NATIVE
 from embedkit.runtime.manifest import Manifest
-from embedkit.runtime.native_network import NATIVE
+from embedkit.runtime.onnx_backend import Session
 from embedkit.runtime.sentence_transformers import FolderModel
-from embedkit.runtime.session import Session
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 _OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")

@@ -26,8 +26,8 @@ from embedkit.runtime.arguments import (
     check_whole,
 )
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.engine import OnLong
 from embedkit.runtime.find import absolute_source
+from embedkit.runtime.options import OnLong
 from embedkit.runtime.packing import Precision
 from embedkit.serving.bulk.output_folder import begin_or_resume, check_output, unfinished
 from embedkit.serving.bulk.parquet_input import ParquetInput, Shard, cut_into_shards, find_inputs, read_shard

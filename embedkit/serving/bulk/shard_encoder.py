@@ -17,8 +17,8 @@ from pyarrow import parquet
 from embedkit.atomic import identity_of
 from embedkit.errors import CollectionError, DataError, FingerprintError
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.engine import EncodeOptions, OnLong
 from embedkit.runtime.numerics import warn_of_mixture
+from embedkit.runtime.options import EncodeOptions, OnLong
 from embedkit.runtime.packing import Precision
 from embedkit.runtime.pool import EncoderPool
 from embedkit.serving.bulk.output_folder import open_place

@@ -11,7 +11,7 @@ from embedkit.errors import ConfigError, InputError, ModelError, ModelNotFoundEr
 from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.engine import Verification
+from embedkit.runtime.model import Verification
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.admission import Admission, Rate
 from embedkit.serving.http.batcher import Batcher, BatchReport

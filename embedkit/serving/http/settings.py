@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
-from embedkit.runtime.engine import OnOverflow
+from embedkit.runtime.options import OnOverflow
 from embedkit.threads import most_processes
 
 KEY_VARIABLE = "EMBEDKIT_API_KEY"

@@ -23,7 +23,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.location import find_bundle
+from embedkit.runtime.find import find_bundle
 from embedkit.runtime.tokenization import Tokens
 from embedkit.training import processes
 from embedkit.training.batches import Batches, check_count, chunk_view

@@ -13,7 +13,7 @@ import pytest
 from embedkit.cli import doctor
 from embedkit.cli.main import main
 from embedkit.runtime import find
-from embedkit.runtime.native_network import native_instructions
+from embedkit.runtime.kernel_backend import native_instructions
 
 
 @pytest.fixture

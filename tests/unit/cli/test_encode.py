@@ -10,14 +10,14 @@ from toys import write_parquet
 
 from embedkit import Encoder
 from embedkit.cli.main import main
-from embedkit.runtime import engine as engine_module
+from embedkit.runtime import batching
 
 TEXTS = ["a dog in the garden", "a", "music and the sea", 'naïve, "quoted" 北京', "the end"]
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
 
 
 @pytest.fixture

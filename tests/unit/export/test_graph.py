@@ -19,8 +19,8 @@ from embedkit.export.writer import OPSET, FloatArithmetic, GraphWriter
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.native_network import NATIVE, native_instructions
-from embedkit.runtime.session import Session
+from embedkit.runtime.kernel_backend import NATIVE, native_instructions
+from embedkit.runtime.onnx_backend import Session
 from embedkit.runtime.tokenization import TokenBatch
 
 GRID = [(batch, length) for batch in (1, 2, 7, 32) for length in (1, 2, 3, 8, 17, 20)]

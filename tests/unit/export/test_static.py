@@ -16,7 +16,7 @@ from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmeti
 from embedkit.export.writer import GraphWriter
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.session import Session, write_optimized
+from embedkit.runtime.onnx_backend import Session, write_optimized
 
 
 @pytest.fixture

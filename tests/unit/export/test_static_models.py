@@ -10,7 +10,7 @@ from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.native_network import NATIVE, native_instructions
+from embedkit.runtime.kernel_backend import NATIVE, native_instructions
 
 TEXTS = ["the cat is asleep", "", "\u6771", "a good dog [CLS] " * 30]
 FORMS = {"fp32": 1e-6, "fp16": 1e-3, "int8": 0.02, "int4": 0.2}

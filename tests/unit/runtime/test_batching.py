@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.runtime.engine import read_chunks, token_batches
+from embedkit.runtime.batching import batch_by_length, read_chunks
 
 
 @given(
@@ -16,7 +16,7 @@ from embedkit.runtime.engine import read_chunks, token_batches
 )
 def test_every_text_comes_once_and_within_the_budget(lengths, budget, most):
     array = np.array(lengths, dtype=np.int64)
-    batches = list(token_batches(array, most_tokens=budget, most_texts=most))
+    batches = list(batch_by_length(array, most_tokens=budget, most_texts=most))
     assert sorted(int(i) for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) * max(array[batch]) <= budget or len(batch) == 1
@@ -25,7 +25,7 @@ def test_every_text_comes_once_and_within_the_budget(lengths, budget, most):
 
 
 def test_batches_begin_with_the_longest():
-    batches = token_batches(np.array([3, 9, 4, 9]), most_tokens=18)
+    batches = batch_by_length(np.array([3, 9, 4, 9]), most_tokens=18)
     assert [batch.tolist() for batch in batches] == [[1, 3], [2, 0]]
 
 

@@ -14,7 +14,7 @@ from toys import edit_json
 
 from embedkit import CrossEncoder, Encoder
 from embedkit.errors import BundleError, InputError, ModelError, TextOverflowError
-from embedkit.runtime import engine as engine_module
+from embedkit.runtime import batching
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.tokenization import PairTokenizer
 
@@ -116,7 +116,7 @@ def test_no_documents_are_no_error(model):
 
 
 def test_truncation_is_reported_once_per_call(model, caplog, monkeypatch):
-    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
     model.predict(PAIRS)
     assert caplog.messages == ["2 of 5 pairs were cut to 12 tokens"]
     caplog.clear()
@@ -161,7 +161,7 @@ def test_windows_of_a_long_query_hold_half_of_it(toy_tokenizer_json):
 
 @pytest.mark.parametrize("on_overflow", ["truncate", "windows"])
 def test_errors_name_the_pair_in_the_whole_call(model, monkeypatch, on_overflow):
-    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
     with pytest.raises(InputError, match=r"pairs\[3\] is NoneType"):
         model.predict([*[("a", "b")] * 3, None], on_overflow=on_overflow)
 
@@ -292,9 +292,7 @@ def test_the_folder_of_an_encoder_is_refused(toy_cross_folder):
 
 def test_several_logits_are_refused(toy_cross_folder, monkeypatch):
     model = CrossEncoder.load(toy_cross_folder)
-    monkeypatch.setattr(
-        model._engine._network._session, "run", lambda batch, **_: np.zeros((len(batch.input_ids), 2))
-    )
+    monkeypatch.setattr(model._backend._session, "run", lambda batch, **_: np.zeros((len(batch.input_ids), 2)))
     with pytest.raises(ModelError, match=r"logits \(1, 2\), expected \(B, 1\)"):
         model.predict(PAIRS[:1])
 

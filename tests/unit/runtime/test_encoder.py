@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import json
 import logging
@@ -20,11 +19,9 @@ from toys import Terminal, limit_threads
 
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, TextOverflowError
-from embedkit.runtime import engine as engine_module
-from embedkit.runtime import session as session_module
+from embedkit.runtime import batching, onnx_backend
 from embedkit.runtime.bundle import read_bundle, write_bundle
-from embedkit.runtime.engine import EncodeOptions
-from embedkit.runtime.session import Session
+from embedkit.runtime.onnx_backend import Session
 
 TEXTS = ["a dog in the garden", "", "Music!", "one two three four five six seven eight nine ten eleven", "the sea"]
 
@@ -42,7 +39,7 @@ def prompted(write_toy_bundle, tmp_path):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 4)
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 4)
 
 
 def test_rows_are_those_of_the_reference(encoder, toy_reference):
@@ -167,7 +164,7 @@ def test_no_texts_give_no_rows_of_the_right_kind(encoder):
 
 
 def test_a_stream_is_encoded_in_bounded_memory(encoder, monkeypatch):
-    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 10)
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 10)
     read = 0
 
     def stream():
@@ -195,7 +192,7 @@ def test_batches_of_a_stream_are_what_encode_gives(encoder):
 
 
 def test_truncation_is_reported_once_per_call(encoder, caplog, monkeypatch):
-    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 2)
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
     long = "dog " * 20
     for _ in range(2):
         caplog.clear()
@@ -224,7 +221,7 @@ def test_nothing_is_reported_when_nothing_is_truncated(encoder, caplog):
 
 
 def test_truncation_can_be_an_error(encoder, monkeypatch):
-    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 10)
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 10)
     long = "dog " * 20
     with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: texts\[11\], texts\[13\]; shorten"):
         encoder.encode(["a"] * 11 + [long, "b", long], on_overflow="error")
@@ -433,7 +430,7 @@ def test_a_graph_that_gives_another_width_than_declared_is_refused(toy_bundle, t
     manifest = replace(good.manifest, dimension=8)
     golden = replace(good.golden, values=good.golden.values[:, :8])
     write_bundle(tmp_path / "b.onnx", good.model, manifest, good.tokenizer_json, golden)
-    monkeypatch.setattr(session_module, "_choose_output", lambda session, names: ("sentence_embedding", None))
+    monkeypatch.setattr(onnx_backend, "_choose_output", lambda session, names: ("sentence_embedding", None))
     encoder = Encoder.load(tmp_path / "b.onnx")
     for texts in ("a", ["a", "b"]):
         with pytest.raises(ModelError, match=r"the graph gave \(\d, 16\), expected \(\d, 8\)"):
@@ -462,11 +459,10 @@ def test_a_bar_is_shown_on_request(encoder, monkeypatch):
         assert ("5/5 texts" in terminal.getvalue()) is shown
 
 
-def test_the_options_of_encode_have_the_same_names_and_defaults_everywhere():
-    public, private = (inspect.signature(function).parameters for function in (Encoder.encode, Encoder._plan))
-    options = {name: each for name, each in public.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert options.keys() == EncodeOptions.__annotations__.keys()
-    assert options == {name: each for name, each in private.items() if name != "self"}
+@pytest.mark.parametrize("method", ["encode", "encode_batches", "encode_query", "encode_document"])
+def test_an_unknown_option_is_a_type_error(encoder, method):
+    with pytest.raises(TypeError, match=r"encode\w*\(\) got an unexpected keyword argument 'normalise'"):
+        getattr(encoder, method)(TEXTS, batch_size=2, normalise=True)
 
 
 @pytest.mark.parametrize(("text", "share"), [("", 0), ("a dog", 0), ("a \ua66e", 0.5), ("\ua66e \ua66b", 1)])

@@ -22,8 +22,7 @@ from toys import limit_threads, refuse_conditions
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError, StorageError, TextOverflowError, WorkerError
 from embedkit.protocols import TextEncoder
-from embedkit.runtime import child
-from embedkit.runtime import engine as engine_module
+from embedkit.runtime import batching, child
 from embedkit.runtime import pool as pool_module
 from embedkit.runtime.bundle import read_bundle
 from embedkit.threads import most_processes
@@ -63,7 +62,7 @@ def pool(encoder):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(engine_module, "_CHUNK_ITEMS", 4)
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 4)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from onnx import helper
 from toys import graph_bytes
 
 from embedkit.errors import InputError, ModelError, ProviderError
-from embedkit.runtime import session as session_module
-from embedkit.runtime.session import Session
+from embedkit.runtime import onnx_backend
+from embedkit.runtime.onnx_backend import Session
 from embedkit.runtime.tokenization import TokenBatch
 
 BATCH = TokenBatch(np.array([[2, 5, 3]]), np.ones((1, 3), dtype=np.int64))
@@ -44,25 +44,25 @@ def test_it_describes_its_provider_and_threads(toy_model_bytes):
 
 
 def test_graphs_that_are_large_without_shared_tables_have_no_lanes(toy_model_bytes, monkeypatch):
-    monkeypatch.setattr(session_module, "_LANE_BYTES", len(toy_model_bytes) - 1)
+    monkeypatch.setattr(onnx_backend, "_LANE_BYTES", len(toy_model_bytes) - 1)
     assert not open_session(toy_model_bytes).has_lanes
-    monkeypatch.setattr(session_module, "_SHARED_BYTES", 1000)
+    monkeypatch.setattr(onnx_backend, "_SHARED_BYTES", 1000)
     assert open_session(toy_model_bytes).has_lanes
 
 
 def test_lanes_are_as_many_as_threads_unless_they_hold_too_much(toy_model_bytes, monkeypatch):
     assert open_session(toy_model_bytes, threads=5).lanes == 5
-    monkeypatch.setattr(session_module, "_ALL_LANES_BYTES", 3 * len(toy_model_bytes))
+    monkeypatch.setattr(onnx_backend, "_ALL_LANES_BYTES", 3 * len(toy_model_bytes))
     assert open_session(toy_model_bytes, threads=5).lanes == 3
-    monkeypatch.setattr(session_module, "_ALL_LANES_BYTES", 1)
+    monkeypatch.setattr(onnx_backend, "_ALL_LANES_BYTES", 1)
     assert open_session(toy_model_bytes, threads=5).lanes == 1
-    monkeypatch.setattr(session_module, "_LANE_BYTES", 1)
+    monkeypatch.setattr(onnx_backend, "_LANE_BYTES", 1)
     assert open_session(toy_model_bytes, threads=5).lanes == 1
 
 
 def test_shared_tables_change_no_bit(toy_model_bytes, monkeypatch):
     expected = open_session(toy_model_bytes, threads=1).run(BATCH)
-    monkeypatch.setattr(session_module, "_SHARED_BYTES", 1)
+    monkeypatch.setattr(onnx_backend, "_SHARED_BYTES", 1)
     session = open_session(toy_model_bytes, threads=2)
     assert session._shared
     del toy_model_bytes
@@ -130,8 +130,8 @@ def test_a_provider_that_does_not_start_is_an_error(toy_model_bytes, monkeypatch
         def get_providers(self):
             return ["CPUExecutionProvider"]
 
-    monkeypatch.setattr(session_module, "InferenceSession", Lost)
-    monkeypatch.setattr(session_module, "available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnx_backend, "InferenceSession", Lost)
+    monkeypatch.setattr(onnx_backend, "available_providers", lambda: ["CUDAExecutionProvider"])
     with pytest.raises(ProviderError, match="CUDAExecutionProvider did not start"):
         open_session(toy_model_bytes, providers=["CUDAExecutionProvider"])
 

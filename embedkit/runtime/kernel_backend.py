@@ -79,7 +79,7 @@ def choose_instructions(asked: str | None = None) -> str:
     return wanted or available[0]
 
 
-class NativeNetwork:
+class KernelBackend:
     """Runs texts or pairs without padding, one batch per thread; thread-safe. Create it with :meth:`choose`.
 
     Args:
@@ -132,7 +132,7 @@ class NativeNetwork:
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         instructions: str | None = None,
-    ) -> NativeNetwork | None:
+    ) -> KernelBackend | None:
         """Return the network if it is requested, or if nothing is requested and it is the fastest way; else None.
 
         Instructions that are named, here or in the environment, request it unless a provider is named.
@@ -163,12 +163,12 @@ class NativeNetwork:
             if asked:
                 raise
             return None
-        if asked or is_named or _is_quickest(weights, chosen):
+        if asked or is_named or _is_preferred(weights, chosen):
             return cls(weights, threads=threads, instructions=chosen)
         return None
 
     @classmethod
-    def find(cls, model: bytes, *, pairs: bool = False, instructions: str | None = None) -> NativeNetwork | None:
+    def find(cls, model: bytes, *, pairs: bool = False, instructions: str | None = None) -> KernelBackend | None:
         """Return the network if the kernel supports it, requested or not; for comparisons."""
         try:
             return cls(_read(model, pairs=pairs), instructions=instructions)
@@ -301,7 +301,7 @@ def _fits(weights: BertWeights) -> bool:
     )
 
 
-def _is_quickest(weights: BertWeights, instructions: str) -> bool:
+def _is_preferred(weights: BertWeights, instructions: str) -> bool:
     return instructions != _PORTABLE and _count_weights(weights) <= _most_weights(
         instructions, is_quantized=_is_quantized(weights)
     )

@@ -27,16 +27,16 @@ from embedkit.export.pipeline import export
 from embedkit.export.quantize import WORD_TABLES
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
-from embedkit.runtime import native_network
+from embedkit.runtime import kernel_backend
 from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bert_weights import Layer, Norm, Product
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import bundled_names, find_model, published_models
+from embedkit.runtime.kernel_backend import NATIVE, NATIVE_NUMERICS, KernelBackend, native_instructions
 from embedkit.runtime.kernels import bert
-from embedkit.runtime.native_network import NATIVE, NATIVE_NUMERICS, NativeNetwork, native_instructions
 from embedkit.runtime.numerics import digest_of
-from embedkit.runtime.session import CPU, Session
+from embedkit.runtime.onnx_backend import CPU, Session
 from embedkit.runtime.tokenization import Tokenizer, Tokens
 
 MAX_LENGTH = 300
@@ -89,7 +89,7 @@ def run_alone(content: bytes, tokens: Tokens) -> Any:
     return np.concatenate([session.run(tokens.batch([row], 0)) for row in range(len(tokens.ids))])
 
 
-def run(graph: NativeNetwork | None, tokens: Tokens) -> Any:
+def run(graph: KernelBackend | None, tokens: Tokens) -> Any:
     assert graph is not None
     return graph.run(tokens)
 
@@ -99,7 +99,7 @@ def test_padding_within_a_text_is_not_counted(make_encoder: Any) -> None:
     encoder = make_encoder("mean", None, family="roberta", pad_token_id=0)
     tokens = Tokens([[2, 50, 0, 60, 0, 0, 70, 3], [2, 50, 60, 3], [0, 2, *range(40, 57), 3]], [])
 
-    found = run(NativeNetwork.find(write(encoder)), tokens)
+    found = run(KernelBackend.find(write(encoder)), tokens)
 
     np.testing.assert_allclose(found, run_alone(write(encoder), tokens), atol=2e-6)
     np.testing.assert_allclose(found, TorchEncoder(encoder).encode_ids(tokens.ids), atol=2e-6)
@@ -136,7 +136,7 @@ def test_agrees_with_onnx_runtime(
     make_encoder: Any, tokens: Tokens, products: str, words: str, parts: dict[str, Any]
 ) -> None:
     content = write(make_encoder(**parts), products, words)
-    difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
+    difference = np.abs(run(KernelBackend.find(content), tokens) - run_alone(content, tokens))
     assert difference.max() <= DIFFERENCE[products]
 
 
@@ -147,7 +147,7 @@ def test_smoothed_inputs(make_encoder: Any, tokens: Tokens, products: str, apart
     graph = read_bert(content)
     assert graph is not None
     assert any(product.factors is not None for product in graph.products)
-    difference = np.abs(run(NativeNetwork.find(content), tokens) - run_alone(content, tokens))
+    difference = np.abs(run(KernelBackend.find(content), tokens) - run_alone(content, tokens))
     assert difference.max() <= DIFFERENCE[apart]
 
 
@@ -155,7 +155,7 @@ def test_smoothed_inputs(make_encoder: Any, tokens: Tokens, products: str, apart
 def test_int8_is_closer_to_float_than_one_scale_per_text(make_encoder: Any, tokens: Tokens) -> None:
     encoder = make_encoder()
     exact, content = run_alone(write(encoder), tokens), write(encoder, "int8", levels=127)
-    native, session = run(NativeNetwork.find(content), tokens), run_alone(content, tokens)
+    native, session = run(KernelBackend.find(content), tokens), run_alone(content, tokens)
     assert np.square(native - exact).sum() < np.square(session - exact).sum()
 
 
@@ -174,7 +174,7 @@ def test_int8_is_closer_to_float_than_one_scale_per_text(make_encoder: Any, toke
 def test_a_text_has_the_same_bits_in_any_batch(
     make_encoder: Any, tokens: Tokens, products: str, changes: dict[str, Any]
 ) -> None:
-    graph = NativeNetwork.find(write(make_encoder(**changes), products, "int8"))
+    graph = KernelBackend.find(write(make_encoder(**changes), products, "int8"))
     together = run(graph, tokens)
     order = np.random.default_rng(1).permutation(len(tokens.ids))
     shuffled = run(graph, Tokens([tokens.ids[row] for row in order], []))
@@ -199,9 +199,9 @@ def test_every_instruction_set_gives_the_same_bits(
     )
     for encoder, levels in encoders:
         content = write(encoder, products, words, levels=levels)
-        definition = run(NativeNetwork.find(content, instructions="portable"), tokens)
+        definition = run(KernelBackend.find(content, instructions="portable"), tokens)
         for instructions in native_instructions():
-            found = run(NativeNetwork.find(content, instructions=instructions), tokens)
+            found = run(KernelBackend.find(content, instructions=instructions), tokens)
             assert np.array_equal(found.view(np.uint32), definition.view(np.uint32)), instructions
 
 
@@ -222,7 +222,7 @@ def test_the_bundled_model_gives_the_same_bits_on_every_instruction_set() -> Non
 )
 def test_the_arithmetic_mode_of_a_thread_changes_no_bit(make_encoder: Any, tokens: Tokens) -> None:
     """torch and other libraries make a thread treat numbers close to zero as zero."""
-    graph = NativeNetwork.find(write(make_encoder(), "int8"))
+    graph = KernelBackend.find(write(make_encoder(), "int8"))
     expected = run(graph, tokens)
     assert torch.set_flush_denormal(True)
     try:
@@ -237,14 +237,14 @@ def test_the_arithmetic_mode_of_a_thread_changes_no_bit(make_encoder: Any, token
 def teams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let threads share any batch; return the sizes of the teams that do."""
     sizes = []
-    make = native_network.bert.make_team
+    make = kernel_backend.bert.make_team
 
     def make_team(instructions: str, threads: int) -> Any:
         sizes.append(threads)
         return make(instructions, threads)
 
-    monkeypatch.setattr(native_network, "_WORK_OF_A_THREAD", {True: 1, False: 1})
-    monkeypatch.setattr(native_network.bert, "make_team", make_team)
+    monkeypatch.setattr(kernel_backend, "_WORK_OF_A_THREAD", {True: 1, False: 1})
+    monkeypatch.setattr(kernel_backend.bert, "make_team", make_team)
     return sizes
 
 
@@ -256,8 +256,8 @@ def test_threads_that_share_a_batch_change_no_bit(
 ) -> None:
     weights = read_bert(write(make_encoder(pooling, family=family), products))
     for instructions in native_instructions():
-        alone = run(NativeNetwork(weights, threads=1, instructions=instructions), tokens)
-        shared = run(NativeNetwork(weights, threads=4, instructions=instructions), tokens)
+        alone = run(KernelBackend(weights, threads=1, instructions=instructions), tokens)
+        shared = run(KernelBackend(weights, threads=4, instructions=instructions), tokens)
         assert np.array_equal(alone.view(np.uint32), shared.view(np.uint32)), instructions
     assert teams == [4] * len(native_instructions())
 
@@ -273,7 +273,7 @@ def test_threads_share_a_batch_only_where_it_is_the_only_one(teams: list[int]) -
 
 @needs_kernel
 def test_callers_at_the_same_time_form_one_team(make_encoder: Any, tokens: Tokens, teams: list[int]) -> None:
-    network = NativeNetwork(read_bert(write(make_encoder())), threads=2)
+    network = KernelBackend(read_bert(write(make_encoder())), threads=2)
     expected = run(network, tokens)
     with network._sharing:
         assert np.array_equal(run(network, tokens), expected)
@@ -286,13 +286,13 @@ def test_callers_at_the_same_time_form_one_team(make_encoder: Any, tokens: Token
 def test_a_team_is_no_larger_than_the_kernel_allows(
     make_encoder: Any, tokens: Tokens, teams: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most = native_network._TEAM[-1]
+    most = kernel_backend._TEAM[-1]
     assert bert.make_team("portable", most) is not None
     with pytest.raises(ValueError, match=f"expected 1 to {most}"):
         bert.make_team("portable", most + 1)
     teams.clear()
-    monkeypatch.setattr(native_network, "_TEAM", range(2, 4))
-    run(NativeNetwork(read_bert(write(make_encoder())), threads=8), tokens)
+    monkeypatch.setattr(kernel_backend, "_TEAM", range(2, 4))
+    run(KernelBackend(read_bert(write(make_encoder())), threads=8), tokens)
     assert teams == [3]
 
 
@@ -301,7 +301,7 @@ def test_a_team_is_no_larger_than_the_kernel_allows(
 def test_a_text_is_computed_where_fewer_threads_can_be_started(
     make_encoder: Any, tokens: Tokens, teams: list[int], monkeypatch: pytest.MonkeyPatch, started: int
 ) -> None:
-    network = NativeNetwork(read_bert(write(make_encoder())), threads=3)
+    network = KernelBackend(read_bert(write(make_encoder())), threads=3)
     expected = run(network, tokens)
 
     limit_threads(monkeypatch, started)
@@ -311,7 +311,7 @@ def test_a_text_is_computed_where_fewer_threads_can_be_started(
 
 @needs_kernel
 def test_a_failed_run_dismisses_its_team(make_encoder: Any, teams: list[int]) -> None:
-    network = NativeNetwork(read_bert(write(make_encoder())), threads=3)
+    network = KernelBackend(read_bert(write(make_encoder())), threads=3)
     with pytest.raises(ModelError, match="token id 1000000"):
         run(network, Tokens([[1_000_000] * 9], []))
     assert teams == [3]
@@ -321,13 +321,13 @@ def test_a_failed_run_dismisses_its_team(make_encoder: Any, teams: list[int]) ->
 @needs_kernel
 class TestTeams:
     def test_a_run_ends_without_helpers_and_a_helper_without_a_run(self) -> None:
-        bert = native_network.bert
+        bert = kernel_backend.bert
         team = bert.make_team("portable", 2)
         bert.close_team(team)
         bert.help_team(team)
 
     def test_misuse_is_an_error(self) -> None:
-        bert = native_network.bert
+        bert = kernel_backend.bert
         for threads in (0, -1, 1025):
             with pytest.raises(ValueError, match="expected 1 to 1024"):
                 bert.make_team("portable", threads)
@@ -338,8 +338,8 @@ class TestTeams:
                 call(None)
 
     def test_a_team_has_one_run(self, make_encoder: Any) -> None:
-        bert = native_network.bert
-        network = NativeNetwork(read_bert(write(make_encoder())), instructions="portable")
+        bert = kernel_backend.bert
+        network = KernelBackend(read_bert(write(make_encoder())), instructions="portable")
         ids, starts, rows = (
             np.array(numbers, dtype=np.int32) for numbers in ([1, 2], [0, 2], [0] * network.width)
         )
@@ -355,9 +355,9 @@ class TestTeams:
         fastest = native_instructions()[0]
         if fastest == "portable":
             pytest.skip("one instruction set")
-        network = NativeNetwork(read_bert(write(make_encoder())), instructions="portable")
+        network = KernelBackend(read_bert(write(make_encoder())), instructions="portable")
         empty = np.zeros(1, dtype=np.int32)
-        team = native_network.bert.make_team(fastest, 2)
+        team = kernel_backend.bert.make_team(fastest, 2)
         with pytest.raises(ValueError, match="other instructions"):
             network._network.run(empty[:0], None, empty, empty[:0], team)
 
@@ -431,9 +431,9 @@ def test_a_graph_of_sizes_that_it_does_not_support_is_left_to_onnx_runtime(
     }
     changed = dataclasses.replace(weights, **changes[graph])
     with pytest.raises(ModelError, match="do not fit"):
-        NativeNetwork(changed)
-    monkeypatch.setattr(native_network, "read_bert", lambda model, *, pairs: changed)
-    assert NativeNetwork.choose(b"") is None
+        KernelBackend(changed)
+    monkeypatch.setattr(kernel_backend, "read_bert", lambda model, *, pairs: changed)
+    assert KernelBackend.choose(b"") is None
 
 
 def resized(layer: Layer, narrow: Any) -> Layer:
@@ -463,7 +463,7 @@ def test_steps_too_small_for_their_inverse_give_the_same_bits_on_every_instructi
     norm = Norm(zeros, np.linspace(0, value, 64, dtype=np.float32))
     graph = dataclasses.replace(graph, norm=norm, head=head, activation="linear")
     rows = {
-        name: NativeNetwork(graph, instructions=name).run(Tokens([[5, 6]], [])).tobytes()
+        name: KernelBackend(graph, instructions=name).run(Tokens([[5, 6]], [])).tobytes()
         for name in native_instructions()
     }
     assert rows == dict.fromkeys(rows, rows["portable"])
@@ -480,7 +480,7 @@ def test_a_row_too_long_for_its_length_is_an_error(make_encoder: Any) -> None:
         dataclasses.replace(last, norm=Norm(last.norm.weight * np.float32(1e25), last.norm.bias)),
     )
     for instructions in native_instructions():
-        network = NativeNetwork(dataclasses.replace(graph, layers=layers), instructions=instructions)
+        network = KernelBackend(dataclasses.replace(graph, layers=layers), instructions=instructions)
         with pytest.raises(ModelError, match="NaN or infinite"):
             run(network, Tokens([[5, 6]], []))
 
@@ -494,7 +494,7 @@ def test_rows_of_equal_values_and_texts_without_tokens(
     graph = read_bert(write(make_encoder(pooling, None, memory=memory), "int8"))
     assert graph is not None
     flat = dataclasses.replace(graph, norm=dataclasses.replace(graph.norm, weight=np.zeros(64, dtype=np.float32)))
-    rows = run(NativeNetwork(flat), Tokens([[5, 6], [], [7]], []))
+    rows = run(KernelBackend(flat), Tokens([[5, 6], [], [7]], []))
     assert np.isfinite(rows).all()
     assert not rows[1].any()
 
@@ -502,13 +502,13 @@ def test_rows_of_equal_values_and_texts_without_tokens(
 @needs_kernel
 @pytest.mark.parametrize("head", [None, 128])
 def test_the_first_batch_may_hold_no_tokens(make_encoder: Any, head: int | None) -> None:
-    assert np.isfinite(run(NativeNetwork.find(write(make_encoder("mean", head))), Tokens([[], []], []))).all()
+    assert np.isfinite(run(KernelBackend.find(write(make_encoder("mean", head))), Tokens([[], []], []))).all()
 
 
 @needs_kernel
 @pytest.mark.parametrize("ids", [[-1], [100_000], [5] * (MAX_LENGTH + 1)])
 def test_ids_beyond_the_tables_are_refused(make_encoder: Any, ids: list[int]) -> None:
-    graph = NativeNetwork.find(write(make_encoder()))
+    graph = KernelBackend.find(write(make_encoder()))
     with pytest.raises(ModelError, match="no place"):
         run(graph, Tokens([[5], ids], []))
 
@@ -519,7 +519,7 @@ def test_ids_beyond_the_tables_are_refused(make_encoder: Any, ids: list[int]) ->
 def test_batches_hold_every_text_once_within_their_bounds(
     make_encoder: Any, tokens: Tokens, budget: int, most_items: int | None
 ) -> None:
-    graph = NativeNetwork.find(write(make_encoder()))
+    graph = KernelBackend.find(write(make_encoder()))
     assert graph is not None
     batches = graph.batches(tokens.lengths, most_tokens=budget, most_items=most_items)
     texts = [np.arange(len(tokens.ids))[batch] for batch in batches]
@@ -537,8 +537,8 @@ def test_few_texts_use_one_thread_and_more_are_distributed(
     lengths = np.full(60, 10)
 
     def count(work: int) -> int:
-        monkeypatch.setattr(native_network, "_WORK_OF_A_THREAD", {True: work, False: work})
-        graph = NativeNetwork.find(content)
+        monkeypatch.setattr(kernel_backend, "_WORK_OF_A_THREAD", {True: work, False: work})
+        graph = KernelBackend.find(content)
         assert graph is not None
         return len(graph.batches(lengths, most_tokens=None, most_items=None))
 
@@ -560,7 +560,7 @@ class TestSizes:
             cut = dataclasses.replace(product, **{part: value[:-1]})
             broken = dataclasses.replace(graph.layers[0], **{layer: cut})
             with pytest.raises(ValueError, match=r"expected|bytes|intermediate"):
-                NativeNetwork(dataclasses.replace(graph, layers=(broken,)))
+                KernelBackend(dataclasses.replace(graph, layers=(broken,)))
 
     @needs_kernel
     @pytest.mark.parametrize("words", WORD_TABLES)
@@ -574,7 +574,7 @@ class TestSizes:
             broken.append(dataclasses.replace(table, scales=None))
         for each in broken:
             with pytest.raises(ValueError, match="no table"):
-                NativeNetwork(dataclasses.replace(graph, words=each))
+                KernelBackend(dataclasses.replace(graph, words=each))
 
     @needs_kernel
     @pytest.mark.parametrize("words", WORD_TABLES)
@@ -595,7 +595,7 @@ class TestSizes:
             broken.append(dataclasses.replace(table, scales=None))
         for each in broken:
             with pytest.raises(ValueError, match=r"no table|multiple of 64|weight"):
-                NativeNetwork(dataclasses.replace(graph, memory=each))
+                KernelBackend(dataclasses.replace(graph, memory=each))
 
     @needs_kernel
     def test_of_norms_positions_and_heads(self, make_encoder: Any) -> None:
@@ -608,7 +608,7 @@ class TestSizes:
             dataclasses.replace(graph, heads=3),
         ):
             with pytest.raises(ValueError, match=r"expected|positions|heads"):
-                NativeNetwork(broken)
+                KernelBackend(broken)
 
     @needs_kernel
     def test_of_biases(self, make_encoder: Any) -> None:
@@ -622,7 +622,7 @@ class TestSizes:
             dataclasses.replace(graph, positions=graph.positions[:1]),
         ):
             with pytest.raises(ValueError, match="biases"):
-                NativeNetwork(broken)
+                KernelBackend(broken)
 
     @needs_kernel
     def test_of_rotations_and_gates(self, make_encoder: Any) -> None:
@@ -641,15 +641,15 @@ class TestSizes:
             (dataclasses.replace(graph, layers=(dataclasses.replace(layer, rotation=5),)), "the rotation 5"),
         ):
             with pytest.raises(ValueError, match=message):
-                NativeNetwork(broken)
+                KernelBackend(broken)
         wide = dataclasses.replace(graph, layers=(dataclasses.replace(layer, window=2**31 - 1),))
         none = dataclasses.replace(graph, layers=(dataclasses.replace(layer, window=None),))
         tokens = Tokens([[5] * MAX_LENGTH, [6, 7]], [])
-        assert np.array_equal(run(NativeNetwork(wide), tokens), run(NativeNetwork(none), tokens))
+        assert np.array_equal(run(KernelBackend(wide), tokens), run(KernelBackend(none), tokens))
 
     @needs_kernel
     def test_of_a_run(self, make_encoder: Any) -> None:
-        graph = NativeNetwork.find(write(make_encoder("mean", None)))
+        graph = KernelBackend.find(write(make_encoder("mean", None)))
         assert graph is not None
         ids, rows = np.array([5, 6, 7], dtype=np.int32), np.empty((2, 64), dtype=np.float32)
         for starts in ([0, 1], [0, 1, 4], [1, 2, 3], [0, 4, 3], []):
@@ -665,7 +665,7 @@ class TestChoice:
     @needs_kernel
     @pytest.mark.parametrize(("providers", "found"), [(None, True), ([NATIVE], True), ([CPU], False)])
     def test_of_a_small_graph(self, make_encoder: Any, providers: list[str] | None, *, found: bool) -> None:
-        chosen = NativeNetwork.choose(write(make_encoder()), providers=providers)
+        chosen = KernelBackend.choose(write(make_encoder()), providers=providers)
         assert (chosen is not None) == found
 
     @needs_kernel
@@ -673,10 +673,10 @@ class TestChoice:
         self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         content = write(make_encoder())
-        assert NativeNetwork.choose(content) is not None
-        monkeypatch.setattr(native_network, "_most_weights", lambda *_, **__: 1000)
-        assert NativeNetwork.choose(content) is None
-        assert NativeNetwork.choose(content, providers=[NATIVE]) is not None
+        assert KernelBackend.choose(content) is not None
+        monkeypatch.setattr(kernel_backend, "_most_weights", lambda *_, **__: 1000)
+        assert KernelBackend.choose(content) is None
+        assert KernelBackend.choose(content, providers=[NATIVE]) is not None
 
     @needs_kernel
     @pytest.mark.parametrize(
@@ -684,29 +684,29 @@ class TestChoice:
     )
     def test_widths_that_fill_no_tile(self, make_encoder: Any, changes: dict[str, int]) -> None:
         content = write(make_encoder(**changes))
-        assert NativeNetwork.choose(content) is None
+        assert KernelBackend.choose(content) is None
         with pytest.raises(ProviderError, match="another one"):
-            NativeNetwork.choose(content, providers=[NATIVE])
+            KernelBackend.choose(content, providers=[NATIVE])
 
     def test_stands_alone(self, make_encoder: Any) -> None:
         with pytest.raises(ProviderError, match="no other provider"):
-            NativeNetwork.choose(write(make_encoder()), providers=[NATIVE, CPU])
+            KernelBackend.choose(write(make_encoder()), providers=[NATIVE, CPU])
 
     def test_without_a_kernel(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native_network, "bert", None)
+        monkeypatch.setattr(kernel_backend, "bert", None)
         content = write(make_encoder())
-        assert NativeNetwork.choose(content) is None
+        assert KernelBackend.choose(content) is None
         with pytest.raises(ProviderError, match="no C compiler"):
-            NativeNetwork.choose(content, providers=[NATIVE])
+            KernelBackend.choose(content, providers=[NATIVE])
 
     @needs_kernel
     def test_of_the_portable_instructions(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """They are slower than ONNX Runtime, so they are used only when requested by name."""
         content = write(make_encoder())
-        monkeypatch.setattr(native_network, "native_instructions", lambda: ("portable",))
-        assert NativeNetwork.choose(content) is None
+        monkeypatch.setattr(kernel_backend, "native_instructions", lambda: ("portable",))
+        assert KernelBackend.choose(content) is None
         for options in ({"providers": [NATIVE]}, {"instructions": "portable"}):
-            graph = NativeNetwork.choose(content, **options)
+            graph = KernelBackend.choose(content, **options)
             assert graph is not None
             assert graph.instructions == "portable"
 
@@ -715,30 +715,30 @@ class TestChoice:
         content = write(make_encoder())
         monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
         graph, named = (
-            NativeNetwork.choose(content, instructions=name) for name in (None, native_instructions()[0])
+            KernelBackend.choose(content, instructions=name) for name in (None, native_instructions()[0])
         )
         assert graph is not None
         assert named is not None
         assert (graph.instructions, named.instructions) == ("portable", native_instructions()[0])
-        assert NativeNetwork.choose(content, providers=[CPU]) is None
+        assert KernelBackend.choose(content, providers=[CPU]) is None
         monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "mmx")
         with pytest.raises(ProviderError, match="'mmx' of EMBEDKIT_INSTRUCTIONS are unknown; here are"):
-            NativeNetwork.choose(content)
+            KernelBackend.choose(content)
 
     @needs_kernel
     def test_of_instructions_that_are_not_there(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         content = write(make_encoder())
-        missing = next(name for name in native_network.INSTRUCTIONS if name not in native_instructions())
+        missing = next(name for name in kernel_backend.INSTRUCTIONS if name not in native_instructions())
         with pytest.raises(ProviderError, match=f"'{missing}' are not on this processor or not in this build"):
-            NativeNetwork.choose(content, instructions=missing)
-        monkeypatch.setattr(native_network, "native_instructions", lambda: native_network.INSTRUCTIONS)
+            KernelBackend.choose(content, instructions=missing)
+        monkeypatch.setattr(kernel_backend, "native_instructions", lambda: kernel_backend.INSTRUCTIONS)
         with pytest.raises(ValueError, match=f"the instructions {missing} are not there"):  # C checks it too
-            NativeNetwork.choose(content, instructions=missing)
+            KernelBackend.choose(content, instructions=missing)
 
 
 @needs_kernel
 def test_a_tokenizer_of_longer_texts_or_more_words_is_refused_on_loading(make_encoder: Any) -> None:
-    graph = NativeNetwork.find(write(make_encoder()))
+    graph = KernelBackend.find(write(make_encoder()))
     assert graph is not None
     graph.check(max_length=graph.positions, vocabulary_size=graph.vocabulary)
     for sizes in ((graph.positions + 1, graph.vocabulary), (graph.positions, graph.vocabulary + 1)):
@@ -760,7 +760,7 @@ class TestNumbers:
             wide = dataclasses.replace(graph.layers[0].wide, **{part: broken})
             layers = (dataclasses.replace(graph.layers[0], wide=wide), *graph.layers[1:])
             with pytest.raises(ValueError, match="NaN or infinite"):
-                NativeNetwork(dataclasses.replace(graph, layers=layers))
+                KernelBackend(dataclasses.replace(graph, layers=layers))
 
     @needs_kernel
     @pytest.mark.parametrize("products", DIFFERENCE)
@@ -772,7 +772,7 @@ class TestNumbers:
         words[7, 3] = value
         broken = dataclasses.replace(graph, words=dataclasses.replace(graph.words, values=words))
         for instructions in native_instructions():
-            network = NativeNetwork(broken, instructions=instructions)
+            network = KernelBackend(broken, instructions=instructions)
             assert np.isfinite(run(network, Tokens([[5, 6]], []))).all()
             with pytest.raises(ModelError, match="NaN or infinite"):
                 run(network, Tokens([[5, 6, 7], [5, 6]], []))

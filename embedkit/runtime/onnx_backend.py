@@ -15,8 +15,8 @@ import numpy.typing as npt
 from embedkit.errors import BundleIntegrityError, InputError, MissingExtraError, ModelError, ProviderError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_names
+from embedkit.runtime.batching import batch_by_length
 from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_onnxruntime
-from embedkit.runtime.engine import token_batches
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 from embedkit.runtime.wire import large_tables
 from embedkit.threads import available_threads
@@ -222,7 +222,7 @@ _CPU_TOKENS_PER_BATCH = 1024
 _DEVICE_TOKENS_PER_BATCH = 16_384
 
 
-class PaddedNetwork:
+class OnnxBackend:
     """Runs texts or pairs through a session. Safe to share between threads.
 
     Args:
@@ -252,16 +252,16 @@ class PaddedNetwork:
         self.numerics = f"onnxruntime-{session.version}-{self.provider}"
         self.width = session.width
 
-    def reading(self, output: str | None, finish: Callable[[FloatArray, TokenBatch], FloatArray]) -> PaddedNetwork:
+    def reading(self, output: str | None, finish: Callable[[FloatArray, TokenBatch], FloatArray]) -> OnnxBackend:
         """Return a network of the same session that reads another output."""
-        return PaddedNetwork(self._session, finish=finish, pad_id=self._pad_id, output=output)
+        return OnnxBackend(self._session, finish=finish, pad_id=self._pad_id, output=output)
 
     def batches(
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
     ) -> list[npt.NDArray[np.intp]]:
         """Return positions of the items of each batch; ``None`` chooses a bound of tokens for device and graph."""
         budget = most_tokens or self._choose_tokens_per_batch(int(lengths.sum()))
-        return list(token_batches(lengths, most_tokens=budget, most_texts=most_items))
+        return list(batch_by_length(lengths, most_tokens=budget, most_texts=most_items))
 
     def fill(
         self, rows: FloatArray, items: slice | npt.NDArray[np.intp], tokens: Tokens, lane: int | None = None
