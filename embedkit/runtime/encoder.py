@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -106,12 +107,13 @@ class Encoder(Model[Tokenizer, EncodeCall]):
             log_truncation(truncated, 1, unit=self._unit, max_length=self.max_length)
             return np.asarray(rows[0])
         listed = list(check_iterable(texts))
-        embeddings = np.empty((len(listed), call.packing.width), dtype=call.packing.dtype)
-        done = 0
         with contextlib.closing(self._results(listed, call, len(listed))) as results:
-            for rows in results:
-                if len(rows) == len(listed):  # usually a single chunk, which need not be copied
-                    return rows
+            first = next(results, None)
+            if first is not None and len(first) == len(listed):  # usually a single chunk, which need not be copied
+                return first
+            embeddings = np.empty((len(listed), call.packing.width), dtype=call.packing.dtype)
+            done = 0
+            for rows in () if first is None else itertools.chain([first], results):
                 embeddings[done : done + len(rows)] = rows
                 done += len(rows)
         return embeddings

@@ -333,12 +333,12 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "first_token": weights.pooling == "cls",
         "unit": weights.last is None,
         "instructions": instructions,
-        "words": weights.words.values if weights.hidden else None,
-        "word_scales": weights.words.scales,
-        "memory": None if weights.memory is None else weights.memory.values,
-        "memory_scales": None if weights.memory is None else weights.memory.scales,
-        "positions": weights.positions if weights.hidden else None,
-        "types": weights.types,
+        "words": _copy(weights.words.values if weights.hidden else None),
+        "word_scales": _copy(weights.words.scales),
+        "memory": None if weights.memory is None else _copy(weights.memory.values),
+        "memory_scales": None if weights.memory is None else _copy(weights.memory.scales),
+        "positions": _copy(weights.positions if weights.hidden else None),
+        "types": _copy(weights.types),
         "norm": _norm(weights.norm),
         "layers": [
             (
@@ -363,6 +363,11 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "gated": weights.gated,
         **({} if weights.skipped is None else {"skipped": weights.skipped}),
     }
+
+
+def _copy(table: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
+    """Copy a table, which is a view of the file and would keep all of it in memory."""
+    return None if table is None else table.copy()
 
 
 def _score(last: Product) -> FloatArray:

@@ -32,7 +32,7 @@ except ImportError as error:
 CPU = "CPUExecutionProvider"
 _FEEDS = ("input_ids", "attention_mask", "token_type_ids")
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-_ERRORS_ONLY = 3
+_FATAL = 4  # errors are exceptions; their lines on stderr would hold names from the file as they are
 # Products of a small graph are too small to be split between threads, even if there is only one batch.
 _SMALL_BYTES = 8_000_000
 # Word tables of at least this size are shared by all lanes. Each lane has its own copy of the other weights, which
@@ -78,16 +78,16 @@ class Session:
     ) -> None:
         self.threads = check_count(threads, "threads") or available_threads()
         chosen = _check_providers(providers)
-        self._model = model
         tables = _find_tables(model) if chosen == [CPU] else {}
         own = len(model) - sum(table.nbytes for table in tables.values())
         # For all sessions to read in one place; they must stay here as long as the sessions.
-        self._shared = {name: OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
+        self._shared = {name: OrtValue.ortvalue_from_numpy(table.copy()) for name, table in tables.items()}
         self.has_lanes = chosen == [CPU] and own <= _LANE_BYTES
         self.lanes = min(self.threads, max(1, _ALL_LANES_BYTES // max(1, own))) if self.has_lanes else 1
         alone = 1 if self.has_lanes and len(model) <= _SMALL_BYTES else self.threads
         self._session = _open(model, _options(alone, self._shared), chosen)
         self._opening = threading.Lock()
+        self._model = model if self.lanes > 1 else None  # until all lanes are open
         self._opened: list[InferenceSession | None] = [None] * self.lanes
         if alone == 1:
             self._opened[0] = self._session
@@ -124,7 +124,10 @@ class Session:
         with self._opening:
             opened = self._opened[lane]
             if opened is None:
+                if self._model is None:
+                    raise ModelError(f"there is no lane {lane}")
                 opened = self._opened[lane] = _open(self._model, _options(1, self._shared), [CPU])
+                self._model = self._model if None in self._opened else None
             return opened
 
 
@@ -174,7 +177,7 @@ def _options(threads: int, shared: Mapping[str, OrtValue] = MappingProxyType({})
     options.inter_op_num_threads = 1
     options.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
     options.enable_mem_pattern = False  # a plan is kept for every shape, and ours are never the same
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL
     return options
 
 
@@ -269,7 +272,7 @@ class OnnxBackend:
         """Put the results of one batch into ``rows[items]``, ``(B, *shape) float32``.
 
         Raises:
-            ModelError: the graph failed, or gave another shape.
+            ModelError: the graph failed, gave another shape, or gave NaN or infinity.
         """
         positions = np.arange(len(rows))[items] if isinstance(items, slice) else items
         batch = tokens.batch(positions, self._pad_id)
@@ -277,6 +280,8 @@ class OnnxBackend:
         expected = (len(positions), *rows.shape[1:])
         if values.shape != expected:  # where the graph leaves its shapes open
             raise ModelError(f"the graph gave {values.shape}, expected {expected}")
+        if not np.isfinite(values).all():
+            raise ModelError("the graph cannot be computed: a value became NaN or infinite")
         rows[items] = values
 
     def _choose_tokens_per_batch(self, tokens: int) -> int:

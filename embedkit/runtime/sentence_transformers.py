@@ -102,12 +102,14 @@ def _read(
 
 
 def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
-    """Make token embeddings ``(B, L, H)`` one embedding ``(B, H)`` for each text.
+    """Make token embeddings ``(B, L, H)`` one embedding ``(B, H)`` for each text, zeros for one without tokens.
 
     ``pooling`` is one of :data:`~embedkit.runtime.folders.POOLINGS`, or several joined by ``+``.
     """
     pooled = [_pool(tokens, batch.attention_mask, mode) for mode in pooling_modes(pooling)]
-    return pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1)
+    rows = pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1)
+    is_empty = batch.attention_mask.sum(axis=1) == 0
+    return np.where(is_empty[:, None], np.float32(0), rows) if is_empty.any() else rows
 
 
 def _pool(tokens: FloatArray, attention_mask: npt.NDArray[np.int64], mode: str) -> FloatArray:
@@ -120,7 +122,7 @@ def _pool(tokens: FloatArray, attention_mask: npt.NDArray[np.int64], mode: str) 
     weights = attention_mask.astype(np.float32)
     if mode == "weightedmean":
         weights *= np.arange(1, weights.shape[1] + 1, dtype=np.float32)
-    total = weights.sum(axis=1, keepdims=True)
+    total = weights.sum(axis=1, keepdims=True).clip(min=1)
     total = np.sqrt(total) if mode == "mean_sqrt_len_tokens" else total
     return np.asarray(np.einsum("blh,bl->bh", tokens, weights) / total, dtype=np.float32)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tokenizers
 
 from embedkit.errors import ModelError
+from embedkit.runtime.tokenizer_rules import tokenizer_errors
 
 
 class TokenIds(Sequence[list[int]]):
@@ -143,13 +144,15 @@ class TokenSpans:
     """The tokenizer of a ``tokenizer.json``, without truncation and padding."""
 
     def __init__(self, json: str) -> None:
-        self._tokenizer = tokenizers.Tokenizer.from_str(json)
+        with tokenizer_errors("not a tokenizer.json"):
+            self._tokenizer = tokenizers.Tokenizer.from_str(json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
     def find(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[TokenSpan]]:
         """Return the tokens of each text, with or without those that the tokenizer adds."""
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=special_tokens)
+        with tokenizer_errors():
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=special_tokens)
         return [_spans(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -13,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from embedkit.errors import EmbedkitError, InputError, ModelError, ModelNotFoundError
+from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenizer_kernels import TokenizerKernel
-from embedkit.runtime.tokenizer_rules import check_rules
+from embedkit.runtime.tokenizer_rules import check_rules, tokenizer_errors
 from embedkit.runtime.unigram_pieces import UnigramPieces
 from embedkit.runtime.word_pieces import PairPieces, WordPieces, truncate_longest_first
 
@@ -120,7 +119,7 @@ class _FastTokenizer(ABC):
 
     def __init__(self, json: str, max_length: int) -> None:
         self._tokenizer = _parse(json)
-        with _contradictions():
+        with tokenizer_errors():
             self._frame = self._tokenizer.num_special_tokens_to_add(is_pair=self._texts == 2)
             least = self._frame + self._texts
             if max_length < least:
@@ -253,7 +252,7 @@ class Tokenizer(_FastTokenizer):
         return text[: max(0, end)].rstrip() or text
 
     def _encode_whole(self, texts: list[str]) -> list[tuple[list[int], bool]]:
-        with _contradictions():
+        with tokenizer_errors():
             encodings = self._tokenizer.encode_batch_fast(texts)
         ids = [encoding.ids for encoding in encodings]
         # Reading `overflowing` copies the whole rest of a text: look only where there can be one.
@@ -327,25 +326,20 @@ class PairTokenizer(_FastTokenizer):
         return Tokens([ids for ids, _ in flat], [], [types for _, types in flat]), starts
 
     def _windows(self, first: str, second: str) -> list[tuple[list[int], list[int]]]:
-        encoding = self._tokenizer.encode(first, second)
-        ids, types, sides = encoding.ids, encoding.type_ids, encoding.sequence_ids
-        room, length = self.max_length - self._frame, sides.count(1)
-        kept = min(sides.count(0), room // 2)
+        with tokenizer_errors():
+            encoding = self._tokenizer.encode(first, second)
+        ids, types = np.array(encoding.ids), np.array(encoding.type_ids)
+        sides = np.array([2 if side is None else side for side in encoding.sequence_ids])
+        of_first, of_second, special = (np.flatnonzero(sides == side) for side in range(3))
+        room = self.max_length - self._frame
+        kept = min(len(of_first), room // 2)
         width = room - kept
-        last = max(0, length - width)
-        starts = [*range(0, last, max(1, width // 2)), last]
-        begins = sides.index(0) if 0 in sides else 0
-        second_begins = sides.index(1) if 1 in sides else len(ids)
+        last = max(0, len(of_second) - width)
+        always = np.concatenate([special, of_first[:kept]])
         rows = []
-        for start in starts:
-            chosen = [
-                place
-                for place, side in enumerate(sides)
-                if side is None
-                or (side == 0 and place < begins + kept)
-                or (side == 1 and start <= place - second_begins < start + width)
-            ]
-            rows.append(([ids[place] for place in chosen], [types[place] for place in chosen]))
+        for start in [*range(0, last, max(1, width // 2)), last]:
+            chosen = np.sort(np.concatenate([always, of_second[start : start + width]]))
+            rows.append((ids[chosen].tolist(), types[chosen].tolist()))
         return rows
 
     def _encode(self, pairs: list[tuple[str, str]]) -> Tokens:
@@ -360,7 +354,7 @@ class PairTokenizer(_FastTokenizer):
         return Tokens(ids, cut, types)
 
     def _encode_without_kernel(self, pairs: list[tuple[str, str]]) -> Tokens:
-        with _contradictions():
+        with tokenizer_errors():
             encodings = self._tokenizer.encode_batch_fast(pairs)
         rows = [self._cut(encoding) for encoding in encodings]
         overflowing = [row for row, encoding in enumerate(encodings) if len(encoding) > self.max_length]
@@ -404,21 +398,8 @@ def _pad(ids: Sequence[Sequence[int]], pad_id: int) -> TokenBatch:
 
 
 def _parse(json: str) -> tokenizers.Tokenizer:
-    with _contradictions("not a tokenizer.json"):
+    with tokenizer_errors("not a tokenizer.json"):
         return tokenizers.Tokenizer.from_str(json)
-
-
-@contextlib.contextmanager
-def _contradictions(what: str = "the tokenizer contradicts itself") -> Iterator[None]:
-    """Convert an error of a tokenizer, such as a missing unknown token in use, to a :class:`ModelError`."""
-    try:
-        yield
-    except (EmbedkitError, TypeError, UnicodeError):
-        raise
-    except BaseException as error:  # of tokenizers: bare Exception, and a panic, which no Exception is
-        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)):
-            raise
-        raise ModelError(f"{what}: {error}") from error
 
 
 def _find_pad_id(tokenizer: tokenizers.Tokenizer) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,9 @@ from typing import Any, Protocol
 
 import tokenizers
 
+from embedkit.errors import ModelError
 from embedkit.runtime.token_ids import TokenIds
+from embedkit.runtime.tokenizer_rules import tokenizer_errors
 from embedkit.threads import submit_each
 
 _TRUNCATED, _FALLBACK = 1, 2
@@ -61,11 +64,15 @@ class TokenizerKernel(ABC):
         """Return the kernel, if it pays off by now; two threads may both create one, which are equal."""
         self._missing -= max(len(texts), sum(map(len, texts)) // _CHARACTERS)
         if self._missing <= 0:
-            try:
-                self._kernel = self._make()
-            except (OverflowError, ValueError):  # no model has ids of more than 31 bits, but a file may
-                self._missing = math.inf
+            self._create()
+            self._missing = math.inf if self._kernel is None else 0
         return self._kernel
+
+    def _create(self) -> None:
+        """Make the kernel; it stays as it was if the tokenizer is not supported or fails."""
+        # No model has ids of more than 31 bits, but a file may.
+        with contextlib.suppress(OverflowError, ModelError, ValueError), tokenizer_errors():
+            self._kernel = self._make()
 
 
 def _tokenize(kernel: _Kernel, texts: list[str], threads: int) -> list[tuple[bytes, bytes, bytes]]:

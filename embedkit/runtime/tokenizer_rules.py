@@ -7,14 +7,15 @@ lines can double a text forty times. Such rules are refused before any text is t
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tokenizers
 
-from embedkit.errors import ModelError
+from embedkit.errors import EmbedkitError, ModelError
 
 _MOST_GROWTH = 100  # SentencePiece's rules can lengthen a character 36 times
 _MOST_FRAME = 16
@@ -25,6 +26,22 @@ _STANDARD = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3}
 # ... each time that they are applied: bytes, spaces around Chinese characters, a prefix of each part.
 _REPEATED = {"ByteLevel": 4, "BertNormalizer": 3, "Metaspace": 2}
 _ONE_CHARACTER = re.compile(r"(\\[nrst]| |\[[^\[\]\\]+\])(\+|\{[1-9]\d*,?\d*\})?")
+
+
+@contextlib.contextmanager
+def tokenizer_errors(what: str = "the tokenizer contradicts itself") -> Iterator[None]:
+    """Convert an error of a tokenizer, such as a missing unknown token in use, to a :class:`ModelError`.
+
+    The package raises bare Exceptions, and for a panic a BaseException, which few callers expect.
+    """
+    try:
+        yield
+    except (EmbedkitError, TypeError, UnicodeError):
+        raise
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)):
+            raise
+        raise ModelError(f"{what}: {error}") from error
 
 
 def rules_of(part: Any) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ class WordPieces(TokenizerKernel):
             return False
         self._blocks |= blocks
         self._characters |= {character for block in blocks for character in _block(block)}
-        self._kernel = self._make()
+        self._create()
         return True
 
     def _make(self) -> wordpiece.WordPieces:

@@ -6,13 +6,13 @@ import pytest
 from embedkit.evaluation import tasks
 from embedkit.evaluation.tasks import EmbeddingCache, PairPool, cosines, without_role
 from embedkit.progress import Progress
-from embedkit.runtime import engine
+from embedkit.runtime import batching, model
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 
 
 def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
-    monkeypatch.setattr(engine, "_CHUNK_ITEMS", 2)
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
     texts = ["a", "b", "a", "c", "b", "d e"]
     pool = EmbeddingCache(words, without_role(texts), label="pool")
     assert words.seen == ["a", "b", "c", "d e"]
@@ -29,7 +29,7 @@ def test_the_models_own_progress_is_silent(stage, toy_bundle, toy_cross_bundle, 
             shown.append((label, enabled))
             super().__init__(label, *rest, enabled=enabled, **more)
 
-    monkeypatch.setattr(engine, "Progress", Noting)
+    monkeypatch.setattr(model, "Progress", Noting)
     if stage == "texts":
         EmbeddingCache(Encoder.load(toy_bundle), without_role(["a dog", "a cat"]), label="pool")
     else:

@@ -14,7 +14,7 @@ import pytest
 from toys import write_parquet
 
 from embedkit.errors import CacheError, ConfigError, DataError, StorageError, TrainingError
-from embedkit.runtime import engine
+from embedkit.runtime import batching
 from embedkit.runtime.encoder import Encoder
 from embedkit.training import teachers as module
 from embedkit.training.corpus import Corpus, SourceConfig
@@ -69,7 +69,7 @@ class TestCachedVectors:
 
     @pytest.mark.parametrize("calls", [0, 1, 3])
     def test_a_kill_loses_only_the_current_chunk(self, make_corpus, counting_teacher, cache, monkeypatch, calls):
-        monkeypatch.setattr(engine, "_CHUNK_ITEMS", 4)
+        monkeypatch.setattr(batching, "_CHUNK_ITEMS", 4)
         texts = [f"text {i}" for i in range(18)]
         corpus, killed = make_corpus(texts), counting_teacher()
         encode = killed.encode
@@ -259,7 +259,7 @@ class TestLoadEncoder:
         self, toy_bundle, make_corpus, cache, prompt, caplog, monkeypatch
     ):
         monkeypatch.setattr(module, "_CHUNK", 2)
-        monkeypatch.setattr(engine, "_CHUNK_ITEMS", 2)
+        monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
         texts = [f"{'the cat ' * 20}{'a dog ' * times}" for times in range(5)]
         corpus, encoder = make_corpus(texts), Encoder.load(toy_bundle)
         vectors = load_vectors(TeacherConfig(source=str(toy_bundle), prompt=prompt), corpus, cache)
