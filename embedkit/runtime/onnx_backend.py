@@ -193,6 +193,7 @@ def _open(model: bytes, options: SessionOptions, providers: list[str]) -> Infere
             f"only {', '.join(session.get_providers())} did"
         )
     session.disable_fallback()
+    session._model_bytes = b""  # noqa: SLF001 - kept by the package for the fallback alone
     return session
 
 

@@ -297,6 +297,14 @@ def test_several_logits_are_refused(toy_cross_folder, monkeypatch):
         model.predict(PAIRS[:1])
 
 
+def test_a_score_that_is_no_number_is_an_error(toy_cross_folder, monkeypatch):
+    model = CrossEncoder.load(toy_cross_folder, providers=["CPUExecutionProvider"])
+    nan = np.float32("nan")
+    monkeypatch.setattr(model._backend._session, "run", lambda batch, **_: np.full((len(batch.input_ids), 1), nan))
+    with pytest.raises(ModelError, match="a value became NaN or infinite"):
+        model.predict(PAIRS)
+
+
 # Verification
 
 

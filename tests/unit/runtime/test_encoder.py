@@ -490,3 +490,10 @@ def test_invalid_unicode_is_named_by_every_reader_of_texts(toy_bundle, method):
 def test_true_is_no_token_id(toy_bundle):
     with pytest.raises(InputError, match="expected token ids"):
         Encoder.load(toy_bundle).check_token_ids([[2, True, 3]])
+
+
+def test_no_cosine_is_above_1(encoder):
+    rows = np.random.default_rng(0).standard_normal((300, 384)).astype(np.float32)
+    cosines = encoder.similarity(rows, rows)
+    assert cosines.max() <= 1
+    assert encoder.similarity(rows, -rows).min() >= -1

@@ -168,3 +168,29 @@ def test_onnx_runtime_stores_no_telemetry(tmp_path):
     homes = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=environment | homes, check=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_onnx_runtime_writes_no_names_of_a_file_to_stderr(capfd):
+    int64 = onnx.TensorProto.INT64
+    nodes = [
+        helper.make_node("Reshape", ["input_ids", "shape"], ["wrong"], name="\x1b[2Jnode"),
+        helper.make_node("Cast", ["wrong"], ["sentence_embedding"], to=onnx.TensorProto.FLOAT),
+    ]
+    shape = onnx.numpy_helper.from_array(np.array([7, 7]), "shape")
+    outputs = [helper.make_tensor_value_info("sentence_embedding", onnx.TensorProto.FLOAT, [7, 7])]
+    taken = [helper.make_tensor_value_info("input_ids", int64, ["b", "l"])]
+    graph = helper.make_graph(nodes, "g", taken, outputs, [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    with pytest.raises(ModelError):
+        open_session(model.SerializeToString()).run(BATCH)
+    assert "\x1b" not in capfd.readouterr().err
+
+
+def test_a_model_whose_lanes_are_open_does_not_keep_its_file(toy_model_bytes, monkeypatch):
+    monkeypatch.setattr(onnx_backend, "_SHARED_BYTES", 1)
+    content = bytes(bytearray(toy_model_bytes))
+    before = sys.getrefcount(content)
+    session = open_session(content, threads=2)
+    for lane in (0, 1):
+        session.run(BATCH, lane=lane)
+    assert sys.getrefcount(content) == before

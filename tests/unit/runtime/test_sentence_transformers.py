@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from types import SimpleNamespace
 
@@ -15,8 +16,9 @@ from toys import edit_json, graph_bytes
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime import find
-from embedkit.runtime.folders import read_layout
-from embedkit.runtime.tokenization import PairTokenizer
+from embedkit.runtime.folders import POOLINGS, read_layout
+from embedkit.runtime.sentence_transformers import pool
+from embedkit.runtime.tokenization import PairTokenizer, TokenBatch
 from embedkit.runtime.tokenizer_settings import read_tokenizer
 
 TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
@@ -287,7 +289,17 @@ def test_the_fingerprint_covers_what_decides_the_embeddings(folder, toy_weights)
 def test_a_downloaded_model_is_named_by_its_id(folder, monkeypatch):
     hub = SimpleNamespace(snapshot_download=lambda repo_id, allow_patterns, **_: str(folder))
     monkeypatch.setattr(find, "require", lambda module, extra: hub)
-    assert Encoder.load("org/all-toy").name == "org/all-toy"
+    encoder = Encoder.load("org/all-toy")
+    assert encoder.name == pickle.loads(pickle.dumps(encoder)).name == "org/all-toy"
+
+
+@pytest.mark.parametrize("mode", [*POOLINGS, "mean+max"])
+def test_a_text_without_tokens_is_pooled_to_zeros(mode):
+    tokens = np.ones((2, 3, 4), dtype=np.float32)
+    mask = np.array([[1, 1, 0], [0, 0, 0]])
+    pooled = pool(tokens, TokenBatch(mask, mask), mode)
+    assert pooled[0].all()
+    assert not pooled[1].any()
 
 
 def test_there_are_no_golden_texts(folder):

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
-from embedkit.runtime import kernels, tokenizer_kernels, word_pieces
+from embedkit.runtime import kernels, tokenizer_kernels, unigram_pieces, word_pieces
+from embedkit.runtime.token_ids import TokenSpans
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
@@ -246,3 +247,48 @@ def test_a_length_without_room_for_both_is_refused(toy_tokenizer_json):
     assert PairTokenizer(toy_tokenizer_json, 5).max_length == 5
     with pytest.raises(InputError, match="at least 5 for pairs"):
         PairTokenizer(toy_tokenizer_json, 4)
+
+
+class Panic(BaseException):
+    """What the tokenizers package raises where its Rust code panics."""
+
+
+class Panicking:
+    """A tokenizer that panics on every text."""
+
+    def __getattr__(self, name):
+        def panic(*_, **__):
+            raise Panic("index out of bounds")
+
+        return panic
+
+
+@pytest.mark.parametrize("way", ["tokenize", "pairs", "windows", "spans"])
+def test_a_panic_of_the_tokenizer_is_an_error_of_the_model(toy_tokenizer_json, way):
+    texts, pairs = Tokenizer(toy_tokenizer_json, 12), PairTokenizer(toy_tokenizer_json, 12)
+    spans, long = TokenSpans(toy_tokenizer_json), [("a dog", "the sea " * 20)]
+    overflowing = pairs.tokenize(long)
+    for each in (texts, pairs, spans):
+        each._tokenizer = Panicking()
+        each._pieces = None
+    calls = {
+        "tokenize": lambda: texts.tokenize(["a dog"]),
+        "pairs": lambda: pairs.tokenize(long),
+        "windows": lambda: pairs.tokenize_windows(long),
+        "spans": lambda: spans.find(["a dog"]),
+    }
+    if way == "windows":
+        pairs.tokenize = lambda *_, **__: overflowing
+    with pytest.raises(ModelError, match="the tokenizer contradicts itself: index out of bounds"):
+        calls[way]()
+
+
+def test_a_panic_while_a_kernel_is_made_leaves_texts_to_the_tokenizer(toy_tokenizer_json, monkeypatch):
+    def panic(self):
+        raise Panic("no such character")
+
+    expected = Tokenizer(toy_tokenizer_json, 12).tokenize(["a dog"]).ids
+    for kind in (word_pieces.WordPieces, unigram_pieces.UnigramPieces):
+        monkeypatch.setattr(kind, "_make", panic)
+    monkeypatch.setattr(tokenizer_kernels, "_TEXTS_THAT_PAY", 0)
+    assert Tokenizer(toy_tokenizer_json, 12).tokenize(["a dog"]).ids == expected
