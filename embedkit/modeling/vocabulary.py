@@ -15,10 +15,8 @@ from embedkit.runtime.folders import Layout
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.runtime.tokenizer_settings import read_tokenizer, set_left_truncation, set_lowercase, set_one_type
 
-# Roles of special tokens in transformers, and their spelling in each tokenizer family.
+# Roles in transformers of special tokens that have no role in a tokenizer.json, and their spelling in each family.
 _ROLES = {
-    "pad_token": ("[PAD]", "<pad>"),
-    "unk_token": ("[UNK]", "<unk>"),
     "cls_token": ("[CLS]", "<s>"),
     "sep_token": ("[SEP]", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
@@ -96,8 +94,10 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer | PairTokenizer, *, with_
     """
     pair_inputs = ["token_type_ids"] if isinstance(tokenizer, PairTokenizer) and with_types else []
     (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
-    pieces = {token["content"] for token in json.loads(tokenizer.json).get("added_tokens", [])}
-    roles = {role: next((s for s in spellings if s in pieces), None) for role, spellings in _ROLES.items()}
+    pieces = {token["id"]: token["content"] for token in json.loads(tokenizer.json).get("added_tokens", [])}
+    roles = {"pad_token": pieces.get(tokenizer.pad_id), "unk_token": pieces.get(tokenizer.unknown_id)}
+    for role, spellings in _ROLES.items():
+        roles[role] = next((spelling for spelling in spellings if spelling in pieces.values()), None)
     settings = {
         # The generic class uses tokenizer.json unchanged; a BertTokenizer would override its lowercasing.
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -405,9 +405,10 @@ def _parse(json: str) -> tokenizers.Tokenizer:
 def _find_pad_id(tokenizer: tokenizers.Tokenizer) -> int:
     if tokenizer.padding:
         return int(tokenizer.padding["pad_id"])
-    numbers = (tokenizer.token_to_id(token) for token in _PAD_TOKENS)
-    # Any id does where the mask is 0, so a tokenizer without a padding token is no obstacle.
-    return next((number for number in numbers if number is not None), 0)
+    named = (tokenizer.token_to_id(token) for token in _PAD_TOKENS)
+    # Any id does where the mask is 0. Other libraries pad with special tokens only.
+    special = (number for number, token in sorted(tokenizer.get_added_tokens_decoder().items()) if token.special)
+    return next((number for number in (*named, *special) if number is not None), 0)
 
 
 def _find_unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:

@@ -3,6 +3,7 @@ import json
 
 import pytest
 import tokenizers
+from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
@@ -99,3 +100,18 @@ def test_settings_of_the_tokenizer_s_configuration_apply_as_in_transformers(toke
     for found in (load_tokenizer(layout, 6), Tokenizer(read_tokenizer(layout), 6)):
         assert list(found.tokenize(texts).ids) == expected
     assert expected != list(tokenizer.with_max_length(6).tokenize(texts).ids)
+
+
+@pytest.mark.parametrize("special", ["<|endoftext|>", "<|im_end|>", "[PAD]"])
+def test_other_libraries_can_pad_with_a_tokenizer_whatever_its_padding_token_is_called(tmp_path, special):
+    pieces = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    raw = tokenizers.Tokenizer(models.BPE(vocab=pieces, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.add_special_tokens([special])
+
+    write_tokenizer(tmp_path, Tokenizer(raw.to_str(), 16))
+
+    library = AutoTokenizer.from_pretrained(tmp_path)
+    batch = library(["a dog", "!"], padding=True)
+    assert library.pad_token == special
+    assert batch["attention_mask"] == [[1] * 5, [1, 0, 0, 0, 0]]
