@@ -29,7 +29,8 @@ from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, GateError
 from embedkit.export.graph_parts import Head, expose_states, has_memory, read_head
 from embedkit.export.hub import model_card
-from embedkit.export.pipeline import ExportOptions, check_options, default_precision, export, load_source
+from embedkit.export.options import ExportOptions, check_options
+from embedkit.export.pipeline import export_loaded, load_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import ACTIVATIONS, SentenceEncoder
@@ -88,9 +89,9 @@ def export_folder(
         GateError: a graph failed a gate; nothing was written.
         StorageError: the folder cannot be written.
     """
-    check_options(**options)
+    settings = check_options(**options)
     for name in ("vocabulary", "spread"):
-        if options.get(name) is not None:
+        if getattr(settings, name) is not None:
             raise ExportError(
                 f"a folder contains the model's torch weights, which {name} would change; export a bundle, "
                 "and a folder of that bundle",
@@ -105,24 +106,22 @@ def export_folder(
                 parameters=unused,
             )
         return _write(output, None, {"model.onnx": read_bundle(bundle)})
-    model, card, origin = load_source(
-        source, licence=licence, max_length=max_length, trust_remote_code=trust_remote_code
-    )
+    loaded = load_source(source, licence=licence, max_length=max_length, trust_remote_code=trust_remote_code)
+    model = loaded.model
     if model.config.model_type == STATIC:
         raise ExportError(
             f"{source} is a static model, which sentence-transformers loads as it is; export a bundle instead"
         )
     if isinstance(model, SentenceEncoder) and model.memory is not None:
         raise _memory_error(source)
-    bundles, target = {}, options.get("target", "cpu-avx2")
+    in_float: ExportOptions = {**options, "precision": "fp32", "word_table": None}
+    plain = check_options(**in_float)
+    bundles = {}
     with tempfile.TemporaryDirectory() as folder:
-        for precision in dict.fromkeys(["fp32", options.get("precision") or default_precision(target)]):
-            wanted: ExportOptions = {**options, "precision": precision}
-            if precision == "fp32":
-                wanted["word_table"] = None
+        for each in {plain.precision: plain, settings.precision: settings}.values():
             path = Path(folder) / "bundle.onnx"
-            export(model, path, card=card, origin=origin, **wanted)
-            bundles[_name(precision, target)] = read_bundle(path)
+            export_loaded(loaded, path, each)
+            bundles[_name(each.precision, each.target)] = read_bundle(path)
     return _write(output, model, bundles)
 
 

@@ -118,9 +118,9 @@ PAIR_THRESHOLDS = {
 }
 
 
-def verify(
+def measure_gates(
     model: SentenceEncoder | PairEncoder,
-    content: bytes,
+    candidate: Candidate,
     thresholds: Thresholds,
     *,
     quantized: bool,
@@ -128,7 +128,7 @@ def verify(
     dev: ScoredPairs | None = None,
     original: SentenceEncoder | PairEncoder | None = None,
 ) -> list[Gate]:
-    """Measure all gates of a model's serialized graph.
+    """Measure all gates of a model's graph.
 
     Operators are counted only as written ``for_gpu``, not as optimized by ONNX Runtime for a CPU. Without scored
     pairs in ``dev``, ``agreement`` is measured in place of ``retention``, for which the reference is ``original``,
@@ -138,14 +138,13 @@ def verify(
         ModelError: ONNX Runtime rejects the graph.
     """
     measure = _Measure(model, original or model, thresholds, dev)
-    parity, ranking, invariance = measure.gates(Candidate(content, model.tokenizer), thresholds.invariance)
-    operators = check_operators(model, content, quantized=quantized, for_gpu=for_gpu)
-    size, most = len(content), thresholds.graph_bytes
+    parity, ranking, invariance = measure.gates(candidate, thresholds.invariance)
+    operators = check_operators(model, candidate.content, quantized=quantized, for_gpu=for_gpu)
+    size, most = len(candidate.content), thresholds.graph_bytes
     figures = {"graph_bytes": size, "graph_bytes_allowed": most}
     gates = [parity, operators, ranking, invariance, Gate("size", most is None or size <= most, figures)]
-    network = KernelBackend.find(content, pairs=measure.pairs)
-    if network is not None:
-        measured = measure.gates(NativeCandidate(network, model.tokenizer), invariance=0.0)
+    if candidate.kernel is not None:
+        measured = measure.gates(candidate.kernel, invariance=0.0)
         figures_of_gates = {gate.name: dict(gate.figures) for gate in measured}
         gates.append(Gate("native", all(gate.passed for gate in measured), figures_of_gates))
     return gates
@@ -459,9 +458,15 @@ class Candidate:
     """
 
     def __init__(self, content: bytes, tokenizer: Tokenizer | PairTokenizer) -> None:
-        self.tokenizer = tokenizer
+        self.content, self.tokenizer = content, tokenizer
         exposed, self._logits = expose_logits(content)
         self._session = Session(exposed, outputs=_OUTPUTS)
+
+    @cached_property
+    def kernel(self) -> KernelCandidate | None:
+        """The same graph on embedkit's own kernel, if that supports it."""
+        network = KernelBackend.find(self.content, pairs=isinstance(self.tokenizer, PairTokenizer))
+        return None if network is None else KernelCandidate(network, self.tokenizer)
 
     def run(self, items: Sequence[Any], /) -> FloatArray:
         """Embed texts, ``(N, D) float32, unit rows``, or score pairs, ``(N,) float32``."""
@@ -479,11 +484,11 @@ class Candidate:
         return self._session.run(tokens.batch(range(len(tokens.ids)), self.tokenizer.pad_id), output=self._logits)
 
 
-class NativeCandidate(Candidate):
+class KernelCandidate(Candidate):
     """The same, run by embedkit's own kernel."""
 
     def __init__(self, network: KernelBackend, tokenizer: Tokenizer | PairTokenizer) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.numerics = tokenizer, network.numerics
         self._network = network
 
     def run_batch(self, tokens: Tokens, /) -> FloatArray:

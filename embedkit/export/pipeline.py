@@ -6,9 +6,8 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import onnx
@@ -16,13 +15,13 @@ import onnx
 from embedkit import __version__
 from embedkit.atomic import atomic_file
 from embedkit.errors import ExportError, GateError
-from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.activation_stats import InputStatistics, measure_inputs
 from embedkit.export.bias_correction import add_to_biases, check_weights, measure_shifts
 from embedkit.export.card import Card, card_of, read_card
-from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate, Gate, Thresholds, run_torch, verify
+from embedkit.export.gates import Candidate, Gate, measure_gates, run_torch
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
+from embedkit.export.options import ExportOptions, Settings, check_options
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import (
@@ -38,27 +37,16 @@ from embedkit.export.writer import FloatArithmetic, Products
 from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.pruning import required_pieces
-from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_bundle, find_folder
 from embedkit.runtime.folders import check_similarity, read_layout
-from embedkit.runtime.kernel_backend import KernelBackend
 from embedkit.runtime.manifest import Golden, Manifest, describe_figures
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Ranges
-from embedkit.runtime.tokenization import check_items
 
 logger = logging.getLogger("embedkit")
-
-PRECISIONS = tuple(THRESHOLDS)
-
-# The default word table of each precision.
-_WORD_TABLE = {"fp32": "float32", "fp16": "float32", "int8": "int8", "int8-static": "int8"}
-
-_TARGET = {"fp32": "", "fp16": "gpu"}
 
 # Texts over which inputs of products are measured: extremes need more of them than means do.
 _MOST_TEXTS = {"int8": 256, "int8-static": 2000}
@@ -76,21 +64,6 @@ class ExportReport:
     manifest: Manifest
     fingerprint: str
     size_bytes: int
-
-
-class ExportOptions(TypedDict, total=False):
-    """Keyword arguments of :func:`export` that apply to any source."""
-
-    precision: str | None
-    target: str
-    word_table: str | None
-    name: str | None
-    dev: ScoredPairs | None
-    vocabulary: Sequence[str] | None
-    vocabulary_size: int | None
-    calibration: Sequence[str] | None
-    spread: float | None
-    thresholds: Thresholds | None
 
 
 def export_source(
@@ -112,11 +85,9 @@ def export_source(
         ModelNotFoundError, ModelError, ConfigError, BundleError: the source cannot be loaded.
         ExportError, GateError, StorageError: see :func:`export`.
     """
-    check_options(**options)
-    model, card, origin = load_source(
-        source, licence=licence, max_length=max_length, trust_remote_code=trust_remote_code
-    )
-    return export(model, output, card=card, origin=origin, **options)
+    settings, path = check_options(**options), check_file(output)
+    loaded = load_source(source, licence=licence, max_length=max_length, trust_remote_code=trust_remote_code)
+    return export_loaded(loaded, path, settings)
 
 
 class LoadedSource(NamedTuple):
@@ -124,7 +95,7 @@ class LoadedSource(NamedTuple):
 
     model: SentenceEncoder | PairEncoder
     card: Card
-    origin: Origin | None
+    origin: Origin | None = None
 
 
 def load_source(
@@ -138,9 +109,7 @@ def load_source(
     path = find_bundle(source)
     if path is not None:
         bundle = read_bundle(path)
-        return LoadedSource(
-            load_bundle(bundle, max_length=max_length), card_of(bundle.manifest, licence=licence), None
-        )
+        return LoadedSource(load_bundle(bundle, max_length=max_length), card_of(bundle.manifest, licence=licence))
     card, folder = read_card(source, licence=licence), find_folder(source, with_code=trust_remote_code)
     layout = read_layout(folder)
     check_similarity(source, layout)
@@ -153,18 +122,9 @@ def export(
     model: SentenceEncoder | PairEncoder,
     output: str | os.PathLike[str],
     *,
-    precision: str | None = None,
-    target: str = "cpu-avx2",
-    word_table: str | None = None,
-    name: str | None = None,
     card: Card | None = None,
-    dev: ScoredPairs | None = None,
-    vocabulary: Sequence[str] | None = None,
-    vocabulary_size: int | None = None,
-    calibration: Sequence[str] | None = None,
-    spread: float | None = None,
-    thresholds: Thresholds | None = None,
     origin: Origin | None = None,
+    **options: Unpack[ExportOptions],
 ) -> ExportReport:
     """Write a bundle of an encoder or a cross-encoder, if it passes every gate.
 
@@ -200,67 +160,52 @@ def export(
         GateError: the file failed a gate; nothing was written.
         StorageError: the file cannot be written.
     """
-    card, path = card or Card(), Path(output)
+    settings, path = check_options(**options), check_file(output)
+    return export_loaded(LoadedSource(model, card or Card(), origin), path, settings)
+
+
+def check_file(output: str | os.PathLike[str]) -> Path:
+    """Return the path of a file to write; ExportError if it is a folder."""
+    path = Path(output)
     if path.is_dir():
         raise ExportError(f"{path} is a folder; name the file to write, e.g. {path / 'model.onnx'}")
-    check_options(
-        precision=precision,
-        target=target,
-        word_table=word_table,
-        calibration=calibration,
-        vocabulary=vocabulary,
-        vocabulary_size=vocabulary_size,
-        spread=spread,
-    )
-    calibration, vocabulary = (
-        None if texts is None else check_items(list(check_iterable(texts, name)), name=name)
-        for name, texts in (("calibration", calibration), ("vocabulary", vocabulary))
-    )
-    precision = precision or default_precision(target)
-    _check_model(model, precision, vocabulary_size, calibration=calibration, spread=spread)
-    words = word_table or _WORD_TABLE[precision]
-    as_read = model
-    if isinstance(model, SentenceEncoder):
-        model, card = _change_embeddings(model, card, calibration, spread=spread)
-    original, gates = model, list[Gate]()
-    if vocabulary is not None:
-        logger.info("pruning the vocabulary of %s to %d texts", model.name, len(vocabulary))
-        model, gate = prune_vocabulary(model, vocabulary, vocabulary_size)
+    return path
+
+
+def export_loaded(loaded: LoadedSource, path: Path, settings: Settings) -> ExportReport:
+    """Write the bundle of a loaded model: change it, write its graph, measure the gates, and seal the file.
+
+    Raises:
+        ExportError, ModelError, InputError, GateError, StorageError: as :func:`export`.
+    """
+    source, card, origin = loaded
+    settings.check_model(source)
+    model, card = _whiten(source, card, settings)
+    gates, original = list[Gate](), model
+    if settings.vocabulary is not None:
+        logger.info("pruning the vocabulary of %s to %d texts", model.name, len(settings.vocabulary))
+        model, gate = prune_vocabulary(model, settings.vocabulary, settings.vocabulary_size)
         gates.append(gate)
-    content, unrounded = _write(model, precision, target, words, calibration or vocabulary)
-
-    logger.info("measuring the gates")
-    limits = thresholds or _allowed(model, precision, words)
-    is_int8 = precision.startswith("int8")
-    gates += verify(
-        model, content, limits, quantized=is_int8, for_gpu=precision == "fp16", dev=dev, original=original
-    )
-    if unrounded is not None:
-        gates.append(check_weights(unrounded, content))
+    content, unrounded = _write_graph(model, settings)
+    candidate = Candidate(content, model.tokenizer)
+    gates += _measure(candidate, unrounded, model, original, settings)
     if origin is not None:
-        candidate = Candidate(content, model.tokenizer) if model is as_read else None
+        # A pruned vocabulary gives other tokens, and whitening other embeddings.
+        compared = candidate if model is source else None
+        limits = settings.limits(model)
         gates.append(
-            check_reading(as_read, origin, candidate=candidate, least=limits.cosine, most=limits.difference)
+            check_reading(source, origin, candidate=compared, least=limits.cosine, most=limits.difference)
         )
-    _require(gates)
-
+    _require(gates, settings)
     manifest = Manifest(
-        **dict(vars(card), name=name or card.name or model.name, base=card.base or model.name),
+        **dict(vars(card), name=settings.name or card.name or model.name, base=card.base or model.name),
         **_describe(model),
+        **settings.described,
         created_by=f"embedkit {__version__}",
         gates={gate.name: gate.figures for gate in gates},
-        precision=precision if words == _WORD_TABLE[precision] else f"{precision} with {words} words",
-        target=target if is_int8 else _TARGET[precision],
-        ranges=_measure_ranges(model, content, calibration),
+        ranges=_measure_ranges(model, candidate, settings.calibration),
     )
-    return _save(path, model, content, manifest, tolerance=_GOLDEN_TOLERANCE[precision])
-
-
-def _save(
-    path: Path, model: SentenceEncoder | PairEncoder, content: bytes, manifest: Manifest, *, tolerance: float
-) -> ExportReport:
-    """Write a bundle with golden values, and move it into place once they are verified."""
-    golden = _make_golden(model, content, tolerance)
+    golden = _make_golden(model, candidate, _GOLDEN_TOLERANCE[settings.precision])
     with atomic_file(path) as temporary:
         fingerprint = write_bundle(temporary, content, manifest, model.tokenizer.json, golden)
         size_bytes = temporary.stat().st_size
@@ -268,30 +213,44 @@ def _save(
     return ExportReport(path, manifest, fingerprint, size_bytes)
 
 
-def _write(
-    model: SentenceEncoder | PairEncoder,
-    precision: str,
-    target: str,
-    words: str,
-    texts: Sequence[str] | None,
-) -> tuple[bytes, onnx.ModelProto | None]:
+def _write_graph(model: SentenceEncoder | PairEncoder, settings: Settings) -> tuple[bytes, onnx.ModelProto | None]:
     """Return the serialized graph and, if its weights are rounded, the graph without rounding.
 
     An encoder's biases, in both, compensate for the rounding, as measured on the texts.
     """
-    inputs = _measure_inputs(model, precision, texts)
-    is_rounded = precision.startswith("int8") or (precision == "fp32" and words != "float32")
-    unrounded = build_graph(model, FloatArithmetic()) if is_rounded else None
-    arithmetic = MixedArithmetic(_choose_products(precision, target, inputs), choose_word_table(words))
-    logger.info("writing the graph of %s, %s", model.name, precision)
-    graph = build_graph(model, arithmetic)
+    inputs = _measure_inputs(model, settings.precision, settings.calibration or settings.vocabulary)
+    unrounded = build_graph(model, FloatArithmetic()) if settings.is_rounded else None
+    products = _choose_products(settings.precision, settings.target, inputs)
+    logger.info("writing the graph of %s, %s", model.name, settings.precision)
+    graph = build_graph(model, MixedArithmetic(products, choose_word_table(settings.words)))
     if unrounded is not None and isinstance(model, SentenceEncoder):
         shifts = measure_shifts(unrounded, graph, inputs)
         for written in (graph, unrounded):
             add_to_biases(written, shifts)
-    if precision == "fp16":
+    if settings.precision == "fp16":
         graph = halve(graph, model.pooling if isinstance(model, SentenceEncoder) else None)
     return graph.SerializeToString(), unrounded
+
+
+def _measure(
+    candidate: Candidate,
+    unrounded: onnx.ModelProto | None,
+    model: SentenceEncoder | PairEncoder,
+    original: SentenceEncoder | PairEncoder,
+    settings: Settings,
+) -> list[Gate]:
+    """Measure the gates of a graph, and compare its weights with those that were not rounded."""
+    logger.info("measuring the gates")
+    gates = measure_gates(
+        model,
+        candidate,
+        settings.limits(model),
+        quantized=settings.is_int8,
+        for_gpu=settings.precision == "fp16",
+        dev=settings.dev,
+        original=original,
+    )
+    return gates if unrounded is None else [*gates, check_weights(unrounded, candidate.content)]
 
 
 def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
@@ -314,92 +273,16 @@ def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
     }
 
 
-def _change_embeddings(
-    model: SentenceEncoder,
-    card: Card,
-    texts: Sequence[str] | None,
-    *,
-    spread: float | None,
-) -> tuple[SentenceEncoder, Card]:
-    """Return the encoder with embeddings spread out over calibration texts, and its card."""
-    if spread is None or texts is None:
+def _whiten(
+    model: SentenceEncoder | PairEncoder, card: Card, settings: Settings
+) -> tuple[SentenceEncoder | PairEncoder, Card]:
+    """Return an encoder with embeddings spread out over calibration texts, and its card."""
+    spread, texts = settings.spread, settings.calibration
+    if spread is None or texts is None or isinstance(model, PairEncoder):
         return model, card
     logger.info("spreading the embeddings of %s over %d texts", model.name, len(texts))
     teacher = {**card.teacher, "spread": spread} if card.teacher else {}
     return spread_embeddings(model, _prefixed(model, texts), spread), dataclasses.replace(card, teacher=teacher)
-
-
-def _allowed(model: SentenceEncoder | PairEncoder, precision: str, words: str) -> Thresholds:
-    """Return the thresholds of a precision; a rounded word table deviates from torch as much as int8 does."""
-    thresholds = PAIR_THRESHOLDS if isinstance(model, PairEncoder) else THRESHOLDS
-    limits = thresholds[precision]
-    return limits if words == "float32" else dataclasses.replace(thresholds["int8"], invariance=limits.invariance)
-
-
-def default_precision(target: str) -> str:
-    """Return the precision of a target's bundles where none is asked for."""
-    return "fp16" if target == "gpu" else "int8"
-
-
-def check_options(**options: Unpack[ExportOptions]) -> None:
-    """Reject unsupported options of :func:`export`, by themselves, before anything is read or loaded.
-
-    Raises:
-        TypeError: there is no such option.
-        ExportError: an option is not supported, or lacks another one.
-    """
-    if unknown := options.keys() - ExportOptions.__annotations__.keys():
-        raise TypeError(f"export has no options {', '.join(sorted(unknown))}")
-    target = options.get("target", "cpu-avx2")
-    precision = options.get("precision") or default_precision(target)
-    calibration, spread = options.get("calibration"), options.get("spread")
-    if precision not in PRECISIONS:
-        raise ExportError(
-            f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}", parameters=["precision"]
-        )
-    if target == "gpu" and precision.startswith("int8"):
-        raise ExportError(f"{precision} is for CPUs; the target gpu supports fp16 and fp32")
-    if target != "gpu":
-        largest_weight(target)
-    choose_word_table(options.get("word_table") or _WORD_TABLE[precision])
-    if precision == "int8-static" and calibration is None:
-        raise ExportError("int8-static needs calibration texts")
-    if calibration is not None and not calibration:
-        raise ExportError("calibration needs at least one text")
-    _check_spread(spread, calibration)
-    if (
-        check_count(options.get("vocabulary_size"), "vocabulary_size") is not None
-        and options.get("vocabulary") is None
-    ):
-        raise ExportError(
-            "vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too",
-            parameters=["vocabulary_size"],
-        )
-
-
-def _check_spread(spread: float | None, calibration: Sequence[str] | None) -> None:
-    if spread is not None and calibration is None:
-        raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
-    if spread is not None and not (isinstance(spread, Real) and 0 <= spread <= 1):
-        raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
-
-
-def _check_model(
-    model: SentenceEncoder | PairEncoder,
-    precision: str,
-    vocabulary_size: int | None,
-    *,
-    calibration: Sequence[str] | None,
-    **of_embeddings: object,
-) -> None:
-    """Reject options that a model does not support, before any work."""
-    for name, value in of_embeddings.items():
-        if isinstance(model, PairEncoder) and value is not None:
-            raise ExportError(f"{name} is for embeddings: a cross-encoder has none", parameters=[name])
-    if isinstance(model, PairEncoder) and calibration and precision != "int8-static":
-        raise ExportError("calibration of a cross-encoder requires int8-static: it has no embeddings to quantize")
-    if vocabulary_size is not None:
-        required_pieces(model.tokenizer, vocabulary_size)
 
 
 def _measure_inputs(
@@ -422,17 +305,29 @@ def _choose_products(precision: str, target: str, inputs: Mapping[str, InputStat
     return Int8Arithmetic(largest_weight(target), inputs) if precision == "int8" else FloatArithmetic()
 
 
-def _require(gates: Sequence[Gate]) -> None:
+_REMEDIES = {
+    "int8": "rounding costs this model more than int8 allows: export it with precision fp32, or int8-static with "
+    "calibration texts",
+    "int8-static": "rounding costs this model more than int8 allows: export it with precision fp32, or with more "
+    "calibration texts",
+    "fp16": "rounding costs this model more than fp16 allows: export it with precision fp32",
+}
+_OF_ROUNDING = {"parity", "retention", "agreement", "native"}  # gates that a higher precision passes
+
+
+def _require(gates: Sequence[Gate], settings: Settings) -> None:
     missed = [gate for gate in gates if not gate.passed]
     if missed:
         figures = "; ".join(f"{gate.name}: {describe_figures(gate.figures)}" for gate in missed)
+        is_rounding = settings.precision in _REMEDIES and {gate.name for gate in missed} <= _OF_ROUNDING
+        remedy = f"; {_REMEDIES[settings.precision]}" if is_rounding else ""
         raise GateError(
-            f"nothing was written: the exported graph failed {len(missed)} of {len(gates)} gates: {figures}",
+            f"nothing was written: the graph failed {len(missed)} of {len(gates)} gates: {figures}{remedy}",
             {gate.name: {"passed": gate.passed, **gate.figures} for gate in gates},
         )
 
 
-def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance: float) -> Golden:
+def _make_golden(model: SentenceEncoder | PairEncoder, candidate: Candidate, tolerance: float) -> Golden:
     """Return the graph's own values in ONNX Runtime.
 
     Other runtimes, processors and batches may round differently, and deviate from torch in the opposite direction
@@ -440,22 +335,23 @@ def _make_golden(model: SentenceEncoder | PairEncoder, content: bytes, tolerance
     """
     items: list[Any] = GOLDEN_PAIRS if isinstance(model, PairEncoder) else GOLDEN_TEXTS
     tokens = model.tokenizer.tokenize(items)
-    candidate = Candidate(content, model.tokenizer)
     values, expected = candidate.run_batch(tokens), run_torch(model)(tokens)
     alone = np.concatenate([candidate.run_batch(model.tokenizer.tokenize([item])) for item in items])
     tolerance = max(tolerance, *(2 * float(np.abs(rows - expected).max()) for rows in (values, alone)))
     types = None if tokens.type_ids is None else list(tokens.type_ids)
     # The bits that embedkit's kernel gives are the same on every machine, if it can run the network.
-    network = KernelBackend.find(content, pairs=isinstance(model, PairEncoder))
-    digests = {} if network is None else {network.numerics: digest_of(network.run(tokens))}
+    kernel = candidate.kernel
+    digests = {} if kernel is None else {kernel.numerics: digest_of(kernel.run_batch(tokens))}
     return Golden(items, list(tokens.ids), values, tolerance, types, digests)
 
 
-def _measure_ranges(model: SentenceEncoder | PairEncoder, content: bytes, texts: Sequence[str] | None) -> str:
+def _measure_ranges(
+    model: SentenceEncoder | PairEncoder, candidate: Candidate, texts: Sequence[str] | None
+) -> str:
     """Return the ranges of an encoder's embeddings of texts, in the manifest's format; empty without texts."""
     if isinstance(model, PairEncoder) or not texts:
         return ""
-    return Ranges.measure(Candidate(content, model.tokenizer).run(_prefixed(model, texts))).to_text()
+    return Ranges.measure(candidate.run(_prefixed(model, texts))).to_text()
 
 
 def _prefixed(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -> Sequence[str]:

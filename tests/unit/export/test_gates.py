@@ -7,7 +7,7 @@ import torch
 from onnx import numpy_helper
 
 from embedkit.evaluation.sts import ScoredPairs
-from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate, _grid, relative_error, verify
+from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate, _grid, measure_gates, relative_error
 from embedkit.export.graph import build_graph
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import Int8Arithmetic
@@ -23,7 +23,13 @@ def measure(model, precision, *, content=None, dev=None, quantized=None, **limit
     content = content or build_graph(model, ARITHMETIC[precision]).SerializeToString()
     quantized = precision == "int8" if quantized is None else quantized
     allowed = (PAIR_THRESHOLDS if isinstance(model, PairEncoder) else THRESHOLDS)[precision]
-    gates = verify(model, content, dataclasses.replace(allowed, **limits), quantized=quantized, dev=dev)
+    gates = measure_gates(
+        model,
+        Candidate(content, model.tokenizer),
+        dataclasses.replace(allowed, **limits),
+        quantized=quantized,
+        dev=dev,
+    )
     return {gate.name: gate for gate in gates}
 
 

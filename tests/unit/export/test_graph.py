@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export.bert import is_bert
-from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, verify
+from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate, measure_gates
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
@@ -315,7 +315,7 @@ def test_a_word_memory_is_traced_with_every_head(make_any, pooling, head, activa
 
     content = build_graph(model, FloatArithmetic()).SerializeToString()
 
-    gates = verify(model, content, THRESHOLDS["fp32"], quantized=False)
+    gates = measure_gates(model, Candidate(content, model.tokenizer), THRESHOLDS["fp32"], quantized=False)
     assert all(gate.passed for gate in gates)
 
 
@@ -401,7 +401,9 @@ def test_one_wrong_weight_is_found(make_any, architecture):
     value[3, 5] += 0.1
     last.CopyFrom(numpy_helper.from_array(value, last.name))
 
-    gates = verify(model, graph.SerializeToString(), THRESHOLDS["fp32"], quantized=False)
+    gates = measure_gates(
+        model, Candidate(graph.SerializeToString(), model.tokenizer), THRESHOLDS["fp32"], quantized=False
+    )
 
     assert "parity" in {gate.name for gate in gates if not gate.passed}
 
@@ -410,7 +412,7 @@ def test_a_product_left_in_float_is_found(make_any):
     model = make_any("electra")
     content = build_graph(model, FloatArithmetic()).SerializeToString()
 
-    gates = verify(model, content, loose("int8"), quantized=True)
+    gates = measure_gates(model, Candidate(content, model.tokenizer), loose("int8"), quantized=True)
 
     assert {gate.name for gate in gates if not gate.passed} == {"operators"}
 

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from embedkit.export import pipeline
 from embedkit.export.activation_stats import measure_inputs
 from embedkit.export.card import Card
 from embedkit.export.folder import export_folder
-from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS
+from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate
 from embedkit.export.pipeline import export, export_source
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_PAIRS, PROBE_TEXTS
 from embedkit.export.quantize import TARGETS
@@ -143,6 +142,28 @@ def test_a_wrong_file_is_not_published(encoder, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_exists_is_kept_until_the_new_one_has_passed(encoder, tmp_path):
+    path = tmp_path / "toy.onnx"
+    path.write_bytes(b"the old bundle")
+    strict = dataclasses.replace(THRESHOLDS["int8"], cosine=1.0)
+
+    with pytest.raises(
+        GateError, match="rounding costs this model more than int8 allows: export it with precision"
+    ):
+        export(encoder, path, precision="int8", thresholds=strict)
+
+    assert path.read_bytes() == b"the old bundle"
+
+
+def test_a_graph_is_opened_once(encoder, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(pipeline, "Candidate", lambda *parts: opened.append(parts) or Candidate(*parts))
+
+    export(encoder, tmp_path / "toy.onnx", precision="int8", calibration=PROBE_TEXTS)
+
+    assert len(opened) == 1
+
+
 def test_a_folder_is_not_overwritten(encoder, tmp_path):
     with pytest.raises(ExportError, match="is a folder"):
         export(encoder, tmp_path, precision="fp32")
@@ -160,11 +181,6 @@ def test_a_folder_is_not_overwritten(encoder, tmp_path):
         ({"precision": "fp32", "calibration": []}, "at least one text"),
         ({"precision": "fp32", "vocabulary_size": 200}, "set vocabulary"),
         ({"precision": "fp32", "spread": 0.4}, "spread needs calibration texts"),
-        ({"calibration": PROBE_TEXTS, "spread": 0.4, "space": ("a", "b")}, "spread leaves the space"),
-        *(
-            ({"space": space}, "space must be two files")
-            for space in ("space.npz", Path("space.npz"), ("old.npz",), ())
-        ),
         *(
             (
                 {"precision": "fp32", "calibration": PROBE_TEXTS, "spread": spread},

@@ -5,7 +5,7 @@ from onnx import numpy_helper
 
 from embedkit.export.activation_stats import measure_inputs
 from embedkit.export.bias_correction import check_weights
-from embedkit.export.gates import THRESHOLDS, verify
+from embedkit.export.gates import THRESHOLDS, Candidate, measure_gates
 from embedkit.export.graph import build_graph
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
@@ -76,7 +76,12 @@ def test_one_wrong_integer_is_found_that_no_embedding_shows(make_encoder, arithm
 
     assert not measure(encoder, broken).passed
     limits = THRESHOLDS["int8"]
-    assert all(gate.passed for gate in verify(encoder, broken.SerializeToString(), limits, quantized=True))
+    assert all(
+        gate.passed
+        for gate in measure_gates(
+            encoder, Candidate(broken.SerializeToString(), encoder.tokenizer), limits, quantized=True
+        )
+    )
 
 
 def test_one_wrong_scale_or_half_byte_is_found(make_encoder):
