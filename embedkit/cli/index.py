@@ -289,6 +289,7 @@ def _sync(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int
 
 def _build_synced(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     from embedkit.runtime.encoder import Encoder
+    from embedkit.runtime.find import absolute_source
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.sync import new_windows
 
@@ -296,7 +297,7 @@ def _build_synced(arguments: argparse.Namespace) -> tuple[str, Collection, dict[
         raise InputError(f"there is no collection at {arguments.collection} yet; say by which model with -m MODEL")
     encoder = Encoder.load(arguments.model)
     roots, windows = new_windows(arguments.folders, encoder, **_limits(arguments), **_files(arguments))
-    source = lasting_source(arguments.model)
+    source = absolute_source(arguments.model)
     collection = Collection.build(
         windows, encoder=encoder, path=arguments.collection, id_column="id", source=source
     )
