@@ -249,11 +249,11 @@ static int read_layer(Network *self, Layer *l, PyObject *source) {
     }
     l->rotation = rotation < 0 ? NULL : self->net.rotation[rotation];
     const int hidden = self->net.hidden, intermediate = self->net.intermediate;
-    if (read_product(self, &l->projection, projection, hidden, 3 * hidden) < 0) return -1;
-    if (read_product(self, &l->context, context, hidden, hidden) < 0) return -1;
-    if (read_norm(&l->context_norm, context_weight, context_bias, hidden) < 0) return -1;
-    if (read_product(self, &l->wide, wide, hidden, intermediate * (1 + self->net.gated)) < 0) return -1;
-    if (read_product(self, &l->narrow, narrow, intermediate, hidden) < 0) return -1;
+    if (read_product(self, &l->qkv, projection, hidden, 3 * hidden) < 0) return -1;
+    if (read_product(self, &l->attention_output, context, hidden, hidden) < 0) return -1;
+    if (read_norm(&l->attention_norm, context_weight, context_bias, hidden) < 0) return -1;
+    if (read_product(self, &l->ffn_in, wide, hidden, intermediate * (1 + self->net.gated)) < 0) return -1;
+    if (read_product(self, &l->ffn_out, narrow, intermediate, hidden) < 0) return -1;
     return read_norm(&l->norm, weight, bias, hidden);
 }
 
@@ -362,7 +362,7 @@ static int read_rotations(Net *n, PyObject *source) {
         Py_XDECREF(item);
         if (!n->rotation[i]) return -1;
     }
-    if (n->hidden == 0 || n->places || (count > 0 && n->skipped < 0)) return 0;
+    if (n->hidden == 0 || n->places || (count > 0 && n->padding_id < 0)) return 0;
     PyErr_SetString(PyExc_ValueError, "no positions, neither as rows nor as rotations");
     return -1;
 }
@@ -429,7 +429,7 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
         "hidden",       "heads",       "intermediate", "memory_width",  "dimension", "vocabulary",
         "epsilon",      "tanh",        "first_token",  "unit",          "instructions", "words",
         "word_scales",  "memory",      "memory_scales", "positions",    "types",     "norm",
-        "layers",       "head",        "head_activation", "score",      "skipped",   "bias",
+        "layers",       "head",        "head_activation", "score",      "padding_id", "bias",
         "rotations",    "pre_norm",    "gated",        "head_norm",     NULL};
     Network *self = (Network *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
@@ -438,12 +438,12 @@ static PyObject *network_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     const char *name, *activation;
     PyObject *words, *scales, *memory, *memory_scales, *positions, *types, *weight, *bias, *layers, *head,
         *score, *biases = Py_None, *rotations = Py_None, *head_norm = Py_None;
-    n->skipped = -1;
+    n->padding_id = -1;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "iiiiiifpppsOOOOOO(OO)OOsO|iOOppO", names, &n->hidden,
                                      &n->heads, &n->intermediate, &width, &n->dimension, &vocabulary,
                                      &n->epsilon, &tanh_gelu, &first_token, &unit, &name, &words, &scales,
                                      &memory, &memory_scales, &positions, &types, &weight, &bias, &layers,
-                                     &head, &activation, &score, &n->skipped, &biases, &rotations,
+                                     &head, &activation, &score, &n->padding_id, &biases, &rotations,
                                      &pre_norm, &gated, &head_norm))
         goto failed;
     if (!(self->target = find_target(name))) goto failed;
@@ -499,11 +499,11 @@ static void network_dealloc(PyObject *object) {
     Net *n = &self->net;
     for (int i = 0; i < n->layers; i++) {
         Layer *l = n->layer + i;
-        free_product(&l->projection);
-        free_product(&l->context);
-        free_product(&l->wide);
-        free_product(&l->narrow);
-        free_norm(&l->context_norm);
+        free_product(&l->qkv);
+        free_product(&l->attention_output);
+        free_product(&l->ffn_in);
+        free_product(&l->ffn_out);
+        free_norm(&l->attention_norm);
         free_norm(&l->norm);
     }
     release(n->layer);

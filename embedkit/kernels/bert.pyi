@@ -38,8 +38,8 @@ class Network:
     # These tables, positions (P, H) float32 and token types (T, H) float32, if any, are not copied.
     # head: H + M -> D, then head_activation: "linear" for none, "tanh", or "gelu" in the form of the layers; then
     # head_norm, if there is one. unit: rows are scaled to length 1.
-    # skipped: an id whose tokens have position 0 and are not counted, so that other tokens have positions from 1,
-    # as of RoBERTa's padding; -1 if all tokens are counted from 0.
+    # padding_id: an id whose tokens have position 0 and are not counted, so that other tokens have positions from
+    # 1, as of RoBERTa's padding; -1 if all tokens are counted from 0.
     # bias: (heads, 2 P - 1) float32, added to a score by the distance of the key from the query, from 1 - P to
     # P - 1 for texts of at most P tokens.
     # rotations: at most two of (P, H / heads) float32, the cosines and then the sines by which layers rotate the
@@ -73,7 +73,7 @@ class Network:
         head: Product | None,
         head_activation: str,
         score: Array | None,
-        skipped: int = -1,
+        padding_id: int = -1,
         bias: Array | None = None,
         rotations: Sequence[Array] = (),
         pre_norm: bool = False,

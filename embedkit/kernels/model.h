@@ -57,15 +57,15 @@ typedef struct {
 } Norm;
 
 typedef struct {
-    Product projection, context, wide, narrow;
-    Norm context_norm, norm;
+    Product qkv, attention_output, ffn_in, ffn_out;
+    Norm attention_norm, norm;
     const float *rotation; /* one of the network's, or NULL */
     int window;            /* the largest distance of a key from its query, or -1 */
 } Layer;
 
 typedef struct {
     int hidden, heads, layers, intermediate, positions, token_types, dimension; /* hidden 0: the memory alone */
-    int skipped; /* an id that has the first position and is not counted by others, or -1 */
+    int padding_id; /* an id that has the first position and is not counted by others, or -1 */
     float epsilon;
     bool pre_norm; /* norms apply to the inputs of products alone; otherwise residuals are normalised, too */
     bool gated;    /* the wide product has twice as many outputs; the second half is multiplied by GELU of the first */
@@ -116,8 +116,8 @@ static inline int rows_of_call(const Net *n) { return n->hidden < 512 ? 96 : MOS
 /* Rounds up to a multiple of LANES. */
 static inline int whole_vectors(int length) { return (length + LANES - 1) / LANES * LANES; }
 
-/* Maximum number of tokens of a text; the first position may be that of the skipped id. */
-static inline int longest_text(const Net *n) { return n->positions - (n->skipped >= 0); }
+/* Maximum number of tokens of a text; the first position may be that of the padding id. */
+static inline int longest_text(const Net *n) { return n->positions - (n->padding_id >= 0); }
 
 /* Floats of a head's row of biases: distances from 1 - longest to longest - 1, and another vector, which is read. */
 static inline size_t biases_of_head(const Net *n) { return 2 * (size_t)longest_text(n) - 1 + LANES; }

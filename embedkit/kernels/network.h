@@ -135,11 +135,11 @@ static void attend_some(const void *step, int first, int end, int seat) {
 /* The part after attention, for at most the rows of one call. */
 static void feed_forward(const Net *n, const Layer *l, float *states, float *residual, const float *context,
                          int count, Workspace *w) {
-    apply(&l->context, context, count, w->narrow, AS_IS, &w->narrow_bytes, w);
-    add_and_normalise(n, &l->context_norm, residual, w->narrow, states, count, w);
-    apply(&l->wide, states, count, w->wide, n->gated ? AS_IS : n->gelu, &w->narrow_bytes, w);
+    apply(&l->attention_output, context, count, w->narrow, AS_IS, &w->narrow_bytes, w);
+    add_and_normalise(n, &l->attention_norm, residual, w->narrow, states, count, w);
+    apply(&l->ffn_in, states, count, w->wide, n->gated ? AS_IS : n->gelu, &w->narrow_bytes, w);
     if (n->gated) share(w->team, count, gate_some, &(Gate){n, w});
-    apply(&l->narrow, w->opened, count, w->narrow, AS_IS, &w->wide_bytes, w);
+    apply(&l->ffn_out, w->opened, count, w->narrow, AS_IS, &w->wide_bytes, w);
     add_and_normalise(n, &l->norm, residual, w->narrow, states, count, w);
 }
 
@@ -174,7 +174,7 @@ static void query_first(const Net *n, const Layer *l, const int32_t *starts, int
     int first[MOST_ROWS];
     for (int text = 0, count; (count = next_first_tokens(starts, texts, rows_of_call(n), &text, first));) {
         for (int r = 0; r < count; r++) memcpy(w->narrow + r * hidden, w->states + first[r] * hidden, row);
-        apply_columns(&l->projection, 0, n->hidden, w->narrow, count, w->wide, AS_IS, &w->narrow_bytes, w);
+        apply_columns(&l->qkv, 0, n->hidden, w->narrow, count, w->wide, AS_IS, &w->narrow_bytes, w);
         for (int r = 0; r < count; r++)
             memcpy(w->projected + first[r] * 3 * hidden, w->wide + r * 3 * hidden, row);
     }
@@ -186,7 +186,7 @@ static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int t
     const int tokens = starts[texts], most = rows_of_call(n);
     const size_t hidden = (size_t)n->hidden;
     for (int r = 0; r < tokens; r += most)
-        apply_columns(&l->projection, first_only ? n->hidden : 0, 3 * n->hidden, w->states + r * hidden,
+        apply_columns(&l->qkv, first_only ? n->hidden : 0, 3 * n->hidden, w->states + r * hidden,
                       at_most(tokens - r, most), w->projected + r * 3 * hidden, AS_IS, &w->narrow_bytes, w);
     if (first_only) query_first(n, l, starts, texts, w);
     const Attention attention = {n, l, starts, first_only, w};
@@ -206,7 +206,7 @@ static void run_layer(const Net *n, const Layer *l, const int32_t *starts, int t
 static void embed(const Net *n, const int32_t *ids, const int32_t *types, int length, float *states) {
     int counted = 0;
     for (int i = 0; i < length; i++) {
-        const int place = n->skipped < 0 ? i : ids[i] == n->skipped ? 0 : ++counted;
+        const int place = n->padding_id < 0 ? i : ids[i] == n->padding_id ? 0 : ++counted;
         float *row = states + (size_t)i * n->hidden;
         const float *type = types ? n->types + (size_t)types[i] * n->hidden : NULL;
         if (!n->places) memset(row, 0, sizeof *row * (size_t)n->hidden);

@@ -161,18 +161,18 @@ def _weights(bert: BertWeights) -> dict[str, FloatArray]:
 def _layer(name: str, layer: Layer, width: int) -> dict[str, FloatArray]:
     attention = f"{name}.attention"
     return {
-        **_queries_keys_values(f"{attention}.self", layer.projection, width),
-        **_product(f"{attention}.output.dense", layer.context),
-        **_norm(f"{attention}.output.LayerNorm", layer.context_norm),
-        **_product(f"{name}.intermediate.dense", layer.wide),
-        **_product(f"{name}.output.dense", layer.narrow),
+        **_queries_keys_values(f"{attention}.self", layer.qkv, width),
+        **_product(f"{attention}.output.dense", layer.attention_output),
+        **_norm(f"{attention}.output.LayerNorm", layer.attention_norm),
+        **_product(f"{name}.intermediate.dense", layer.ffn_in),
+        **_product(f"{name}.output.dense", layer.ffn_out),
         **_norm(f"{name}.output.LayerNorm", layer.norm),
     }
 
 
-def _queries_keys_values(name: str, projection: Product, width: int) -> dict[str, FloatArray]:
-    """Split the merged projection and undo the scaling of the queries."""
-    weights, biases = np.split(projection.matrix().T, 3), np.split(projection.bias, 3)
+def _queries_keys_values(name: str, qkv: Product, width: int) -> dict[str, FloatArray]:
+    """Split the merged qkv and undo the scaling of the queries."""
+    weights, biases = np.split(qkv.matrix().T, 3), np.split(qkv.bias, 3)
     scales = np.float32(math.sqrt(width)), np.float32(1), np.float32(1)
     weights_of_parts: dict[str, FloatArray] = {}
     for part, scale, weight, bias in zip(("query", "key", "value"), scales, weights, biases, strict=True):

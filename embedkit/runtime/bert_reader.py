@@ -2,7 +2,7 @@
 
 The graph is compared node by node with the order, attributes and constants of the exporter. Any other graph, such
 as one that was edited, is not recognised, so the caller leaves it to ONNX Runtime instead of computing something
-else. Names of values are ignored, and the weights may have any
+else. Names of values are mask_bias, and the weights may have any
 values.
 """
 
@@ -74,15 +74,15 @@ class _Reader:
         mask = take("Cast", "attention_mask", to=_FLOAT32)
         if self.cursor.operator == "Gather":
             return self._read_table(mask)
-        ignored = take("Mul", take("Sub", _number(1.0), mask), _number(-1e9))
-        ignored = take("Unsqueeze", ignored, _integers(1, 2))
-        rows, words, positions, skipped = self._embed()
+        mask_bias = take("Mul", take("Sub", _number(1.0), mask), _number(-1e9))
+        mask_bias = take("Unsqueeze", mask_bias, _integers(1, 2))
+        rows, words, positions, padding_id = self._embed()
         rows, types = self._add_types(rows)
         states, norm = self._normalise(rows)
-        ignored, bias = self._relate(ignored)
+        mask_bias, bias = self._relate(mask_bias)
         layers, residual = [], states
         while self.cursor.operator in _PRODUCTS:
-            states, residual, layer = self._layer(states, residual, ignored)
+            states, residual, layer = self._layer(states, residual, mask_bias)
             layers.append(layer)
         pooled, pooling = self._pool(states, mask)
         pooled, memory = self._remember(pooled, mask)
@@ -93,7 +93,7 @@ class _Reader:
         if self.pairs and self.cursor.operator == "LayerNormalization":
             pooled, head_norm = self._normalise(pooled)
         output, last = self._score(pooled) if self.pairs else (self._scale(pooled), None)
-        embedded = words, positions, skipped, types, norm, bias
+        embedded = words, positions, padding_id, types, norm, bias
         form = tuple(self.rotations), bool(self.pre_norm), bool(self.gated)
         settings = self.epsilon, self.heads or 1, self.gelu or "erf"
         read = BertWeights(
@@ -119,11 +119,11 @@ class _Reader:
             rows, words = self._look_up()
             self.hidden = words.width
             return rows, words, None, None
-        rows, positions, skipped = self._place()
+        rows, positions, padding_id = self._place()
         self.hidden = positions.shape[1]
         word_rows, words = self._look_up()
         require(words.width == self.hidden, "words of another width")
-        return self.cursor.take("Add", word_rows, rows), words, positions, skipped
+        return self.cursor.take("Add", word_rows, rows), words, positions, padding_id
 
     def _place(self) -> tuple[str, Array, int | None]:
         """Read the positions of tokens, and the id that they skip."""
@@ -132,12 +132,12 @@ class _Reader:
             length = take("Shape", "input_ids", start=1)
             positions = cursor.constant(0, "float32", None, None)
             return take("Slice", positions, _integers(0), length, _integers(0)), positions, None
-        skipped = cursor.constant(1, "int64")
-        counted = take("Cast", take("Not", take("Equal", "input_ids", skipped)), to=_INT64)
+        padding_id = cursor.constant(1, "int64")
+        counted = take("Cast", take("Not", take("Equal", "input_ids", padding_id)), to=_INT64)
         places = take("Mul", take("CumSum", counted, np.array(1, dtype=np.int64)), counted)
         positions = cursor.constant(0, "float32", None, None)
-        require(int(skipped) >= 0 and len(positions) > 1, "other positions")
-        return take("Gather", positions, places), positions, int(skipped)
+        require(int(padding_id) >= 0 and len(positions) > 1, "other positions")
+        return take("Gather", positions, places), positions, int(padding_id)
 
     def _look_up(self) -> tuple[str, WordTable]:
         kinds = {"float32": self._float_words, "int8": self._int8_words, "uint8": self._int4_words}
@@ -151,11 +151,11 @@ class _Reader:
         types = self.cursor.constant(0, "float32", None, self.hidden)
         return self.cursor.take("Add", rows, self.cursor.take("Gather", types, "token_type_ids")), types
 
-    def _relate(self, ignored: str) -> tuple[str, Array | None]:
+    def _relate(self, mask_bias: str) -> tuple[str, Array | None]:
         """Read how attention depends on places: rotations, a window, and what heads add to scores by distance."""
         cursor = self.cursor
         if cursor.operator != "Shape":
-            return ignored, None
+            return mask_bias, None
         length = cursor.take("Shape", "input_ids", start=1)
         while cursor.operator == "Slice":
             self.rotations.append(cursor.constant(0, "float32", None, None))
@@ -163,33 +163,33 @@ class _Reader:
             rows = cursor.take("Unsqueeze", rows, _integers(1))
             self.rotated.append(cursor.take_many("Split", 2, rows, axis=2, num_outputs=2))
         if cursor.operator != "Squeeze":
-            return ignored, None
+            return mask_bias, None
         distances = self._distances(cursor.take("Squeeze", length))
         if cursor.operator == "Add":
-            return self._add_bias(ignored, distances)
-        self.within_window = self._limit(ignored, distances)
-        return ignored, None
+            return self._add_bias(mask_bias, distances)
+        self.within_window = self._limit(mask_bias, distances)
+        return mask_bias, None
 
     def _distances(self, length: str) -> str:
         take = self.cursor.take
         places = take("Range", np.array(0, dtype=np.int64), length, np.array(1, dtype=np.int64))
         return take("Sub", places, take("Unsqueeze", places, _integers(1)))
 
-    def _add_bias(self, ignored: str, distances: str) -> tuple[str, Array]:
+    def _add_bias(self, mask_bias: str, distances: str) -> tuple[str, Array]:
         take, farthest = self.cursor.take, self.cursor.constant(1, "int64", 1)
         rows = take("Add", distances, farthest)
         bias = self.cursor.constant(0, "float32", None, 2 * int(farthest[0]) + 1)
         self.heads = _same(self.heads, len(bias))
-        return take("Add", ignored, take("Gather", bias, rows, axis=1)), bias
+        return take("Add", mask_bias, take("Gather", bias, rows, axis=1)), bias
 
-    def _limit(self, ignored: str, distances: str) -> str:
+    def _limit(self, mask_bias: str, distances: str) -> str:
         take = self.cursor.take
         distances = take("Abs", distances)
         window = self.cursor.constant(1, "int64")
         self.window = int(window)
         require(0 <= self.window < 2**31, "another window")
         far = take("Cast", take("Greater", distances, window), to=_FLOAT32)
-        return take("Add", ignored, take("Mul", far, _number(-1e9)))
+        return take("Add", mask_bias, take("Mul", far, _number(-1e9)))
 
     def _float_words(self) -> tuple[str, WordTable]:
         table = self.cursor.constant(0, "float32", None, None)
@@ -225,20 +225,20 @@ class _Reader:
         rows = take("Reshape", take("Mul", rows, scale), _integers(0, 0, width))
         return rows, WordTable(table, scales)
 
-    def _layer(self, states: str, residual: str, ignored: str) -> tuple[str, str, Layer]:
+    def _layer(self, states: str, residual: str, mask_bias: str) -> tuple[str, str, Layer]:
         take, hidden = self.cursor.take, self.hidden
-        merged, projection = self._affine(states, hidden, 3 * hidden)
-        attended, rotation, window = self._attend(merged, ignored)
-        mixed, context = self._affine(attended, hidden, hidden)
+        merged, qkv = self._affine(states, hidden, 3 * hidden)
+        attended, rotation, window = self._attend(merged, mask_bias)
+        mixed, attention_output = self._affine(attended, hidden, hidden)
         summed = take("Add", mixed, residual)
-        mixed, context_norm = self._normalise(summed)
-        opened, wide = self._affine(mixed, hidden)
+        mixed, attention_norm = self._normalise(summed)
+        opened, ffn_in = self._affine(mixed, hidden)
         opened = self._open(opened)
-        output, narrow = self._affine(opened, len(wide.bias) // (2 if self.gated else 1), hidden)
+        output, ffn_out = self._affine(opened, len(ffn_in.bias) // (2 if self.gated else 1), hidden)
         self.pre_norm = _same(self.pre_norm, self.cursor.name(1) == summed)
         summed = take("Add", output, summed if self.pre_norm else mixed)
         output, norm = self._normalise(summed)
-        layer = Layer(projection, context, context_norm, wide, narrow, norm, rotation, window)
+        layer = Layer(qkv, attention_output, attention_norm, ffn_in, ffn_out, norm, rotation, window)
         return output, summed if self.pre_norm else output, layer
 
     def _open(self, wide: str) -> str:
@@ -256,7 +256,7 @@ class _Reader:
         self.gelu = _same(self.gelu, _GELU.get(form))
         return self.cursor.take("Gelu", value, approximate=form)
 
-    def _attend(self, merged: str, ignored: str) -> tuple[str, int | None, int | None]:
+    def _attend(self, merged: str, mask_bias: str) -> tuple[str, int | None, int | None]:
         """Read attention; return its output, and the layer's rotation and window."""
         take = self.cursor.take
         parts = self.cursor.take_many("Split", 3, merged, axis=2, num_outputs=3)
@@ -269,7 +269,7 @@ class _Reader:
         value = take("Transpose", value, perm=(0, 2, 1, 3))
         scores = take("MatMul", query, key)
         is_near = self.window is not None and self.cursor.name(1) == self.within_window
-        scores = take("Add", scores, self.within_window if is_near else ignored)
+        scores = take("Add", scores, self.within_window if is_near else mask_bias)
         context = take("MatMul", take("Softmax", scores, axis=-1), value)
         context = take("Transpose", context, perm=(0, 2, 1, 3))
         context = take("Reshape", context, _integers(0, 0, self.hidden))

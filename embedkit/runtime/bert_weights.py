@@ -94,21 +94,21 @@ class Layer:
     """One layer; its parts are in order of use.
 
     Attributes:
-        projection: H -> 3H, query, key and value, including the scale of queries.
-        context: H -> H, applied to the heads' outputs.
-        context_norm: applied to the sum of that and the layer's input.
-        wide: H -> I, before the GELU; H -> 2I if the network is gated.
-        narrow: I -> H, after it.
-        norm: applied to the sum of that and the output of ``context_norm``.
+        qkv: H -> 3H, query, key and value, including the scale of queries.
+        attention_output: H -> H, applied to the heads' outputs.
+        attention_norm: applied to the sum of that and the layer's input.
+        ffn_in: H -> I, before the GELU; H -> 2I if the network is gated.
+        ffn_out: I -> H, after it.
+        norm: applied to the sum of that and the output of ``attention_norm``.
         rotation: number of the rotation of queries and keys, if any.
         window: the largest distance of a key from its query, if limited.
     """
 
-    projection: Product
-    context: Product
-    context_norm: Norm
-    wide: Product
-    narrow: Product
+    qkv: Product
+    attention_output: Product
+    attention_norm: Norm
+    ffn_in: Product
+    ffn_out: Product
     norm: Norm
     rotation: int | None = None
     window: int | None = None
@@ -116,7 +116,7 @@ class Layer:
     @property
     def products(self) -> tuple[Product, Product, Product, Product]:
         """The products in order of use."""
-        return self.projection, self.context, self.wide, self.narrow
+        return self.qkv, self.attention_output, self.ffn_in, self.ffn_out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,8 +130,8 @@ class BertWeights:
         words: the word table.
         positions: ``(P, H) float32``; includes the token type if there is only one, as for texts. None if
             rotations alone depend on positions.
-        skipped: an id whose tokens have position 0 and are not counted, so that others have positions from 1, as
-            RoBERTa's padding token; None if all tokens are counted from 0.
+        padding_id: an id whose tokens have position 0 and are not counted, so that others have positions from 1,
+            as RoBERTa's padding token; None if all tokens are counted from 0.
         types: ``(T, H) float32``, the token types of pairs, if there are several.
         norm: applied to the sum of these.
         bias: ``(heads, 2 P - 1) float32``, what each head adds to a score by the distance of the key from the
@@ -140,7 +140,7 @@ class BertWeights:
             the halves of each head's queries and keys form.
         pre_norm: whether the sums of a layer go on to the next sum as they are, and norms apply to the inputs of
             products and of pooling only.
-        gated: whether the GELU of a wide product's first half is multiplied by its second half.
+        gated: whether the GELU of the first half of ``ffn_in``'s outputs is multiplied by its second half.
         epsilon: of every LayerNorm.
         heads: number of heads of every layer, a divisor of H; 1 without layers.
         gelu: the exact form or the tanh approximation.
@@ -156,7 +156,7 @@ class BertWeights:
 
     words: WordTable
     positions: FloatArray | None
-    skipped: int | None
+    padding_id: int | None
     types: FloatArray | None
     norm: Norm
     bias: FloatArray | None
@@ -177,7 +177,7 @@ class BertWeights:
     @property
     def longest(self) -> int:
         """Maximum number of tokens of a text, for which there are positions."""
-        return len(self.rotations[0] if self.positions is None else self.positions) - (self.skipped is not None)
+        return len(self.rotations[0] if self.positions is None else self.positions) - (self.padding_id is not None)
 
     @property
     def hidden(self) -> int:
@@ -187,7 +187,7 @@ class BertWeights:
     @property
     def intermediate(self) -> int:
         """I, the width inside feed-forward blocks; H without layers."""
-        return len(self.layers[0].narrow.weight) if self.layers else self.hidden
+        return len(self.layers[0].ffn_out.weight) if self.layers else self.hidden
 
     @property
     def pooled_width(self) -> int:

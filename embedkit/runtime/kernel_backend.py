@@ -289,11 +289,11 @@ def _read(model: bytes, *, pairs: bool) -> BertWeights:
 
 def _fits(weights: BertWeights) -> bool:
     """Return whether the kernel supports the sizes; if it does not, ONNX Runtime runs the graph."""
-    inputs = (weights.hidden, weights.pooled_width, *(len(layer.narrow.weight) for layer in weights.layers))
+    inputs = (weights.hidden, weights.pooled_width, *(len(layer.ffn_out.weight) for layer in weights.layers))
     head, lanes = weights.hidden // weights.heads, _LANES * (2 if weights.rotations else 1)
     return (
         all(width % _MULTIPLE == 0 for width in (*inputs, weights.dimension))
-        and all(len(layer.narrow.weight) == weights.intermediate for layer in weights.layers)
+        and all(len(layer.ffn_out.weight) == weights.intermediate for layer in weights.layers)
         and weights.hidden % weights.heads == 0
         and head % lanes == 0
         and len(weights.rotations) <= _MOST_ROTATIONS
@@ -342,11 +342,11 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "norm": _norm(weights.norm),
         "layers": [
             (
-                _product(layer.projection),
-                _product(layer.context),
-                _norm(layer.context_norm),
-                _product(layer.wide),
-                _product(layer.narrow),
+                _product(layer.qkv),
+                _product(layer.attention_output),
+                _norm(layer.attention_norm),
+                _product(layer.ffn_in),
+                _product(layer.ffn_out),
                 _norm(layer.norm),
                 -1 if layer.rotation is None else layer.rotation,
                 -1 if layer.window is None else layer.window,
@@ -361,7 +361,7 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
         "rotations": weights.rotations,
         "pre_norm": weights.pre_norm,
         "gated": weights.gated,
-        **({} if weights.skipped is None else {"skipped": weights.skipped}),
+        **({} if weights.padding_id is None else {"padding_id": weights.padding_id}),
     }
 
 

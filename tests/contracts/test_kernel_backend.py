@@ -436,7 +436,7 @@ def test_a_graph_of_sizes_that_it_does_not_support_is_left_to_onnx_runtime(
     first, *others = weights.layers
     wide = np.ones((65_856, 64), dtype=np.int8)
     changes: dict[str, Any] = {
-        "inner": {"layers": (*others, resized(first, first.narrow.weight[:128]))},
+        "inner": {"layers": (*others, resized(first, first.ffn_out.weight[:128]))},
         "wide": {"layers": (resized(first, wide),)},
         "heads": {"layers": (), "heads": 65},
         "rotations": {"rotations": weights.rotations * 2},
@@ -450,7 +450,7 @@ def test_a_graph_of_sizes_that_it_does_not_support_is_left_to_onnx_runtime(
 
 def resized(layer: Layer, narrow: Any) -> Layer:
     """Return the layer with another matrix after its GELU."""
-    inner, wide = len(narrow), layer.wide
+    inner, wide = len(narrow), layer.ffn_in
     assert wide.scales is not None
     opened = dataclasses.replace(
         wide,
@@ -458,7 +458,7 @@ def resized(layer: Layer, narrow: Any) -> Layer:
         scales=np.resize(wide.scales, inner),
         bias=np.resize(wide.bias, inner),
     )
-    return dataclasses.replace(layer, wide=opened, narrow=dataclasses.replace(layer.narrow, weight=narrow))
+    return dataclasses.replace(layer, ffn_in=opened, ffn_out=dataclasses.replace(layer.ffn_out, weight=narrow))
 
 
 @needs_kernel
@@ -565,7 +565,7 @@ class TestSizes:
     def test_of_a_product(self, make_encoder: Any, part: str) -> None:
         graph = read_bert(write(make_encoder(outlier=30.0), "int8-static"))
         assert graph is not None
-        for layer in ("projection", "context", "wide", "narrow"):
+        for layer in ("qkv", "attention_output", "ffn_in", "ffn_out"):
             product: Product = getattr(graph.layers[0], layer)
             if (value := getattr(product, part)) is None:
                 continue
@@ -767,10 +767,10 @@ class TestNumbers:
         for products, part in (("fp32", "weight"), ("fp32", "bias"), ("int8", "scales"), ("int8", "bias")):
             graph = read_bert(write(make_encoder(), products))
             assert graph is not None
-            broken = getattr(graph.layers[0].wide, part).copy()
+            broken = getattr(graph.layers[0].ffn_in, part).copy()
             broken.flat[7] = value
-            wide = dataclasses.replace(graph.layers[0].wide, **{part: broken})
-            layers = (dataclasses.replace(graph.layers[0], wide=wide), *graph.layers[1:])
+            wide = dataclasses.replace(graph.layers[0].ffn_in, **{part: broken})
+            layers = (dataclasses.replace(graph.layers[0], ffn_in=wide), *graph.layers[1:])
             with pytest.raises(ValueError, match="NaN or infinite"):
                 KernelBackend(dataclasses.replace(graph, layers=layers))
 

@@ -129,7 +129,7 @@ static void draw_net(Net *n, const Shape *s, const Target *target) {
                .intermediate = s->intermediate,
                .positions = PLACES,
                .token_types = 2,
-               .skipped = -1,
+               .padding_id = -1,
                .dimension = s->dimension ? s->dimension : pooled,
                .epsilon = 1e-12f,
                .pre_norm = s->pre_norm,
@@ -146,11 +146,11 @@ static void draw_net(Net *n, const Shape *s, const Target *target) {
     if (s->memory) draw_words(&n->memory, s->words, s->memory);
     draw_norm(&n->embedding_norm, s->hidden);
     for (int l = 0; l < n->layers; l++) {
-        draw_product(&n->layer[l].projection, s, s->hidden, 3 * s->hidden, target);
-        draw_product(&n->layer[l].context, s, s->hidden, s->hidden, target);
-        draw_norm(&n->layer[l].context_norm, s->hidden);
-        draw_product(&n->layer[l].wide, s, s->hidden, s->intermediate * (1 + s->gated), target);
-        draw_product(&n->layer[l].narrow, s, s->intermediate, s->hidden, target);
+        draw_product(&n->layer[l].qkv, s, s->hidden, 3 * s->hidden, target);
+        draw_product(&n->layer[l].attention_output, s, s->hidden, s->hidden, target);
+        draw_norm(&n->layer[l].attention_norm, s->hidden);
+        draw_product(&n->layer[l].ffn_in, s, s->hidden, s->intermediate * (1 + s->gated), target);
+        draw_product(&n->layer[l].ffn_out, s, s->intermediate, s->hidden, target);
         draw_norm(&n->layer[l].norm, s->hidden);
         n->layer[l].window = l && s->window ? s->window : -1;
         if (l < s->rotations) {
@@ -186,11 +186,11 @@ static void free_net(Net *n) {
                      n->rotation[0],
                      n->rotation[1]};
     for (int l = 0; l < n->layers; l++) {
-        free_product(&n->layer[l].projection);
-        free_product(&n->layer[l].context);
-        free_product(&n->layer[l].wide);
-        free_product(&n->layer[l].narrow);
-        free_norm(&n->layer[l].context_norm);
+        free_product(&n->layer[l].qkv);
+        free_product(&n->layer[l].attention_output);
+        free_product(&n->layer[l].ffn_in);
+        free_product(&n->layer[l].ffn_out);
+        free_norm(&n->layer[l].attention_norm);
         free_norm(&n->layer[l].norm);
     }
     free_product(&n->head);

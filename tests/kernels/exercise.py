@@ -151,7 +151,7 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
     memory = draw.one_of([0, 0, 64], [-64, 16, 2**31 - 64])
     vocabulary, places = draw.one_of([3, 8], [0, -1, 2**31 - 1]), draw.one_of([5, 9], [0])
     with_head, with_types, with_score = draw.below(2), draw.below(2), draw.below(3) == 0
-    with_bias, skipped = draw.below(3) == 0, draw.one_of([-1, 0], [1, 2**31 - 1])
+    with_bias, padding_id = draw.below(3) == 0, draw.one_of([-1, 0], [1, 2**31 - 1])
     rotations, gated = draw.one_of([0, 0, 1, 2], [3]), draw.below(3) == 0
     is_byte, is_static, kind = draw.below(3) > 0, draw.below(2) == 1, draw.below(3)
     sizes = hidden, inner, memory, vocabulary
@@ -202,8 +202,8 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
         "memory_width": memory,
         "dimension": draw.one_of([dimension], [0, -1, 16]),
         "vocabulary": vocabulary,
-        "skipped": skipped,
-        "bias": draw.floats(max(heads, 0) % 100 * (2 * (places - (skipped >= 0)) - 1)) if with_bias else None,
+        "padding_id": padding_id,
+        "bias": draw.floats(max(heads, 0) % 100 * (2 * (places - (padding_id >= 0)) - 1)) if with_bias else None,
         "epsilon": draw.one_of([1, 1, 0], [-100]) * 1e-5,
         "tanh": draw.below(2),
         "first_token": draw.below(2),
@@ -212,9 +212,11 @@ def network_arguments(draw: Draw) -> tuple[dict[str, Any], bytes, bytes | None, 
         "word_scales": word_scales,
         "memory": memory_values,
         "memory_scales": memory_scales,
-        "positions": None if rotations and skipped < 0 and draw.below(2) else draw.floats(places * hidden_bytes),
+        "positions": None
+        if rotations and padding_id < 0 and draw.below(2)
+        else draw.floats(places * hidden_bytes),
         "rotations": [
-            draw.floats((places - (skipped >= 0)) * (hidden_bytes // max(heads, 1))) for _ in range(rotations)
+            draw.floats((places - (padding_id >= 0)) * (hidden_bytes // max(heads, 1))) for _ in range(rotations)
         ],
         "pre_norm": draw.below(2),
         "gated": gated,

@@ -136,9 +136,9 @@ def test_weights_are_those_of_the_model(make_encoder):
         assert graph.head is not None
         read_layer = graph.layers[1]
         pairs = {
-            f"{layer}.attention.output.dense": read_layer.context,
-            f"{layer}.intermediate.dense": read_layer.wide,
-            f"{layer}.output.dense": read_layer.narrow,
+            f"{layer}.attention.output.dense": read_layer.attention_output,
+            f"{layer}.intermediate.dense": read_layer.ffn_in,
+            f"{layer}.output.dense": read_layer.ffn_out,
             "head.linear": graph.head,
         }
         for name, product in pairs.items():
@@ -149,7 +149,7 @@ def test_weights_are_those_of_the_model(make_encoder):
             assert (off <= (0 if products == "fp32" else 0.501 * scales * factors[:, None])).all()
             np.testing.assert_array_equal(product.bias, state[f"{name}.bias"])
         np.testing.assert_array_equal(
-            read_layer.context_norm.weight, state[f"{layer}.attention.output.LayerNorm.weight"]
+            read_layer.attention_norm.weight, state[f"{layer}.attention.output.LayerNorm.weight"]
         )
         np.testing.assert_array_equal(read_layer.norm.bias, state[f"{layer}.output.LayerNorm.bias"])
 
