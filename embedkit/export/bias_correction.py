@@ -22,6 +22,7 @@ from embedkit.export.activation_stats import InputStatistics
 from embedkit.export.gates import Gate, rounded
 from embedkit.modeling.int4 import INT4_ERROR
 from embedkit.protocols import FloatArray
+from embedkit.runtime.bert_weights import WordTable
 
 
 def measure_shifts(
@@ -113,8 +114,6 @@ def read_int8(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
 
 def _read_int4(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
     """As :func:`read_int8`, for rows whose halves share bytes and whose blocks have scales ``(V, blocks, 1)``."""
-    packed = stored[f"{name}_int4"]
-    integers = np.hstack([packed & 15, packed >> 4]).astype(np.float64) - 8
+    table = WordTable(stored[f"{name}_int4"], stored[f"{name}_scale"])
     scales = stored[f"{name}_scale"].astype(np.float64)[..., 0]
-    step = np.repeat(scales, integers.shape[1] // scales.shape[1], axis=1)
-    return integers * step, step
+    return table.rows().astype(np.float64), np.repeat(scales, table.width // scales.shape[1], axis=1)

@@ -40,13 +40,6 @@ def quantize_blocks(table: FloatArray) -> tuple[npt.NDArray[np.int8], npt.NDArra
     return best.reshape(table.shape), scales
 
 
-def restore_blocks(integers: npt.NDArray[np.int8], scales: npt.NDArray[np.float16]) -> FloatArray:
-    """Return the rows that :func:`quantize_blocks` rounded: ``(V, H) float32``."""
-    rows, blocks, _ = scales.shape
-    values: FloatArray = integers.reshape(rows, blocks, -1).astype(np.float32) * scales.astype(np.float32)
-    return values.reshape(integers.shape)
-
-
 def round_blocks(table: Tensor) -> Tensor:
     """Return rows ``(V, H) float32`` as :func:`quantize_blocks` rounds them, computed where they are.
 

@@ -81,12 +81,15 @@ class WordTable:
         """Return the dequantised rows: ``(V, H) float32``."""
         values = self.values
         if values.dtype == np.uint8:
-            values = np.concatenate([values & 15, values >> 4], axis=1).astype(np.float32) - 8
-        rows: FloatArray = values.astype(np.float32)
-        if self.scales is None:
-            return rows
-        scales = self.scales.astype(np.float32).reshape(self.size, -1, 1)
-        return (rows.reshape(self.size, scales.shape[1], -1) * scales).reshape(rows.shape)
+            values = np.concatenate([values & 15, values >> 4], axis=1).astype(np.int8) - np.int8(8)
+        return values.astype(np.float32) if self.scales is None else restore_blocks(values, self.scales)
+
+
+def restore_blocks(integers: npt.NDArray[np.int8], scales: npt.NDArray[Any]) -> FloatArray:
+    """Return rows ``(V, H) float32`` of integers whose blocks have a scale each, ``(V, blocks, 1)``."""
+    factors = scales.astype(np.float32).reshape(len(integers), -1, 1)
+    values: FloatArray = integers.reshape(len(integers), factors.shape[1], -1).astype(np.float32) * factors
+    return values.reshape(integers.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

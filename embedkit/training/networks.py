@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.int4 import quantize_blocks, restore_blocks, round_blocks
+from embedkit.modeling.int4 import quantize_blocks, round_blocks
+from embedkit.runtime.bert_weights import restore_blocks
 
 
 @contextlib.contextmanager

@@ -20,8 +20,9 @@ from embedkit.export.quantize import (
     quantize,
 )
 from embedkit.export.writer import FloatArithmetic
-from embedkit.modeling.int4 import quantize_blocks, restore_blocks
+from embedkit.modeling.int4 import quantize_blocks
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.bert_weights import restore_blocks
 from embedkit.runtime.encoder import Encoder
 
 

@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.modeling.int4 import INT4_ERROR, quantize_blocks, restore_blocks, round_blocks
+from embedkit.modeling.int4 import INT4_ERROR, quantize_blocks, round_blocks
+from embedkit.runtime.bert_weights import restore_blocks
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([10, 32, 96]), st.floats(1e-3, 1e3))
