@@ -104,8 +104,10 @@ class Encoder(Model[Tokenizer, EncodeCall]):
             texts = texts.item()
         if isinstance(texts, str):
             rows, truncated = self._run_chunk([texts], 0, call)
-            log_truncation(truncated, 1, unit=self._unit, max_length=self.max_length)
-            return np.asarray(rows[0])
+            if truncated:
+                log_truncation(truncated, 1, unit=self._unit, max_length=self.max_length)
+            embedding: npt.NDArray[Any] = rows[0]
+            return embedding
         listed = list(check_iterable(texts))
         with contextlib.closing(self._results(listed, call, len(listed))) as results:
             first = next(results, None)
@@ -483,10 +485,11 @@ class Encoder(Model[Tokenizer, EncodeCall]):
         if unknown is None:
             return
         ids = TokenIds.of(tokens.ids)
-        count = int(np.count_nonzero(ids.flat == unknown))
+        flat, texts = ids.flat, len(ids)
+        count = flat.tolist().count(unknown) if texts == 1 else int(np.count_nonzero(flat == unknown))
         self._unknown += count
-        self._total += len(ids.flat) - len(ids) * self._special_count
-        if self._warned_of_unknown or count <= _MOSTLY * len(ids):
+        self._total += len(flat) - texts * self._special_count
+        if self._warned_of_unknown or count <= _MOSTLY * texts:
             return  # too few for a mean share above this, and quickly counted
         share = float(self._unknown_share(tokens).mean())
         if share > _MOSTLY:
@@ -496,7 +499,7 @@ class Encoder(Model[Tokenizer, EncodeCall]):
                 "for their language (logged once)",
                 self.name,
                 100 * share,
-                len(tokens.ids),
+                texts,
             )
 
     @functools.cached_property

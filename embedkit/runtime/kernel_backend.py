@@ -226,7 +226,8 @@ class KernelBackend:
         Raises:
             ModelError: a token id exceeds the tables, or a value became NaN or infinite.
         """
-        ids = TokenIds.of(tokens.ids[items])
+        # A single text, for which a user waits, is not cut out of its tokens.
+        ids = TokenIds.of(tokens.ids if len(rows) == 1 else tokens.ids[items])
         types = _types(tokens, items, len(ids.flat)) if self._is_typed else None
         try:
             self._run((ids.flat, types, ids.bounds.astype(np.int32), rows[items]), is_alone=lane is None)
@@ -237,9 +238,8 @@ class KernelBackend:
 
     def _run(self, batch: tuple[Any, Any, Any, Any], *, is_alone: bool) -> None:
         """Run a batch, the arguments of the kernel; threads share it if it is alone and has enough work."""
-        tokens = len(batch[0])
-        wanted = tokens // max(1, self._tokens_of_a_thread) if is_alone else 1
-        threads = min(wanted, self.lanes, _TEAM[-1])
+        wanted = len(batch[0]) // max(1, self._tokens_of_a_thread) if is_alone else 1
+        threads = 1 if wanted < 2 else min(wanted, self.lanes, _TEAM[-1])
         # Teams of several callers would compete for the same processors.
         if threads < _TEAM[0] or not self._sharing.acquire(blocking=False):
             self._network.run(*batch, *((None, True) if self._logits else ()))

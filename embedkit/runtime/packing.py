@@ -78,7 +78,7 @@ class Packing:
 
     def apply(self, rows: FloatArray) -> npt.NDArray[Any]:
         """Pack ``(N, D) float32``."""
-        rows = rows[:, : self.dimension]
+        rows = rows if rows.shape[1] == self.dimension else rows[:, : self.dimension]
         if self.precision == "float32":
             return unit_rows(rows) if self.normalize else rows
         # Ranges are of whole unit rows, so rows cut short keep their scale; signs do not depend on it.

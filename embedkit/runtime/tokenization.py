@@ -205,7 +205,7 @@ class Tokenizer(_FastTokenizer):
         """
         if isinstance(texts, (str, bytes)):
             raise InputError(f"expected a sequence of texts, got one {type(texts).__name__}; wrap it in a list")
-        texts = list(texts)
+        texts = texts if type(texts) is list else list(texts)
         if not set(map(type, texts)) <= {str}:  # a tuple, for one, would pass for a pair of texts
             check_items(texts, first)
         prompted = [prompt + text for text in texts] if prompt else texts

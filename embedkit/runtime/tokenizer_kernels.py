@@ -52,9 +52,14 @@ class TokenizerKernel(ABC):
         kernel = self._kernel or self._count(texts)
         if kernel is None:
             return None
-        parts = _tokenize(kernel, texts, min(threads, len(texts) // _TEXTS_OF_A_THREAD))
-        ids = TokenIds.join([TokenIds.of_bytes(flat, bounds) for flat, bounds, _ in parts])
-        outcomes = b"".join([outcomes for *_, outcomes in parts]) if len(parts) > 1 else parts[0][2]
+        threads = min(threads, len(texts) // _TEXTS_OF_A_THREAD)
+        if threads < 2:
+            flat, bounds, outcomes = kernel.tokenize(texts)
+            ids = TokenIds.of_bytes(flat, bounds)
+        else:
+            parts = _tokenize(kernel, texts, threads)
+            ids = TokenIds.join([TokenIds.of_bytes(flat, bounds) for flat, bounds, _ in parts])
+            outcomes = b"".join([outcomes for *_, outcomes in parts])
         return ids, _positions(outcomes, _TRUNCATED), _positions(outcomes, _FALLBACK)
 
     def __reduce__(self) -> tuple[type[TokenizerKernel], tuple[Any, ...]]:
@@ -77,8 +82,6 @@ class TokenizerKernel(ABC):
 
 def _tokenize(kernel: _Kernel, texts: list[str], threads: int) -> list[tuple[bytes, bytes, bytes]]:
     """Run the kernel on the texts, in one part per thread."""
-    if threads < 2:
-        return [kernel.tokenize(texts)]
     size = -(-len(texts) // threads)
     first, *rest = (texts[at : at + size] for at in range(0, len(texts), size))
     with ThreadPoolExecutor(threads - 1) as pool:
