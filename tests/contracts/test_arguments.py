@@ -663,7 +663,8 @@ def names_of(signature: inspect.Signature) -> set[str]:
         if parameter.kind is not parameter.VAR_KEYWORD:
             names.add(name)
         elif name == "options":
-            names |= set(SEARCH if "SearchKeywords" in str(parameter.annotation) else ENCODE)
+            known = {"SearchKeywords": SEARCH, "PredictOptions": PREDICT}
+            names |= set(next((of for kind, of in known.items() if kind in str(parameter.annotation)), ENCODE))
     return names - OF_LLAMA_INDEX
 
 
