@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from embedkit.errors import ConfigError, InputError, ModelError, ModelNotFoundError
