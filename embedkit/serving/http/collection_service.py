@@ -20,6 +20,7 @@ from embedkit.serving.http.embedding import CrossRanker, Embedder, Limits
 from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.folder_store import retry_while_busy
 from embedkit.serving.retrieval.models import CollectionInfo
 from embedkit.serving.retrieval.options import SearchOptions
@@ -31,9 +32,10 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Initial estimates of rates per second: documents scanned, characters upserted, ids deleted.
-_GUESSES_PER_S: Final = {"filter": 5e6, "dense": 5e6, "lexical": 5e6, "upsert": 1e5, "delete": 1e4}
+# Initial estimates of rates per second: documents scanned or filtered, characters upserted, documents deleted.
+_GUESSES_PER_S: Final = {"filter": 5e6, "dense": 5e6, "lexical": 5e6, "find": 1e6, "upsert": 1e5, "delete": 1e4}
 _CHARACTERS = 400
+_DOCUMENTS_FOR_FIELDS = 256
 _MAP_POINTS = 4000
 _MAP_CHARACTERS = 200
 _PATIENCE_S = 10.0  # for a write while another process is writing to the collection
@@ -162,6 +164,50 @@ class CollectionService:
 
         return await _offload(self._readers, work)
 
+    async def find(
+        self, conditions: Filter | None, *, limit: int, offset: int = 0
+    ) -> tuple[list[Document], list[str]]:
+        """Return documents that a filter selects, in their order, and warnings on fields that no document has."""
+
+        def work() -> list[Document]:
+            return self.collection.find(conditions, limit=offset + limit)[offset:]
+
+        return await self._filtered(conditions, work)
+
+    async def count(self, conditions: Filter | None) -> tuple[int, list[str]]:
+        """Return the number of documents that a filter selects, and warnings."""
+        return await self._filtered(conditions, lambda: self.collection.count(conditions))
+
+    async def _filtered(self, conditions: Filter | None, work: Callable[[], Result]) -> tuple[Result, list[str]]:
+        self._limits.check_filter(conditions)
+
+        def refreshed() -> tuple[Result, list[str]]:
+            self._refresh()
+            return work(), self._warnings(conditions)
+
+        documents = len(self.collection)
+        with self._admission.reserve(self._rates["find"].seconds(documents)):
+            began = time.monotonic()
+            found = await _offload(self._readers, refreshed)
+            self._rates["find"].learn(documents, time.monotonic() - began)
+        return found
+
+    def _warnings(self, conditions: Filter | None) -> list[str]:
+        return list(self.collection.store.view().select(parse_filter(conditions or {})).warnings)
+
+    async def fields(self) -> dict[str, Any]:
+        """Return the fields of some documents, which filters may name, each with an example of its values."""
+        return await _offload(self._map_pool, self._fields)
+
+    def _fields(self) -> dict[str, Any]:
+        self._refresh()
+        documents, _ = self.collection.sample(_DOCUMENTS_FOR_FIELDS)
+        fields: dict[str, Any] = {}
+        for document in documents:
+            for name, value in (document.metadata or {}).items():
+                fields.setdefault(name, value)
+        return fields
+
     async def upsert(self, records: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
         """Add and replace documents; return the number of each."""
         texts = [text for record in records if isinstance(text := record.get("text"), str)]
@@ -187,14 +233,16 @@ class CollectionService:
             if not self._closed:
                 logger.warning("segments were not merged: %s", error)
 
-    async def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents; return the number of existing ones."""
-        self._limits.check(ids)
-        with self._admission.reserve(self._rates["delete"].seconds(len(ids))):
+    async def delete(self, ids: Sequence[str] | None, conditions: Filter | None = None) -> int:
+        """Delete documents by their ids, or all that a filter selects; return the number of existing ones."""
+        self._limits.check(ids or [])
+        self._limits.check_filter(conditions)
+        count = len(self.collection) if ids is None else len(ids)
+        with self._admission.reserve(self._rates["delete"].seconds(count)):
             began = time.monotonic()
-            work = functools.partial(self.collection.delete, ids)
+            work = functools.partial(self.collection.delete, ids, filter=conditions)
             deleted: int = await _offload(self._writer, retry_while_busy, work, _PATIENCE_S)
-            self._rates["delete"].learn(len(ids), time.monotonic() - began)
+            self._rates["delete"].learn(count, time.monotonic() - began)
         return deleted
 
     def close(self) -> None:

@@ -113,12 +113,16 @@ class Limits:
 
     def check_filter(self, conditions: Mapping[str, Any] | None) -> None:
         """Reject a filter with too many values."""
-        tests = (conditions or {}).values()
-        operands = [
-            operand for test in tests for operand in (test.values() if isinstance(test, Mapping) else [test])
-        ]
-        values = sum(len(operand) if isinstance(operand, list) else 1 for operand in operands)
-        self.check_count(values, "filter: ", "values")
+        count, parts = 0, list((conditions or {}).values())
+        while parts:
+            part = parts.pop()
+            if isinstance(part, Mapping):
+                parts.extend(part.values())
+            elif isinstance(part, list):
+                parts.extend(part)
+            else:
+                count += 1
+        self.check_count(count, "filter: ", "values")
 
     def check_response(self, size_bytes: int) -> None:
         """Reject an answer that is too large."""

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 PATH = "/mcp"
 
-_HITS = 5
+_HITS, _DOCUMENTS = 5, 10
 _MOST_TEXTS = 64  # to embed in one call
 _MOST_BYTES = 4_194_304  # of a result, which the SDK copies several times, and which is to fit an agent's context
 
@@ -47,7 +47,9 @@ class McpServer:
         security = require("mcp.server.transport_security", extra="mcp")
         self._tool_error: type[Exception] = require("mcp.server.mcpserver.exceptions", extra="mcp").ToolError
         self._types = require("mcp_types", extra="mcp")
-        functions = [self.search, self.embed, *([self.add] if service.settings.allow_writes else [])]
+        functions = [self.describe, self.search, self.find, self.embed]
+        if service.settings.allow_writes:
+            functions += [self.add, self.delete]
         tool_type = require("mcp.server.mcpserver.tools", extra="mcp").Tool
         tools = [_refuse_unknown(tool_type.from_function(function)) for function in functions]
         self._server = sdk.MCPServer("embedkit", version=__version__, instructions=_INSTRUCTIONS, tools=tools)
@@ -58,6 +60,14 @@ class McpServer:
                 enable_dns_rebinding_protection=False  # AccessControl checks the Host header
             ),
         )
+
+    async def describe(self) -> dict[str, Any]:
+        """Describe the collection: its size, and the fields that a filter may name, each with an example."""
+        with self._answering() as registry:
+            collection = registry.needed_collection()
+            card = collection.card() | {"fields": await collection.fields()}
+            described: dict[str, Any] = self._result(card, "the examples of fields are long")
+        return described
 
     async def search(
         self,
@@ -78,6 +88,22 @@ class McpServer:
             )
         return documents
 
+    async def find(
+        self,
+        filter: Annotated[dict[str, Any] | None, option("filter")] = None,  # noqa: A002 - what an agent sees
+        limit: Annotated[int | None, Field(ge=0, le=100, description="0 counts only; default: 10")] = None,
+    ) -> dict[str, Any]:
+        """Count the documents that a filter selects, and list the first of them; without a filter, of all."""
+        limit = _DOCUMENTS if limit is None else limit
+        with self._answering() as registry:
+            collection = registry.needed_collection()
+            count, warnings = await collection.count(filter)
+            documents, _ = await collection.find(filter, limit=limit) if limit else ([], None)
+            listed = [{"id": each.id, "text": each.text, "metadata": each.metadata} for each in documents]
+            content = {"count": count, "documents": listed}
+            found: dict[str, Any] = self._result(content, "ask for fewer documents (limit)", warnings)
+        return found
+
     async def embed(
         self,
         texts: Annotated[Listed[str], Field(min_length=1, max_length=_MOST_TEXTS, description="texts to embed")],
@@ -94,14 +120,30 @@ class McpServer:
     ) -> dict[str, int]:
         """Add documents to the collection: how many are new, and how many replaced others."""
         with self._answering() as registry:
-            if not CALLER.get().may_write:
-                raise InputError("this API key does not have the scope 'write'")
+            self._require_write()
             added, replaced = await registry.needed_collection().upsert(
                 [document.record() for document in documents]
             )
         return {"added": added, "replaced": replaced}
 
-    def _result(self, content: list[Any], advice: str, warnings: Sequence[str] = ()) -> Any:
+    async def delete(
+        self,
+        ids: Annotated[Listed[str] | None, Field(description="ids of documents")] = None,
+        filter: Annotated[dict[str, Any] | None, option("filter")] = None,  # noqa: A002 - what an agent sees
+    ) -> dict[str, int]:
+        """Delete documents, either by their ids or all that a filter selects: how many there were."""
+        with self._answering() as registry:
+            self._require_write()
+            if (ids is None) == (filter is None):
+                raise InputError("expected either ids or a filter")
+            return {"deleted": await registry.needed_collection().delete(ids, filter)}
+
+    @staticmethod
+    def _require_write() -> None:
+        if not CALLER.get().may_write:
+            raise InputError("this API key does not have the scope 'write'")
+
+    def _result(self, content: Any, advice: str, warnings: Sequence[str] = ()) -> Any:
         """Return a tool's result, limited in size, and warnings, as of a filter on a field that no document has.
 
         The SDK's own conversion would write every number on a line.
@@ -110,7 +152,9 @@ class McpServer:
         if len(text.encode()) > _MOST_BYTES:
             raise TooLargeError(f"the result has more than {_MOST_BYTES} bytes, the maximum; {advice}")
         blocks = [self._types.TextContent(type="text", text=each) for each in (text, *warnings)]
-        return self._types.CallToolResult(content=blocks, structured_content={"result": content})
+        return self._types.CallToolResult(
+            content=blocks, structured_content=content if isinstance(content, dict) else {"result": content}
+        )
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[ModelRegistry]:

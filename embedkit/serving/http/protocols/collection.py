@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from embedkit.errors import InputError, did_you_mean
 from embedkit.serving.http.app import Request
+from embedkit.serving.http.embedding import Limits
 from embedkit.serving.http.protocols.fields import Listed, OwnSchema, Problem, Schema
 from embedkit.serving.http.responses import Response, problem, to_json
 from embedkit.serving.http.routing import Routes
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import read_filter
 from embedkit.serving.retrieval.options import Mode, SearchOptions
-from embedkit.serving.retrieval.search import Hit, Hits
+from embedkit.serving.retrieval.search import Hit
 
 routes = Routes("collection", errors=Problem)
 writing_routes = Routes("collection", errors=Problem, scope="write")
@@ -29,6 +30,15 @@ def option(name: str, *, default: Any = None, **limits: Any) -> Any:
     return Field(value, description=declared.metadata["doc"], **limits)
 
 
+FilterBody = Annotated[
+    dict[str, Any] | str | None,
+    Field(
+        description=f"{SearchOptions.__dataclass_fields__['filter'].metadata['doc']}, "
+        'or as a person writes them: "lang = en, year >= 2020"',
+    ),
+]
+
+
 class SearchRequest(OwnSchema):
     """A search."""
 
@@ -37,11 +47,7 @@ class SearchRequest(OwnSchema):
     query: str
     k: int = option("k", ge=1, le=1000)
     mode: Mode | None = option("mode")
-    filter: dict[str, Any] | str | None = Field(
-        None,
-        description=f"{SearchOptions.__dataclass_fields__['filter'].metadata['doc']}, "
-        'or as a person writes them: "lang = en, year >= 2020"',
-    )
+    filter: FilterBody = None
     rerank: bool = option("rerank", default=False)
     rerank_weight: float | None = option("rerank_weight", ge=0, le=1)
     candidates: int | None = option("candidates", ge=1, le=1000)
@@ -154,10 +160,45 @@ class UpsertAnswer(Schema):
     replaced: int
 
 
-class DeleteRequest(OwnSchema):
-    """Documents to delete."""
+class CountRequest(OwnSchema):
+    """Documents to count."""
 
-    ids: Listed[str]
+    synonyms = {"filters": "filter"}  # noqa: RUF012 - of the base class
+
+    filter: FilterBody = None
+
+
+class CountAnswer(Schema):
+    """Number of documents that a filter selects."""
+
+    count: int
+    warnings: list[str] = Field(description="fields of the filter that no document has")
+
+
+class FindRequest(CountRequest):
+    """Documents to list."""
+
+    limit: int = Field(100, ge=1, le=1000, description="number of documents")
+    offset: int = Field(0, ge=0, le=2**31, description="number of documents to leave out before the first")
+
+
+class FindAnswer(Schema):
+    """Documents that a filter selects, in their order."""
+
+    documents: list[StoredDocument]
+    warnings: list[str] = Field(description="fields of the filter that no document has")
+
+
+class DeleteRequest(CountRequest):
+    """Documents to delete, either by their ids or by a filter with at least one condition."""
+
+    ids: Listed[str] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.ids is None) == (self.filter is None):
+            raise ValueError("expected either ids or a filter")
+        return self
 
 
 class DeleteAnswer(Schema):
@@ -170,17 +211,16 @@ class DeleteAnswer(Schema):
 async def search(body: SearchRequest, request: Request) -> Response:
     """Find the documents nearest in meaning to a query."""
     collection, limits = request.registry.needed_collection(), request.registry.limits
-    conditions = body.filter
-    if isinstance(conditions, str):
-        written = conditions
-        limits.check([written])
-        conditions = await limits.offload(len(written), lambda: read_filter(written))
+    conditions = await _conditions(body.filter, limits)
     given = body.model_dump(exclude={"query", "filter"}) | {"filter": conditions}
     hits = await collection.search(body.query, SearchOptions.of(**given))
     request.note(hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
     characters = sum(len(hit.text) for hit in hits)
-    content = await limits.offload(characters, lambda: _hits_to_json(hits, limits.check_response))
-    return Response(content)
+    items = ({**_content(hit), "score": hit.score, "scores": hit.scores} for hit in hits)
+    rest = {"latency_ms": hits.latency_ms, "warnings": hits.warnings}
+    return Response(
+        await limits.offload(characters, lambda: _to_pieces("hits", items, rest, limits.check_response))
+    )
 
 
 @routes.get("/v1/collection", CollectionCard | None)
@@ -194,6 +234,27 @@ async def describe(request: Request) -> Response:
 async def draw_map(request: Request) -> Response:
     """Return the documents in two dimensions, the principal axes of their embeddings."""
     return _to_json(await request.registry.needed_collection().map())
+
+
+@routes.post("/v1/documents/find", FindAnswer)
+async def find(body: FindRequest, request: Request) -> Response:
+    """List documents that a filter selects, in their order."""
+    collection, limits = request.registry.needed_collection(), request.registry.limits
+    conditions = await _conditions(body.filter, limits)
+    documents, warnings = await collection.find(conditions, limit=body.limit, offset=body.offset)
+    request.note(documents=len(documents))
+    characters = sum(len(document.text) for document in documents)
+    items, rest = map(_content, documents), {"warnings": warnings}
+    content = await limits.offload(characters, lambda: _to_pieces("documents", items, rest, limits.check_response))
+    return Response(content)
+
+
+@routes.post("/v1/documents/count", CountAnswer)
+async def count(body: CountRequest, request: Request) -> Response:
+    """Count the documents that a filter selects."""
+    conditions = await _conditions(body.filter, request.registry.limits)
+    found, warnings = await request.registry.needed_collection().count(conditions)
+    return to_json({"count": found, "warnings": warnings})
 
 
 @routes.get("/v1/documents/{id}", StoredDocument)
@@ -217,8 +278,9 @@ async def upsert(body: UpsertRequest, request: Request) -> Response:
 
 @writing_routes.post("/v1/documents/delete", DeleteAnswer)
 async def delete(body: DeleteRequest, request: Request) -> Response:
-    """Delete documents by id; unknown ids are ignored."""
-    deleted = await request.registry.needed_collection().delete(body.ids)
+    """Delete documents by id, of which unknown ones are ignored, or all that a filter selects."""
+    conditions = await _conditions(body.filter, request.registry.limits)
+    deleted = await request.registry.needed_collection().delete(body.ids, conditions)
     request.note(deleted=deleted)
     return to_json({"deleted": deleted})
 
@@ -227,15 +289,24 @@ def _content(document: Document | Hit) -> dict[str, Any]:
     return {"id": document.id, "text": document.text, "metadata": document.metadata}
 
 
-def _hits_to_json(hits: Hits, check: Callable[[int], None]) -> bytes:
-    """Write hits in pieces, between which other threads run, and check the size as it grows."""
-    content = bytearray(b'{"hits":[')
-    for number, hit in enumerate(hits):
+async def _conditions(given: dict[str, Any] | str | None, limits: Limits) -> dict[str, Any] | None:
+    """Return a filter that may be written as text."""
+    if not isinstance(given, str):
+        return given
+    limits.check([given])
+    return await limits.offload(len(given), lambda: read_filter(given))
+
+
+def _to_pieces(
+    name: str, items: Iterable[dict[str, Any]], rest: dict[str, Any], check: Callable[[int], None]
+) -> bytes:
+    """Write a list in pieces, between which other threads run, and check the size as it grows."""
+    content = bytearray(b'{"%b":[' % name.encode())
+    for number, item in enumerate(items):
         content += b"," if number else b""
-        content += _dump({**_content(hit), "score": hit.score, "scores": hit.scores})
+        content += _dump(item)
         check(len(content))
-    content += b"]," + _dump({"latency_ms": hits.latency_ms, "warnings": hits.warnings})[1:]
-    return bytes(content)
+    return bytes(content + b"]," + _dump(rest)[1:])
 
 
 def _to_json(content: Any) -> Response:

@@ -40,7 +40,7 @@ def content_of(result):
 
 async def use_all_tools(client, expected):
     tools = {tool.name for tool in (await client.list_tools()).tools}
-    assert tools == {"search", "embed", "add"}
+    assert tools == {"describe", "search", "find", "embed", "add", "delete"}
     hits = content_of(await client.call_tool("search", {"query": "a dog", "k": 1}))
     assert [(hit["id"], hit["text"], hit["metadata"]) for hit in hits] == [
         ("dog", "a dog in the garden", {"lang": "en"})
@@ -141,6 +141,28 @@ def test_a_filter_on_an_unknown_field_is_named(agents_url):
     assert "lang" in done.content[1].text
 
 
+def test_agents_see_fields_and_list_count_and_delete_by_a_filter(agents_url):
+    async def work(client):
+        card = content_of(await client.call_tool("describe", {}))
+        one = content_of(await client.call_tool("find", {"filter": {"lang": "fr"}}))
+        all_ = content_of(await client.call_tool("find", {"limit": 0}))
+        gone = [await client.call_tool("delete", {"filter": {name: "fr"}}) for name in ("lagn", "lang")]
+        return card, one, all_, gone
+
+    card, one, all_, (unknown, gone) = ask(agents_url, "writer", work)
+    assert (card["documents"], card["fields"]) == (2, {"lang": "en"})
+    assert (one["count"], one["documents"][0]["id"]) == (1, "sea")
+    assert all_ == {"count": 2, "documents": []}
+    assert unknown.is_error
+    assert "did you mean 'lang'" in unknown.content[0].text
+    assert content_of(gone) == {"deleted": 1}
+
+    async def try_to_delete(client):
+        return await client.call_tool("delete", {"ids": ["dog"]})
+
+    assert "scope 'write'" in ask(agents_url, "reader", try_to_delete).content[0].text
+
+
 def test_agents_read_no_places_on_the_servers_disk(agents_url, place, monkeypatch, caplog):
     def fail(*_, **__):
         raise CollectionError(f"{place} is damaged")
@@ -180,7 +202,7 @@ def test_a_body_of_a_message_may_be_compressed(agents_url):
     def send(content, encoding):
         return httpx.post(f"{agents_url}/mcp", content=content, headers={**headers, "content-encoding": encoding})
 
-    assert len(send(body, "gzip").json()["result"]["tools"]) == 3
+    assert len(send(body, "gzip").json()["result"]["tools"]) == 6
     assert send(body[:-4], "gzip").status_code == 400
     assert send(body, "br").status_code == 415
 
@@ -205,7 +227,7 @@ def test_without_permission_there_is_no_tool_to_write(place):
         async with mcp.Client(server) as client:
             return {tool.name for tool in (await client.list_tools()).tools}
 
-    assert asyncio.run(run()) == {"search", "embed"}
+    assert asyncio.run(run()) == {"describe", "search", "find", "embed"}
 
 
 @pytest.mark.usefixtures("toy_encoder")

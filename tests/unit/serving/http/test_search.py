@@ -185,7 +185,7 @@ def test_fields_beside_the_text_are_metadata_as_in_a_file(writing):
             "document 2: the text is empty; skip",
         ),
         ("/v1/documents/delete", {"id": ["dog"]}, "id: unknown field; did you mean 'ids'?"),
-        ("/v1/documents/delete", {"ids": [], "filter": {"year": 1}}, "filter: unknown field"),
+        ("/v1/documents/delete", {"ids": [], "filter": {"year": 1}}, "expected either ids or a filter"),
     ],
 )
 def test_a_wrong_field_of_a_write_is_an_error_and_changes_nothing(writing, collection, path, body, words):
@@ -240,6 +240,45 @@ def test_documents_are_added_replaced_and_deleted(writing, collection):
     assert writing.post("/v1/documents/delete", json={"ids": ["cat", "nix"]}).json() == {"deleted": 1}
     assert writing.get("/v1/documents/cat").status_code == 404
     assert len(Collection.open(collection.path)) == 3  # on disk when it was answered
+
+
+@pytest.mark.parametrize("written", [{"year": {"lt": 1900}}, "year < 1900"])
+def test_documents_are_listed_counted_and_deleted_by_a_filter(writing, collection, written):
+    listed = writing.post("/v1/documents/find", json={"limit": 2, "offset": 1}).json()["documents"]
+    assert [document["id"] for document in listed] == ["sea/side", "雪"]
+    found = writing.post("/v1/documents/find", json={"filter": written}).json()
+    assert found == {"documents": [writing.get("/v1/documents/sea%2Fside").json()], "warnings": []}
+    assert writing.post("/v1/documents/count", json={"filter": written}).json() == {"count": 1, "warnings": []}
+    assert writing.post("/v1/documents/count", json={}).json()["count"] == 3
+    assert writing.post("/v1/documents/delete", json={"filter": written}).json() == {"deleted": 1}
+    assert len(Collection.open(collection.path)) == 2
+
+
+def test_a_filter_on_an_unknown_field_is_named_and_deletes_nothing(writing, collection):
+    for path, empty in [("find", []), ("count", 0)]:
+        done = writing.post(f"/v1/documents/{path}", json={"filter": {"yaer": 1}}).json()
+        assert done.pop("warnings") == ["filter: no document has the field 'yaer'; did you mean 'year'?"]
+        assert list(done.values()) == [empty]
+    for body in (
+        {"filter": {"yaer": 1}},
+        {"filter": {"not": {"yaer": 1}}},
+        {"filter": {}},
+        {},
+        {"ids": [], "filter": ""},
+    ):
+        assert writing.post("/v1/documents/delete", json=body).status_code == 400
+    assert len(Collection.open(collection.path)) == 3
+
+
+def test_combined_filters_are_bounded_like_others(reading):
+    many = {"or": [{"year": number} for number in range(2049)]}
+    for path in ("/v1/search", "/v1/documents/count"):
+        done = reading.post(
+            path, json={"query": "a", "filter": many} if path == "/v1/search" else {"filter": many}
+        )
+        assert done.status_code == 413
+    either = {"or": [{"year": 1973}, {"not": {"year": {"exists": True}}}]}
+    assert reading.post("/v1/documents/count", json={"filter": either}).json()["count"] == 2
 
 
 @pytest.mark.parametrize(
