@@ -9,7 +9,7 @@ import logging
 import shutil
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from embedkit.cli.options import COLLECTION
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from embedkit.serving.retrieval.search import Hit, Hits
 
 logger = logging.getLogger("embedkit")
+
+_SHOWN: Final = frozenset({"title", "section", "document", "start", "end"})
 
 HELP = "search a collection for the documents that answer a query"
 EXAMPLES = """
@@ -82,7 +84,9 @@ def run(arguments: argparse.Namespace) -> None:
         }
         print(json.dumps(result, ensure_ascii=False))
     else:
-        for line in _table(hits, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
+        for line in _table(
+            hits, arguments.query, shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        ):
             print(line)
     for warning in hits.warnings:
         logger.warning("%s", warning)
@@ -108,21 +112,45 @@ def _search(arguments: argparse.Namespace) -> Hits:
     return hits
 
 
-def _table(hits: list[Hit], width: int | None) -> list[str]:
-    """Format one line per hit: rank, score, id, text.
+def _table(hits: list[Hit], query: str, width: int | None) -> list[str]:
+    """Format one line per hit: rank, score, id, section, and the passage of the text that matches the query.
 
-    On a terminal, lines are cut to ``width`` columns, and metadata follow on a separate line.
+    On a terminal of ``width`` columns, the passage follows on lines of its own, and then the other metadata.
     """
+    from embedkit.serving.retrieval.documents import heading_of
+
     ids = [one_line(hit.id) for hit in hits]
     id_width, rank_width = max(map(_columns, ids), default=0), len(str(len(hits)))
     lines = []
     for rank, (hit, id_) in enumerate(zip(hits, ids, strict=True), 1):
-        padding = " " * (id_width - _columns(id_))
-        line = f"{rank:>{rank_width}}  {hit.score:7.4f}  {id_}{padding}  {one_line(hit.text)}"
-        lines.append(line if width is None else _cut(line, width))
-        if width is not None and hit.metadata:
-            indent = " " * (rank_width + 2 + 7 + 2 + id_width + 2)
-            lines.append(_cut(indent + one_line(", ".join(map(_field, hit.metadata.items()))), width))
+        head = f"{rank:>{rank_width}}  {hit.score:7.4f}  {id_}{' ' * (id_width - _columns(id_))}"
+        section, passage = one_line(heading_of(hit.metadata or {})), _passage(hit.text, query)
+        if width is None:
+            lines.append(f"{head}  {f'{section}: ' if section else ''}{passage}")
+            continue
+        indent = " " * (rank_width + 2)
+        others = {name: value for name, value in (hit.metadata or {}).items() if name not in _SHOWN}
+        lines.append(_cut(f"{head}  {section}".rstrip(), width))
+        lines += [indent + line for line in _wrapped(passage, max(width - len(indent), 1))]
+        if others:
+            lines.append(_cut(indent + one_line(", ".join(map(_field, others.items()))), width))
+    return lines
+
+
+def _passage(text: str, query: str) -> str:
+    from embedkit.serving.retrieval.passages import find_passage
+
+    start, end = find_passage(text, query)
+    return f"{'… ' * (start > 0)}{one_line(text[start:end])}{' …' * (end < len(text))}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Divide a text at spaces into lines; longer words are cut."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and _columns(lines[-1]) + 1 + _columns(word) > width:
+            lines.append("")
+        lines[-1] = _cut(f"{lines[-1]} {word}".lstrip(), width)
     return lines
 
 

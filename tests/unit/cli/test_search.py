@@ -119,25 +119,37 @@ def test_no_collection(tmp_path, capsys):
 
 def test_columns_stand_below_each_other():
     hits = [Hit("雪", 0.5, "snow"), Hit("a-long-id", -0.25, "text")]
-    lines = command._table(hits, None)
+    lines = command._table(hits, "", None)
     assert lines == ["1   0.5000  雪         snow", "2  -0.2500  a-long-id  text"]
-    assert command._table(hits, 20) == ["1   0.5000  雪     …", "2  -0.2500  a-long-…"]
-    assert command._table([], 20) == []
+    assert command._table([], "", 20) == []
     thai = [Hit("\u0e19\u0e49\u0e33", 0.5, "water"), Hit("ab", 0.5, "text")]  # three characters, two columns
-    assert [line.index("  ", 12) for line in command._table(thai, None)] == [15, 14]
+    assert [line.index("  ", 12) for line in command._table(thai, "", None)] == [15, 14]
 
 
-def test_a_terminal_shows_metadata_below_the_text():
+def test_a_terminal_shows_section_passage_and_metadata_on_lines_of_their_own():
     metadata = {"lang": "en", "year": 2020, "tags": ["x", "ü"], "at": "1\x1b[31m\n2"}
-    hits = [Hit("a", 0.5, "snow", metadata), Hit("b", 0.25, "ice")]
-    indent = " " * 15
-    assert command._table(hits, 70) == [
-        "1   0.5000  a  snow",
-        indent + 'lang: en, year: 2020, tags: ["x", "ü"], at: 1 [31m 2',
-        "2   0.2500  b  ice",
+    hits = [
+        Hit("a", 0.5, "snow", metadata),
+        Hit("b", 0.25, "ice and snow", {"section": "Winter > Ice", "start": 3}),
     ]
-    assert command._table(hits, 30)[1] == indent + "lang: en, year…"
-    assert len(command._table(hits, None)) == 2
+    assert command._table(hits, "ice", 50) == [
+        "1   0.5000  a",
+        "   snow",
+        '   lang: en, year: 2020, tags: ["x", "ü"], at: 1 …',
+        "2   0.2500  b  Winter > Ice",
+        "   ice and snow",
+    ]
+    assert command._table(hits, "ice", 12)[-2:] == ["   ice and", "   snow"]
+    assert command._table(hits, "ice", None)[1] == "2   0.2500  b  Winter > Ice: ice and snow"
+
+
+def test_the_passage_that_matches_is_shown_and_not_the_whole_text():
+    text = "We open at nine. " * 30 + "Refunds are possible within 30 days. " + "We close at five. " * 30
+    (line,) = command._table([Hit("a", 0.5, text)], "when is a refund possible?", None)
+    assert "… We open at nine." in line
+    assert "Refunds are possible within 30 days." in line
+    assert line.endswith("five. …")
+    assert len(line) < 270
 
 
 def test_a_misspelt_field_is_reported_in_one_line(bundle, tmp_path, capsys):

@@ -1,5 +1,5 @@
 // Results while one types, a column for each way of searching, and where they lie on the map.
-import { highlight } from "./highlight.js";
+import { findPassage, highlight } from "./highlight.js";
 import { showMap } from "./map.js";
 import { ask, counted, find, lastWins, make, sayIfSlow } from "./page.js";
 
@@ -164,15 +164,28 @@ function makeHit(hit, query) {
   const stages = Object.entries(hit.scores).map(([stage, score]) => make("span", "", `${stage} ${score.toFixed(3)}`));
   const scores = make("div", "quiet times");
   scores.append(...stages);
-  const text = make("div", "text");
-  text.dir = "auto";
-  text.append(...highlight(hit.text, query));
-  item.append(head, bar, text, ...makeFields(hit.metadata), scores);
+  const { title, section, ...others } = hit.metadata ?? {};
+  const path = [title, section].filter((one) => typeof one === "string" && one);
+  const place = path.length ? [make("div", "quiet section", path.at(-1).startsWith(path[0]) ? path.at(-1) : path.join(" > "))] : [];
+  item.append(head, bar, ...place, ...makeTexts(hit.text, query), ...makeFields(others), scores);
   item.addEventListener("click", () => item.classList.toggle("open"));
   item.addEventListener("focus", () => point(hit.id));
   item.addEventListener("mouseenter", () => point(hit.id));
   item.addEventListener("mouseleave", () => point(null));
   return item;
+}
+
+// The passage that matches the query, and if there is more, the whole text, shown instead in an open hit.
+function makeTexts(whole, query) {
+  const [start, end] = findPassage(whole, query);
+  const passage = make("div", "text passage");
+  passage.append(start ? "… " : "", ...highlight(whole.slice(start, end), query), end < whole.length ? " …" : "");
+  passage.dir = "auto";
+  if (end - start === whole.length) return [passage];
+  const text = make("div", "text whole");
+  text.dir = "auto";
+  text.append(...highlight(whole, query));
+  return [passage, text];
 }
 
 // The metadata, each field a button that filters by it.
