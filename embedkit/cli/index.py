@@ -25,7 +25,7 @@ logger = logging.getLogger("embedkit")
 HELP = "build, change or verify a collection of documents"
 EXAMPLES = """
 embedkit index build docs.jsonl -m tiny.onnx -o idx/ --text-column body
-embedkit index build docs.parquet -m tiny -o idx/ --kind hnsw --lexical
+embedkit index build docs.parquet -m tiny -o idx/ --kind hnsw --language german
 embedkit index build docs.jsonl -m teacher.onnx --queries tiny -o idx/
 embedkit index build pages-embedded/ -m tiny.onnx -o idx/
 embedkit index build handbook/ --split --overlap 20 -m tiny -o idx/
@@ -141,7 +141,17 @@ def _configure_build(actions: Any) -> None:
         default="auto",
         help=f"{_KINDS}; default: auto, which chooses by cost; on Milvus, the name of its index: FLAT, HNSW...",
     )
-    build.add_argument("--lexical", action="store_true", help="add a keyword index, for search --hybrid")
+    build.add_argument(
+        "--lexical",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep a keyword index, so that searches rank by keywords, too; default: yes",
+    )
+    build.add_argument(
+        "--language",
+        default="auto",
+        help="stem keywords of this language; default: auto, from the texts",
+    )
 
 
 def _configure_documents(parser: argparse.ArgumentParser) -> None:
@@ -225,6 +235,7 @@ def _build(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, in
             path=arguments.output,
             index=arguments.kind,
             lexical=arguments.lexical,
+            language=arguments.language,
             source=absolute_source(model),
             replace=arguments.replace,
             **_reading(arguments),

@@ -230,7 +230,8 @@ class MilvusDocuments(RemoteStore):
         client = self._client
         if info.lexical and _WITHOUT_WORDS.match(version := client.get_server_version()):
             raise CollectionError(
-                f"lexical: {self._address} has version {version}, which has no keyword search; 2.5 has"
+                f"lexical: {self._address} has version {version}, which has no keyword search, as 2.5 has; "
+                "build with lexical=False"
             )
         facts = json.dumps(info.facts(), ensure_ascii=False)
         schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=facts)

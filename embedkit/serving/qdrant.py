@@ -22,11 +22,11 @@ from qdrant_client.http.exceptions import ApiException
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import is_unicode
+from embedkit.serving.retrieval.analyzer import Analyzer
 from embedkit.serving.retrieval.columns import moment_of
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Combination, Comparison, Condition
 from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.lexical import split_words
 from embedkit.serving.retrieval.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
 from embedkit.serving.retrieval.segment_files import text_hash
 
@@ -37,6 +37,7 @@ _USUAL_EF = 128
 _ROWS_PER_REQUEST = 500
 _INEXACT = 2**53  # from here to _MOST, integers of Qdrant have neighbours of the same float64
 _MOST = 2**64
+_SATURATION = 1.5  # k1 of BM25; lengths are not compared, because Qdrant does not know their mean
 _IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # namespace of point ids, which must be numbers or UUIDs
 
 
@@ -89,7 +90,7 @@ class QdrantDocuments(RemoteStore):
 
     def matching(self, query: str, k: int, where: rest.Filter | None) -> ScoredDocuments:
         """Return the documents that share words with a query, best first."""
-        words = _words(query, self.info.analysis)  # weighted by rarity
+        words = _sparse(Analyzer.named(self.info.analyzer).query_terms(query))  # weighted by rarity
         return self._hit_lists(words, "words", k, where, None) if words.indices else []
 
     def _hit_lists(
@@ -171,8 +172,8 @@ class QdrantDocuments(RemoteStore):
             yield np.array([point.vector["embedding"] for point in some], dtype=np.float32)
 
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
-        analysis = self.info.analysis if self.info.lexical else None
-        points = [_point(document, row, analysis) for document, row in zip(documents, embeddings, strict=True)]
+        analyzer = Analyzer.named(self.info.analyzer) if self.info.lexical else None
+        points = [_point(document, row, analyzer) for document, row in zip(documents, embeddings, strict=True)]
         for first in range(0, len(points), _ROWS_PER_REQUEST):
             with self._asking():
                 self._client.upsert(self._name, points[first : first + _ROWS_PER_REQUEST], wait=True)
@@ -285,10 +286,11 @@ def _key(field: str) -> str:
     return f'metadata."{field}"'
 
 
-def _point(document: Document, embedding: FloatArray, analysis: int | None) -> rest.PointStruct:
+def _point(document: Document, embedding: FloatArray, analyzer: Analyzer | None) -> rest.PointStruct:
     vectors: dict[str, Any] = {"embedding": embedding.tolist()}
-    if analysis is not None:
-        vectors["words"] = _words(document.content, analysis)
+    if analyzer is not None:
+        counts = Counter(analyzer.terms(document.content))
+        vectors["words"] = _sparse({term: count / (count + _SATURATION) for term, count in counts.items()})
     payload = {"id": document.id, "text": document.text, "metadata": document.metadata or {}}
     return rest.PointStruct(id=_point_id(document.id), vector=vectors, payload=payload)
 
@@ -298,10 +300,13 @@ def _point_id(id_: str) -> str:
     return str(uuid.uuid5(_IDS, id_ if is_unicode(id_) else repr(id_.encode(errors="surrogatepass"))))
 
 
-def _words(text: str, analysis: int) -> rest.SparseVector:
-    """Count each word, identified by the lower 32 bits of its hash."""
-    counts = Counter(text_hash(word) & 0xFFFFFFFF for word in split_words(text, analysis))
-    return rest.SparseVector(indices=list(counts), values=[float(count) for count in counts.values()])
+def _sparse(weights: Mapping[str, float]) -> rest.SparseVector:
+    """Return the weights of terms, each identified by the lower 32 bits of its hash."""
+    values: dict[int, float] = {}
+    for term, weight in weights.items():
+        key = text_hash(term) & 0xFFFFFFFF
+        values[key] = values.get(key, 0.0) + weight
+    return rest.SparseVector(indices=list(values), values=list(values.values()))
 
 
 def _document(point: Any) -> Document:

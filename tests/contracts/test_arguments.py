@@ -235,7 +235,7 @@ KINDS: dict[str, Kind] = {
     "queries": made(lambda kit: kit.encoder, "None"),
     "query": TEXT,
     "replace": FLAG,
-    "rerank_weight": kind(1.0, "zero", "numpy float"),
+    "rerank_weight": kind(1.0, "None", "zero", "numpy float"),
     "return_documents": FLAG,
     "rows": made(Kit.embeddings, "matrix"),
     "show_progress_bar": FLAG_OR_NONE,
@@ -449,7 +449,7 @@ ROWS = {
         rerank=made(lambda kit: kit.scorer, "None"),
     ),
     "embedkit.Collection.search_steps": row(
-        steps_of, *SEARCH, query=ANY_TEXTS, k=COUNT.refusing(*HUGE), rerank=FLAG
+        steps_of, *SEARCH, query=ANY_TEXTS, k=COUNT.refusing(*HUGE), rerank=IGNORED
     ),
     "embedkit.Collection.encode_queries": row(lambda kit: kit.collection.encode_queries, queries=ANY_TEXTS),
     "embedkit.Collection.search_embeddings": row(
@@ -470,7 +470,12 @@ ROWS = {
         effort=IGNORED.of(1.0),
     ),
     "embedkit.serving.retrieval.SearchOptions": row(
-        lambda _: SearchOptions, *SEARCH, k=COUNT.refusing(*HUGE), rerank=FLAG
+        lambda _: SearchOptions,
+        *SEARCH[2:],
+        mode=KINDS["mode"],
+        filter=IGNORED,
+        k=COUNT.refusing(*HUGE),
+        rerank=IGNORED,
     ),
     "embedkit.serving.retrieval.splitting.split_documents": row(
         lambda _: split_documents,

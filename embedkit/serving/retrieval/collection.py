@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from embedkit.errors import DataError, InputError, shown
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import (
+    check_choice,
     check_flag,
     check_path,
     check_progress,
@@ -23,6 +24,7 @@ from embedkit.runtime.arguments import (
     check_whole,
 )
 from embedkit.runtime.numerics import warn_of_mixture
+from embedkit.serving.retrieval.analyzer import LANGUAGES
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource, with_metadata
 from embedkit.serving.retrieval.embedding import Known, embed_queries
 from embedkit.serving.retrieval.filters import Comparison, Condition, Filter, parse_filter
@@ -103,7 +105,8 @@ class Collection:
         queries: TextEncoder | str | os.PathLike[str] | None = None,
         embeddings: EmbeddingSource | None = None,
         index: str = AUTO,
-        lexical: bool = False,
+        lexical: bool = True,
+        language: str = AUTO,
         text_column: str = "text",
         id_column: str | None = None,
         metadata_columns: Sequence[str] | None = None,
@@ -132,7 +135,10 @@ class Collection:
                 or the name of a column. ``encoder`` embeds a sample to verify them.
             index: kind of index: ``"exact"``, ``"sq8"``, ``"hnsw"``, ``"ivf-pq"``, or
                 ``"auto"``, which chooses by cost (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
-            lexical: also index words, for hybrid search; needs bm25s.
+            lexical: whether to keep a keyword index, for hybrid search.
+            language: the language whose words are stemmed in the keyword index (PyStemmer's names, such as
+                ``"german"``), ``"none"``, or ``"auto"``: the languages of the texts, by script and
+                frequent words.
             text_column: column of the text in records.
             id_column: column of the id in records; by default ``"id"`` if the first record has it, else ids are
                 row numbers from 0.
@@ -154,7 +160,7 @@ class Collection:
             ModelNotFoundError: there is no model of this name.
             CollectionError: ``path`` contains a collection or something else, or another process is writing there.
             ModelError: the encoder does not return unit rows of its dimension.
-            MissingExtraError: the index needs FAISS, or ``lexical`` bm25s, which is not installed.
+            MissingExtraError: the index needs FAISS, or ``language`` PyStemmer, which is not installed.
             StorageError: the disk is full or the folder cannot be written.
         """
         address, shows = check_path(path, "path"), check_progress(show_progress_bar)
@@ -165,6 +171,7 @@ class Collection:
             queries=models.queries,
             index=check_text(index, "index"),
             lexical=check_flag(lexical, "lexical"),
+            language=check_choice(language, (AUTO, *LANGUAGES), "language"),
             source=source_of(encoder) if source is None else check_text(source, "source"),
             queries_source=(
                 source_of(queries) if queries_source is None else check_text(queries_source, "queries_source")

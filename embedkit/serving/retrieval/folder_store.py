@@ -26,7 +26,7 @@ from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.index_kinds import checked_kind
 from embedkit.serving.retrieval.manifest import Manifest
 from embedkit.serving.retrieval.models import Models, Root
-from embedkit.serving.retrieval.segment import Segment, keyword_builder
+from embedkit.serving.retrieval.segment import Segment
 from embedkit.serving.retrieval.snapshot import Snapshot
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
 from embedkit.serving.retrieval.store import MANIFEST, BuildOptions, Upserted
@@ -62,7 +62,7 @@ class FolderStore:
     @classmethod
     def build(cls, address: str, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> Self:
         """Write documents into a folder; an existing collection is replaced at the end if the options say so."""
-        _check_kinds(options.index, lexical=options.lexical)
+        checked_kind(options.index)
         folder = Path(address)
         if not options.replace and (folder / MANIFEST).is_file():
             raise CollectionError(
@@ -237,7 +237,7 @@ class FolderStore:
         """
         self.refresh()
         new = self._changed(index=index, lexical=lexical)
-        _check_kinds(new.index, lexical=new.lexical)
+        checked_kind(new.index)
         if new == self._snapshot.on_disk:
             options: dict[str, Any] = {"patience_s": math.inf, "show_progress_bar": show_progress_bar}
             while not self._snapshot.is_compact() and not self._merge(_all, **options):
@@ -380,9 +380,3 @@ def _first_small(snapshot: Snapshot, free: int) -> slice | None:
 def _all(snapshot: Snapshot, free: int) -> slice | None:
     """Choose everything, unless parts are being merged."""
     return None if free or not snapshot.remaining() else slice(0, None)
-
-
-def _check_kinds(index: str, *, lexical: bool) -> None:
-    checked_kind(index)
-    if lexical:
-        keyword_builder()

@@ -1,121 +1,222 @@
-"""Lexical search: BM25 over weights computed by `words`, in memory-mapped files.
+"""Keyword search: BM25 (Robertson et al., TREC-3) over the terms of an :class:`~.analyzer.Analyzer`, in numpy.
 
-Words are runs of letters, digits, underscores and combining marks, equal if their compatibility forms (NFKC) are
-equal without regard to case. Scripts without spaces, and Hangul, which joins particles to words, are cut into
-pairs of adjacent characters, and Han also into single ones. There are no stop words and no stemming.
-
-How text is cut is the *analysis*, recorded with every segment: one written with an older analysis is searched with
-that one. Text in ASCII gives the same words in all of them.
-
-A weight is a word's contribution to the score of a document, based on word frequencies in one segment. A search
-over several segments must weight a word equally in all of them, so the part that depends on the frequency is
-replaced by that of all segments together. Only the average document length remains specific to a segment, until
-segments are merged. With a single segment, scores equal those of bm25s.
+The score of a document is the sum, over the terms of the query, of ``idf * tf / (tf + k1 * (1 - b + b * length /
+mean length))``, with Lucene's ``idf = log(1 + (N - n + 0.5) / (n + 0.5))``, where ``n`` of ``N`` documents have
+the term. The second factor is stored with each posting; the first is that of all segments together, so that a term
+counts equally in all of them. The mean length remains that of a segment until segments are merged.
 
 Four arrays of a segment::
 
-    terms      (T,) uint64: hashes of the words in ascending order
-    starts     (T + 1,) int64: start of each word's postings
-    postings   (E,) int32: rows that contain the word
-    weights    (E,) float32: its contribution to their scores
+    terms      (T,) uint64: hashes of the terms in ascending order
+    starts     (T + 1,) int64: start of each term's postings
+    postings   (E,) int32: rows that contain the term
+    weights    (E,) float32: the second factor
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import re
-import unicodedata
-from collections import Counter
+from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from embedkit.config import setting
-from embedkit.errors import CollectionError
+from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.analyzer import FREQUENT, PLAIN, VERSION, Analyzer, script_language, tokenize
 from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.segment_files import ArrayReader, ArrayStore, text_hash
 
-ANALYSIS: Final = 2
-"""The current analysis. In 1, words were runs of `str.isalnum` characters in lower case, in every script."""
-
-_WORD = re.compile(r"\w+")
-
-# Characters that do not distinguish words, in NFKC: soft hyphens, joiners, directions and variation selectors;
-# Hebrew points, Arabic vowel signs and tatweel, which most writers leave out.
-_OMITTED = re.compile(
-    "[\u00ad\u034f\u061c\u200c-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef"
-    "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u0652\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"
-)
-_SIGNS = re.compile("[\u2120\u2122]")  # superscript SM and TM, whose NFKC would be letters of the word before
-_HAN_SET = "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_UNSPACED_SET = (
-    _HAN_SET + "\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"  # Kana
-    "\u1100-\u11ff\u3131-\u318e\uac00-\ud7a3"  # Hangul
-    "\u0e01-\u0e4f\u0e80-\u0eff\u1000-\u109f\u1780-\u17d3\u1980-\u19df\u1a20-\u1a9f\ua9e0-\ua9ff\uaa60-\uaadf"
-)  # Thai, Lao, Burmese, Khmer, New Tai Lue, Tai Tham, extended Burmese and Tai Viet
-_HAN, _UNSPACED = re.compile(f"[{_HAN_SET}]"), re.compile(f"[{_UNSPACED_SET}]")
-
+_K1, _B = 1.5, 0.75
+_BLOCK = 2**16  # tokens
 _TERMS, _STARTS, _POSTINGS, _WEIGHTS = "terms", "starts", "postings", "weights"
+_LATIN: Final = tuple(FREQUENT)
+_LANGUAGES_OF: Final = {
+    word: [column for column, words in enumerate(FREQUENT.values()) if word in words]
+    for word in frozenset().union(*FREQUENT.values())
+}
+"""Word -> places of the languages among whose frequent words it is."""
+
+_Ints = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class WordCounts:
-    """Numbers of distinct words, and of pairs of word and document, in a segment, and its analysis."""
+class PostingsSize:
+    """Numbers of distinct terms, and of pairs of term and document, in a segment, and what has cut its texts.
+
+    Attributes:
+        analyzer: name of the :class:`~.analyzer.Analyzer`.
+        version: version of the analysis.
+    """
 
     terms: int = setting(minimum=0)
     postings: int = setting(minimum=0)
-    analysis: int = setting(minimum=0)
+    analyzer: str = setting(pattern=r"[a-z]+(\+[a-z]+)*")
+    version: int = setting(minimum=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """The words of a segment, as in its files."""
+class Postings:
+    """The postings of a segment, as in its arrays, and the analyzer of its texts."""
 
-    terms: np.ndarray[tuple[int], np.dtype[np.uint64]]
+    terms: npt.NDArray[np.uint64]
     starts: RowNumbers
-    rows: np.ndarray[tuple[int], np.dtype[np.int32]]
+    rows: npt.NDArray[np.int32]
     weights: FloatArray
+    analyzer: Analyzer
 
-    def save(self, arrays: ArrayStore) -> WordCounts:
+    def save(self, arrays: ArrayStore) -> PostingsSize:
         """Store the arrays."""
-        for name, array in (
-            (_TERMS, self.terms),
-            (_STARTS, self.starts),
-            (_POSTINGS, self.rows),
-            (_WEIGHTS, self.weights),
-        ):
-            arrays.add(name, array)
-        return WordCounts(len(self.terms), len(self.rows), ANALYSIS)
+        arrays.add(_TERMS, self.terms)
+        arrays.add(_STARTS, self.starts)
+        arrays.add(_POSTINGS, self.rows)
+        arrays.add(_WEIGHTS, self.weights)
+        return PostingsSize(len(self.terms), len(self.rows), self.analyzer.name, VERSION)
+
+
+class PostingsBuilder:
+    """Collects the tokens of documents in row order; twelve bytes for each pair of token and document are held."""
+
+    def __init__(self) -> None:
+        self._numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        self._tokens, self._lengths = array("i"), array("q")  # of the documents since the last block
+        self._blocks: list[_Ints] = [np.empty((3, 0), np.int32)]
+        self._count = 0
+
+    def add(self, text: str) -> None:
+        """Add the tokens of the next document."""
+        before = len(self._tokens)
+        self._tokens.extend(map(self._numbers.__getitem__, tokenize(text)))
+        self._lengths.append(len(self._tokens) - before)
+        if len(self._tokens) >= _BLOCK:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        """Reduce the last documents to tokens, rows and frequencies: ``(3, pairs) int32``."""
+        rows = np.repeat(np.arange(len(self._lengths)), np.frombuffer(self._lengths, np.int64))
+        pairs, frequencies = np.unique(
+            np.frombuffer(self._tokens, np.int32) * np.int64(len(self._lengths)) + rows, return_counts=True
+        )
+        tokens, rows = np.divmod(pairs, max(len(self._lengths), 1))
+        self._blocks.append(np.stack([tokens, rows + self._count, frequencies]).astype(np.int32))
+        self._count += len(self._lengths)
+        self._tokens, self._lengths = array("i"), array("q")
+
+    def build(self, analyzer: Analyzer | None = None) -> Postings:
+        """Return the postings; without an analyzer, the languages of the texts decide."""
+        self._end_block()
+        tokens, rows, frequencies = np.concatenate(self._blocks, axis=1)
+        scores = self._latin_scores(tokens, rows, frequencies)
+        analyzer = analyzer or Analyzer.of_languages(self._languages(scores, tokens, rows))
+        numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        parts = [np.empty((3, 0), np.int64)]
+        for language, is_spoken in _by_language(analyzer, scores):
+            chosen = is_spoken[rows]
+            terms, lengths = self._cut(tokens[chosen], analyzer, language, numbers)
+            expanded = np.repeat(rows[chosen], lengths), np.repeat(frequencies[chosen], lengths)
+            parts.append(np.stack([terms, *expanded]))
+        terms, rows, frequencies = np.concatenate(parts, axis=1)
+        return _postings(list(numbers), terms, rows, frequencies, self._count, analyzer)
+
+    def _latin_scores(self, tokens: _Ints, rows: _Ints, frequencies: _Ints) -> _Ints:
+        """Return how many frequent words of each Latin language each document has: ``(N, languages)``."""
+        columns = np.zeros((len(self._numbers), len(_LATIN)), np.bool_)
+        for token, number in self._numbers.items():
+            if languages := _LANGUAGES_OF.get(token.lower()):
+                columns[number, languages] = True
+        is_frequent = np.any(columns, axis=1, keepdims=True)[tokens, 0]
+        tokens, rows, frequencies = tokens[is_frequent], rows[is_frequent], frequencies[is_frequent]
+        counts = [np.bincount(rows, frequencies * column[tokens], self._count) for column in columns.T]
+        return np.stack(counts, axis=1)
+
+    def _languages(self, scores: _Ints, tokens: _Ints, rows: _Ints) -> dict[str, int]:
+        """Return the number of documents in each language that can be told."""
+        best = scores.argmax(axis=1)[scores.any(axis=1)]
+        counts = {_LATIN[column]: int(number) for column, number in enumerate(np.bincount(best)) if number}
+        by_script: dict[str, list[int]] = {}
+        for token, number in self._numbers.items():
+            if language := script_language(token):
+                by_script.setdefault(language, []).append(number)
+        return counts | {
+            language: len(np.unique(rows[np.isin(tokens, numbers)])) for language, numbers in by_script.items()
+        }
+
+    def _cut(
+        self, tokens: _Ints, analyzer: Analyzer, language: str, numbers: Mapping[str, int]
+    ) -> tuple[RowNumbers, _Ints]:
+        """Return the numbers of all tokens' terms, and how many each token has."""
+        texts = list(self._numbers)
+        counts, starts, terms = np.zeros(len(texts), np.int32), np.zeros(len(texts), np.int64), array("q")
+        for token in np.unique(tokens).tolist():
+            starts[token] = len(terms)
+            terms.extend(map(numbers.__getitem__, analyzer.cut(texts[token], language)))
+            counts[token] = len(terms) - starts[token]
+        lengths = counts[tokens]
+        ends = np.cumsum(lengths)
+        places = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths - starts[tokens], lengths)
+        return np.frombuffer(terms, np.int64)[places], lengths
+
+
+def _by_language(analyzer: Analyzer, scores: _Ints) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Yield each language in which Latin script is stemmed, and whether a document is in it."""
+    columns = [_LATIN.index(language) for language in analyzer.languages if language in FREQUENT]
+    if len(columns) < 2:
+        yield _LATIN[columns[0]] if columns else PLAIN, np.ones(len(scores), np.bool_)
+        return
+    best = scores[:, columns].argmax(axis=1)
+    for place, column in enumerate(columns):
+        yield _LATIN[column], best == place
+
+
+def _postings(
+    names: Sequence[str], terms: _Ints, rows: _Ints, frequencies: _Ints, count: int, analyzer: Analyzer
+) -> Postings:
+    """Return the postings of triples of a term, by its place among the names, a row, and a frequency."""
+    hashes = np.fromiter(map(text_hash, names), np.uint64, len(names))
+    order = np.argsort(hashes)
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order))
+    keys = ranks[terms] * count + rows
+    by_key = np.argsort(keys, kind="stable")
+    keys, firsts = np.unique(keys[by_key], return_index=True)
+    sums = np.add.reduceat(frequencies[by_key], firsts) if len(firsts) else frequencies
+    terms, rows = np.divmod(keys, count)
+    lengths = np.bincount(rows, sums, minlength=count)
+    norms = _K1 * (1 - _B + _B * lengths / max(float(lengths.sum()) / max(count, 1), 1.0))
+    weights = sums / (sums + norms[rows])
+    starts = np.searchsorted(terms, np.arange(len(names) + 1))
+    return Postings(hashes[order], starts, rows.astype(np.int32), weights.astype(np.float32), analyzer)
 
 
 class LexicalIndex:
-    """Reads arrays stored by :meth:`Words.save`; thread-safe. Damage is a CollectionError."""
+    """Reads arrays stored by :meth:`Postings.save`; thread-safe. Damage is a CollectionError."""
 
-    def __init__(self, arrays: ArrayReader, size: WordCounts, count: int) -> None:
-        check_analysis(size.analysis, arrays.path.parent)
-        self._path, self._count, self.analysis = arrays.path, count, size.analysis
+    def __init__(self, arrays: ArrayReader, size: PostingsSize, count: int) -> None:
+        self.analyzer = recorded_analyzer(size.analyzer, size.version, arrays.path.parent)
+        self._path, self._count = arrays.path, count
         self._terms = arrays.get(_TERMS, (size.terms,), "<u8")
         self._starts = arrays.get(_STARTS, (size.terms + 1,), "<i8")
         self._rows = arrays.get(_POSTINGS, (size.postings,), "<i4")
         self._weights = arrays.get(_WEIGHTS, (size.postings,), "<f4")
 
     def __len__(self) -> int:
-        """Number of rows, with or without words."""
+        """Number of rows, with or without terms."""
         return self._count
 
     def frequency(self, term: int) -> int:
-        """Return the number of rows that contain a word, given its hash."""
+        """Return the number of rows that contain a term, given its hash."""
         start, end = self._slice(term)
         return end - start
 
     def scores(self, factors: Mapping[int, float]) -> FloatArray:
-        """Return the scores of all rows, ``(N,) float32``, given the factors of words' weights by their hashes."""
+        """Return the scores of all rows, ``(N,) float32``, given the factors of terms' weights by their hashes."""
         scores = np.zeros(self._count, dtype=np.float32)
         for term, factor in factors.items():
             start, end = self._slice(term)
@@ -135,78 +236,34 @@ class LexicalIndex:
         return start, end
 
 
-def check_analysis(analysis: int, place: Path | str) -> None:
-    """Raise a CollectionError for words that a newer version has cut."""
-    if not 1 <= analysis <= ANALYSIS:
-        raise CollectionError(
-            f"{place} has words of analysis {analysis}, this embedkit knows {ANALYSIS}: "
-            "pip install --upgrade embedkit-onnx"
-        )
+def recorded_analyzer(name: str, version: int, place: Path | str) -> Analyzer:
+    """Return the analyzer that a collection records; CollectionError if it is of another version."""
+    if version != VERSION:
+        advice = "pip install --upgrade embedkit-onnx" if version > VERSION else "build the collection again"
+        raise CollectionError(f"{place} has keywords of analysis {version}, this embedkit has {VERSION}: {advice}")
+    try:
+        return Analyzer.named(name)
+    except InputError as error:
+        raise CollectionError(f"{place} has keywords of an unknown language: {error}") from error
 
 
-def split_words(text: str, analysis: int = ANALYSIS) -> list[str]:
-    """Return the words of a text, in order, as cut by an analysis."""
-    if analysis == 1 or text.isascii():
-        return _WORD.findall(text.lower())
-    word, unspaced_run, _, many_marks = _patterns()
-    text = many_marks.sub("\\g<0>\u034f", _SIGNS.sub(" ", text))
-    decomposed = unicodedata.normalize("NFKD", text).casefold()
-    folded = _OMITTED.sub("", unicodedata.normalize("NFKC", decomposed)).replace("i\u0307", "i")  # of a capital İ
-    words: list[str] = word.findall(folded)
-    if not _UNSPACED.search(folded):
-        return words
-    runs = filter(None, itertools.chain.from_iterable(map(unspaced_run.split, words)))
-    return list(itertools.chain.from_iterable(_pieces(run) if _UNSPACED.match(run) else (run,) for run in runs))
-
-
-def _pieces(run: str) -> Iterator[str]:
-    """Yield the terms of a run of a script without spaces: pairs of characters with their marks, and Han alone."""
-    characters = _patterns()[2].findall(run)
-    yield from (character for character in characters if len(characters) == 1 or _HAN.match(character))
-    yield from map("".join, itertools.pairwise(characters))
-
-
-@functools.cache
-def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Return the patterns of a word, a run in a script without spaces, a character with its marks, and 30 marks.
-
-    Normalisation sorts consecutive marks in quadratic time, so a joiner is put after each 30 of them, as in the
-    Stream-Safe Text Format of Unicode; no real text has as many.
-    """
-    near, far = (
-        "".join(chr(code) for code in codes if unicodedata.category(chr(code)).startswith("M"))
-        for codes in (range(0x300, 0x10000), range(0x10000, 0x1F000))
-    )
-    mark = rf"(?:[{near}]|(?=[\U00010000-\U0001efff])[{far}])"  # one set of both would be tried range by range
-    return (
-        re.compile(rf"\w+(?:{mark}+\w*)*"),
-        re.compile(rf"((?:[{_UNSPACED_SET}]+{mark}*)+)"),
-        re.compile(rf".{mark}*", re.DOTALL),
-        re.compile(rf"{mark}{{30}}"),
-    )
-
-
-def term_factors(query: str, segments: Sequence[LexicalIndex]) -> list[dict[int, float]]:
-    """Return for each segment a factor by a word's hash that makes the word's weight equal in all.
-
-    Every segment's own analysis cuts the query into words.
-    """
-    counts = {
-        analysis: Counter(map(text_hash, split_words(query, analysis)))
-        for analysis in sorted({segment.analysis for segment in segments})
+def score_segments(query: str, segments: Sequence[LexicalIndex]) -> list[FloatArray]:
+    """Return the BM25 scores of all rows of each segment, ``(N,) float32``."""
+    weights = {
+        analyzer: {text_hash(term): weight for term, weight in analyzer.query_terms(query).items()}
+        for analyzer in {segment.analyzer for segment in segments}
     }
-    factors: list[dict[int, float]] = [{} for _ in segments]
     rows = sum(map(len, segments))
-    for term in dict.fromkeys(itertools.chain.from_iterable(counts.values())):
+    factors: list[dict[int, float]] = [{} for _ in segments]
+    for term in dict.fromkeys(itertools.chain.from_iterable(weights.values())):
         frequencies = [segment.frequency(term) for segment in segments]
-        weight = _rarity(rows, sum(frequencies))
+        rarity = inverse_frequency(rows, sum(frequencies))
         for factor, segment, frequency in zip(factors, segments, frequencies, strict=True):
-            times = counts[segment.analysis][term]
-            if frequency and times:
-                factor[term] = times * weight / _rarity(len(segment), frequency)
-    return factors
+            if frequency and term in weights[segment.analyzer]:
+                factor[term] = weights[segment.analyzer][term] * rarity
+    return [segment.scores(factor) for segment, factor in zip(segments, factors, strict=True)]
 
 
-def _rarity(rows: int, frequency: int) -> float:
-    """Return the inverse document frequency as in bm25s's method "lucene"."""
+def inverse_frequency(rows: int, frequency: int) -> float:
+    """Return Lucene's inverse document frequency."""
     return math.log(1 + (rows - frequency + 0.5) / (frequency + 0.5))

@@ -22,8 +22,9 @@ from typing import Any, Final, Self
 
 from embedkit.config import from_mapping, setting
 from embedkit.errors import CollectionError, ConfigError
+from embedkit.serving.retrieval.analyzer import Analyzer
 from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
-from embedkit.serving.retrieval.lexical import WordCounts
+from embedkit.serving.retrieval.lexical import PostingsSize, recorded_analyzer
 from embedkit.serving.retrieval.models import CollectionInfo
 from embedkit.serving.retrieval.segment_files import Checksum, open_stored, reading
 from embedkit.serving.retrieval.store import MANIFEST
@@ -65,7 +66,7 @@ class SegmentEntry:
         generation: the write that created it, and its folder.
         count: number of rows, including deleted ones.
         deleted: its deleted rows; None if there are none.
-        words: number of words in its documents; None if they are not indexed.
+        words: size of its keyword index; None if there is none.
     """
 
     generation: str = setting(pattern=_GENERATION)
@@ -73,7 +74,7 @@ class SegmentEntry:
     index: str = setting(choices=INDEX_KINDS)
     files: dict[str, Checksum]
     deleted: Tombstones | None = None
-    words: WordCounts | None = None
+    words: PostingsSize | None = None
 
     @property
     def remaining(self) -> int:
@@ -114,6 +115,17 @@ class Manifest(CollectionInfo):
     def count(self) -> int:
         """N, number of documents, excluding deleted ones."""
         return self.tail.count if self.tail else sum(segment.remaining for segment in self.segments)
+
+    def analyzer(self) -> Analyzer | None:
+        """Return what cuts further texts into terms; None if their languages are to decide.
+
+        Without a named language, it is the analyzer of the largest segment.
+        """
+        if self.language != AUTO:
+            return Analyzer.named(self.language)
+        sizes = [(segment.count, segment.words) for segment in self.segments if segment.words]
+        largest = max(sizes, key=lambda size: size[0], default=(0, None))[1]
+        return None if largest is None else recorded_analyzer(largest.analyzer, largest.version, MANIFEST)
 
     @property
     def kinds(self) -> tuple[str, ...]:

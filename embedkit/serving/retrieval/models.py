@@ -23,6 +23,7 @@ from embedkit.errors import FingerprintError, InputError, ModelNotFoundError, sh
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.find import absolute_source
 from embedkit.runtime.numerics import numerics_of, warn_of_mixture
+from embedkit.serving.retrieval.analyzer import LANGUAGES
 from embedkit.serving.retrieval.embedding import embed_texts
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class CollectionInfo(ABC):
         fingerprint: its fingerprint, hex SHA-256.
         dimension: D, the width of an embedding.
         index: requested kind of index.
-        lexical: whether words are indexed, too, for hybrid search.
+        lexical: whether there is a keyword index, for hybrid search.
+        language: the language whose words are stemmed there; "auto" for those of the texts, and "none".
         queries: the model of the queries; None if it is that of the documents.
         numerics: the arithmetics that created the embeddings; several if it changed between writes. See
             :attr:`embedkit.Encoder.numerics`.
@@ -93,6 +95,7 @@ class CollectionInfo(ABC):
     dimension: int = setting(minimum=1)
     index: str
     lexical: bool
+    language: str = setting(choices=("auto", *LANGUAGES))
     queries: QueryModel | None = setting(None, optional=True)
     numerics: tuple[str, ...]
     roots: tuple[Root, ...] = setting((), optional=True)

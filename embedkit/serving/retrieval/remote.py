@@ -18,12 +18,15 @@ from embedkit.errors import CollectionError, EmbedkitError, InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
+from embedkit.serving.retrieval.analyzer import PLAIN, VERSION, Analyzer
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, comparisons, unknown_field
-from embedkit.serving.retrieval.lexical import ANALYSIS, check_analysis
-from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel, Root
+from embedkit.serving.retrieval.fusion import Sample
+from embedkit.serving.retrieval.index_kinds import AUTO
+from embedkit.serving.retrieval.lexical import PostingsBuilder, recorded_analyzer
+from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel, Root, evenly_spaced
 from embedkit.serving.retrieval.segment import DocumentStore, read_documents
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
 from embedkit.serving.retrieval.store import BuildOptions, Selection, Upserted
@@ -32,6 +35,8 @@ ScoredDocuments = list[tuple[float, Document]]
 """Documents with their scores, best first."""
 
 _SAMPLE: Final = 100  # documents to inspect where all would be too many
+_USUAL_HEIGHT: Final = 5.0  # standard deviations of the best keyword score above the last candidate's
+_MOST_ANALYZED: Final = 1000  # documents whose languages decide those of the collection
 
 _KIND = "documents"
 
@@ -40,7 +45,8 @@ _KIND = "documents"
 class RemoteCollectionInfo(CollectionInfo):
     """A collection's metadata in a database."""
 
-    analysis: int = 1  # of words, where the database does not cut them itself; 0.1.0 did not record it
+    analyzer: str = PLAIN  # of keywords, where the database does not cut texts itself
+    analysis: int = VERSION
     count: int = 0
 
     @classmethod
@@ -89,13 +95,20 @@ class RemoteView:
         rankings = [self._ranking(hits) for hits in hit_lists]
         return [ranking.scores for ranking in rankings], [ranking.rows for ranking in rankings]
 
-    def search_words(self, query: str, k: int, selection: Selection, /) -> Ranking:
-        """Return the best rows by lexical search."""
+    def keywords(self, query: str, k: int, selection: Selection, /) -> FoundKeywords:
+        """Return the scores of the best ``k`` documents by keywords; InputError if there is no keyword index."""
         if not self._store.info.lexical:
             raise InputError(
                 "mode: the collection was built without words; build it again from itself with lexical=True"
             )
-        return self._ranking(self._store.matching(query, k, selection.allowed))
+        return FoundKeywords(self._ranking(self._store.matching(query, k, selection.allowed)))
+
+    def vectors(self, _: RowNumbers, /) -> None:
+        """Return None: the database keeps the embeddings."""
+
+    def sample_vectors(self) -> Sample:
+        """Return the embeddings of a sample."""
+        return self._store.sample_vectors()
 
     def read(self, row: int, /) -> Document:
         """Return the document at a row."""
@@ -110,6 +123,29 @@ class RemoteView:
         if row == len(self._documents):
             self._documents.append(document)
         return row
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKeywords:
+    """Keyword scores of the best rows, without those of all others."""
+
+    ranking: Ranking
+
+    def best(self, k: int, /) -> Ranking:
+        """Return at most ``k`` rows, best first."""
+        return Ranking(self.ranking.scores[:k], self.ranking.rows[:k])
+
+    def standardised(self, rows: RowNumbers, /) -> FloatArray:
+        """Return estimates: the last of the best rows and all others lie at 0, the first at a usual height."""
+        scores, found = self.ranking
+        estimates = np.zeros(len(rows), np.float32)
+        if len(found):
+            lowest = scores[-1] if len(found) > 1 else np.float32(0)
+            spread = max(float(scores[0] - lowest), 1e-6)
+            order = np.argsort(rows)
+            places = order[np.searchsorted(rows, found, sorter=order)]
+            estimates[places] = _USUAL_HEIGHT * (scores - lowest) / spread
+        return estimates
 
 
 class RemoteStore(ABC):
@@ -132,6 +168,7 @@ class RemoteStore(ABC):
         self._facts: Mapping[str, Any] = {}
         self._seen_fields: set[str] = set()
         self._count = 0
+        self._vectors: Sample | None = None
 
     @classmethod
     def build(cls, address: str, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> Self:
@@ -140,7 +177,8 @@ class RemoteStore(ABC):
         with tempfile.TemporaryDirectory() as folder:
             checked = map(cls._checked, source.documents)
             documents = read_documents(Path(folder), checked, show_progress_bar=show_progress_bar)
-            info = RemoteCollectionInfo(**options.info_fields(documents, source), analysis=ANALYSIS)
+            analyzer = _analyzer_of(documents, options)
+            info = RemoteCollectionInfo(**options.info_fields(documents, source), analyzer=analyzer.name)
             built = cls(address)
             with built._opening():
                 with built._asking():
@@ -170,8 +208,9 @@ class RemoteStore(ABC):
                 raise CollectionError(
                     f"the collection {opened._name} at {address} holds no documents that embedkit has put there"
                 )
+            facts = opened._read_facts()
+            recorded_analyzer(facts.get("analyzer", PLAIN), facts.get("analysis", 1), address)
             opened._load()
-            check_analysis(opened.info.analysis, address)
             models.check(address, opened.info)
         return opened
 
@@ -313,6 +352,12 @@ class RemoteStore(ABC):
         self.refresh()
         return replaced
 
+    def sample_vectors(self) -> Sample:
+        """Return the embeddings of a sample, read once."""
+        if self._vectors is None:
+            self._vectors = Sample(self.sample(_SAMPLE)[1])
+        return self._vectors
+
     def _load(self) -> None:
         """Prepare an existing collection for searches."""
         self._facts, self._count = self._read_facts(), self._count_documents()
@@ -430,3 +475,15 @@ class RemoteStore(ABC):
     @abstractmethod
     def matching(self, query: str, k: int, where: Any) -> ScoredDocuments:
         """Return the documents that share words with a query, best first."""
+
+
+def _analyzer_of(documents: DocumentStore, options: BuildOptions) -> Analyzer:
+    """Return the analyzer of the named language, or of the languages of a sample."""
+    if not options.lexical:
+        return Analyzer()
+    if options.language != AUTO:
+        return Analyzer.named(options.language)
+    builder = PostingsBuilder()
+    for row in evenly_spaced(len(documents), _MOST_ANALYZED):
+        builder.add(documents.read(int(row)).content)
+    return builder.build().analyzer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, inner_products
 from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.fusion import fuse
 from embedkit.serving.retrieval.options import Reranker, SearchOptions
 from embedkit.serving.retrieval.store import Selection, View
 
@@ -57,21 +58,6 @@ class Hits(list[Hit]):
         super().__init__(hits)
         self.latency_ms = dict(latency_ms)
         self.warnings = list(warnings)
-
-
-_RANK_CONSTANT: Final = 60
-"""Of reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009)."""
-
-
-def fuse(dense: Ranking, lexical: Ranking) -> Ranking:
-    """Return all rows of both rankings, best first, by the sum of their reciprocal ranks; 1 is first in both."""
-    rows = np.union1d(dense.rows, lexical.rows)
-    scores = np.zeros(len(rows), dtype=np.float64)
-    for ranking in (dense, lexical):
-        ranks = np.arange(1, len(ranking.rows) + 1)
-        scores[np.searchsorted(rows, ranking.rows)] += 0.5 * (_RANK_CONSTANT + 1) / (_RANK_CONSTANT + ranks)
-    order = np.lexsort((rows, -scores))
-    return Ranking(scores[order].astype(np.float32), rows[order])
 
 
 def blend(first: Ranking, second: Ranking, weight: float) -> Ranking:
@@ -187,12 +173,7 @@ def search_steps(
             stages.enter("dense", Ranking(scores, rows))
         clock.lap("dense")
     if mode != "dense":
-        for stages, query in zip(all_stages, queries, strict=True):
-            dense = stages.ranking
-            stages.enter("lexical", view.search_words(query, wanted, selection))
-            if mode == "hybrid":
-                stages.enter("fused", fuse(dense, stages.ranking))
-        clock.lap("lexical")
+        _search_keywords(view, queries, embeddings, all_stages, wanted, selection, clock)
     if options.reranks:
         chosen = [stages.ranking.rows[:wanted].tolist() for stages in all_stages]
         texts = [[view.read(row).content for row in rows] for rows in chosen]
@@ -200,6 +181,27 @@ def search_steps(
             _reorder(stages, scores, 1.0 if options.rerank_weight is None else options.rerank_weight)
         clock.lap("rerank")
     return _hits(all_stages, view, options.k, clock, selection)
+
+
+def _search_keywords(
+    view: View,
+    queries: Sequence[str],
+    embeddings: FloatArray | None,
+    all_stages: Sequence[Stages],
+    wanted: int,
+    selection: Selection,
+    clock: StageTimer,
+) -> None:
+    """Rank by keywords, and fuse that with the ranking by embeddings, if there are any."""
+    all_keywords = [view.keywords(query, wanted, selection) for query in queries]
+    denses = [stages.ranking for stages in all_stages]
+    for stages, keywords in zip(all_stages, all_keywords, strict=True):
+        stages.enter("lexical", keywords.best(wanted))
+    clock.lap("lexical")
+    if embeddings is not None:
+        for stages, embedding, dense, keywords in zip(all_stages, embeddings, denses, all_keywords, strict=True):
+            stages.enter("fused", fuse(view, embedding, dense, stages.ranking, keywords))
+        clock.lap("fuse")
 
 
 def _reorder(stages: Stages, scores: FloatArray, weight: float) -> None:

@@ -28,14 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import CollectionError, DataError
-from embedkit.extras import require
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.columns import Column, ColumnBuilder, ColumnFiles, ColumnsBuilder, flattened
 from embedkit.serving.retrieval.documents import Document, Documents
 from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
 from embedkit.serving.retrieval.index_kinds import StoredIndex, index_class, kind_for
-from embedkit.serving.retrieval.lexical import LexicalIndex
+from embedkit.serving.retrieval.lexical import LexicalIndex, PostingsBuilder
 from embedkit.serving.retrieval.manifest import ARRAYS, DOCUMENTS, Manifest, SegmentEntry, Tombstones
 from embedkit.serving.retrieval.segment_files import (
     Array,
@@ -199,7 +198,7 @@ class SegmentWriter:
     def __init__(self, folder: Path, *, lexical: bool) -> None:
         self._folder = folder
         self._columns = ColumnsBuilder()
-        self._keywords = keyword_builder() if lexical else None
+        self._keywords = PostingsBuilder() if lexical else None
 
     def write_documents(self, documents: Iterable[Document]) -> DocumentStore:
         """Write and analyse the documents; DataError if there are none or an id is not unique."""
@@ -224,7 +223,7 @@ class SegmentWriter:
                 arrays.add(name, content)
             self._columns.save(arrays)
             if self._keywords is not None:
-                words = self._keywords.build().save(arrays)
+                words = self._keywords.build(manifest.analyzer()).save(arrays)
         files[ARRAYS] = arrays.checksum
         kind = kind_for(manifest.index, count, manifest.dimension)
         index = index_class(kind)
@@ -233,11 +232,6 @@ class SegmentWriter:
             built = index.build(rows, show_progress_bar=show_progress_bar)
             files[index.FILE] = built.save(folder / index.FILE)
         return SegmentEntry(generation="", count=count, index=kind, files=files, words=words)
-
-
-def keyword_builder() -> Any:
-    """Return what builds a keyword index, or raise a MissingExtraError."""
-    return require("embedkit.serving.retrieval.words", extra="serve").WordsBuilder()
 
 
 class Segment:

@@ -7,17 +7,20 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from embedkit.atomic import identity_of
 from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval import tail
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, checked_queries
+from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, comparisons, selected_rows, unknown_field
-from embedkit.serving.retrieval.lexical import term_factors
+from embedkit.serving.retrieval.fusion import SAMPLE, AllKeywords, Sample
+from embedkit.serving.retrieval.lexical import score_segments
 from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, TailEntry
 from embedkit.serving.retrieval.models import Models, evenly_spaced
 from embedkit.serving.retrieval.segment import DocumentStore, Segment, read_alive
@@ -82,6 +85,7 @@ class Snapshot:
 
     def __init__(self, folder: Path, manifest: Manifest, parts: Sequence[_Part], end: _Tail | None = None) -> None:
         self._folder, self._parts, self._tail = folder, parts, end
+        self._sample: Sample | None = None
         self.on_disk = self.manifest = manifest
         if end is not None:
             position = end.position
@@ -177,7 +181,9 @@ class Snapshot:
             mask[[row for row in found if row is not None]] = False
             rows.append(record)
             mask = np.concatenate([mask, np.ones(len(record.documents), np.bool_)])
-        segment = TailSegment(self._folder / position.name, rows, lexical=self.manifest.lexical)
+        segment = TailSegment(
+            self._folder / position.name, rows, lexical=self.manifest.lexical, analyzer=self.manifest.analyzer()
+        )
         start = sum(len(part.segment) for part in segments)
         last = _Part(segment, None if mask.all() else mask, start)
         return Snapshot(self._folder, self.on_disk, [*segments, last], _Tail(rows, position))
@@ -313,27 +319,36 @@ class Snapshot:
             )
         return scores, rows
 
-    def search_words(self, query: str, k: int, selection: Selection) -> Ranking:
-        """Return the best selected rows by BM25: at most ``k`` that contain a word of the query."""
-        found = (part.segment.lexical for part in self._parts)
-        indexes = [index for index in found if index is not None]
+    def keywords(self, query: str, _: int, selection: Selection) -> AllKeywords:
+        """Return the BM25 scores of all rows; InputError if there is no keyword index."""
         if not self.manifest.lexical:
             raise InputError(
                 "mode: the collection was built without words; add them with compact(lexical=True) or "
                 "`embedkit index compact IDX --lexical`"
             )
-        factors = term_factors(query, indexes)
-        results = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
-        for part, index, factor, allowed in zip(self._parts, indexes, factors, selection.allowed, strict=True):
-            scores = index.scores(factor)
-            rows = np.flatnonzero(scores > 0 if allowed is None else (scores > 0) & allowed)
-            if len(rows) > k:
-                rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
-            results[0].append(scores[rows])
-            results[1].append(rows + part.start)
-        scores, rows = np.concatenate(results[0]), np.concatenate(results[1])
-        order = np.lexsort((rows, -scores))[:k]
-        return Ranking(scores[order], rows[order])
+        indexes = [part.segment.lexical for part in self._parts if part.segment.lexical is not None]
+        scores = score_segments(query, indexes)
+        masks = [
+            np.ones(len(part.segment), np.bool_) if mask is None else mask
+            for part, mask in zip(self._parts, selection.allowed, strict=True)
+        ]
+        is_whole = all(mask is None for mask in selection.allowed)
+        return AllKeywords(_joined(scores, np.float32), None if is_whole else _joined(masks, np.bool_))
+
+    def vectors(self, rows: RowNumbers) -> FloatArray:
+        """Return the embeddings of rows."""
+        vectors = np.empty((len(rows), self.manifest.dimension), np.float32)
+        for part in self._parts:
+            here = (rows >= part.start) & (rows < part.start + len(part.segment))
+            vectors[here] = part.segment.embeddings[rows[here] - part.start]
+        return vectors
+
+    def sample_vectors(self) -> Sample:
+        """Return the embeddings of an evenly spaced sample, read once."""
+        if self._sample is None:
+            alive = _joined([part.start + _rows(part) for part in self._parts], np.int64)
+            self._sample = Sample(self.vectors(alive[evenly_spaced(len(alive), SAMPLE)]))
+        return self._sample
 
     def documents(self, which: slice = _ALL) -> Iterator[Document]:
         """Yield the documents of some parts, except deleted ones."""
@@ -375,6 +390,11 @@ class Snapshot:
 
 def _rows(part: _Part) -> RowNumbers:
     return np.arange(len(part.segment)) if part.alive is None else np.flatnonzero(part.alive)
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Concatenate arrays, without a copy of a single one."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, dtype), *arrays])
 
 
 def _best(results: Sequence[tuple[FloatArray, RowNumbers]], k: int) -> tuple[FloatArray, RowNumbers]:

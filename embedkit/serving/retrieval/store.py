@@ -17,8 +17,9 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.documents import Document, Documents
 from embedkit.serving.retrieval.embedding import embed_texts
-from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers
+from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.filters import Condition
+from embedkit.serving.retrieval.fusion import Keywords, Sample
 from embedkit.serving.retrieval.models import (
     SAMPLE,
     CollectionInfo,
@@ -60,6 +61,7 @@ class BuildOptions:
     queries: TextEncoder | None
     index: str
     lexical: bool
+    language: str
     source: str | None
     queries_source: str | None
     replace: bool = False
@@ -73,6 +75,7 @@ class BuildOptions:
             "dimension": self.encoder.dimension,
             "index": self.index,
             "lexical": self.lexical,
+            "language": self.language,
             "queries": self._query_model(documents),
             "numerics": joined(source.numerics(self.encoder)),
         }
@@ -113,8 +116,14 @@ class View(Protocol):
     ) -> tuple[Iterable[FloatArray], Iterable[RowNumbers]]:
         """Return for each query at most ``k`` scores in descending order, and their rows."""
 
-    def search_words(self, query: str, k: int, selection: Selection, /) -> Ranking:
-        """Return the best rows by lexical search."""
+    def keywords(self, query: str, k: int, selection: Selection, /) -> Keywords:
+        """Return the keyword scores of a query, of which the best ``k`` are wanted."""
+
+    def vectors(self, rows: RowNumbers, /) -> FloatArray | None:
+        """Return the embeddings of rows, ``(R, D) float32``; None where they are not at hand."""
+
+    def sample_vectors(self) -> Sample:
+        """Return the embeddings of a sample of all documents."""
 
     def read(self, row: int, /) -> Document:
         """Return the document at a row."""

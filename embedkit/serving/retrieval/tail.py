@@ -30,11 +30,12 @@ import numpy as np
 
 from embedkit.errors import CollectionError, DataError
 from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.analyzer import Analyzer
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.exact_index import ExactIndex
-from embedkit.serving.retrieval.lexical import LexicalIndex
+from embedkit.serving.retrieval.lexical import LexicalIndex, PostingsBuilder
 from embedkit.serving.retrieval.manifest import Manifest, TailEntry
-from embedkit.serving.retrieval.segment import Segment, document_line, keyword_builder
+from embedkit.serving.retrieval.segment import Segment, document_line
 from embedkit.serving.retrieval.segment_files import MemoryArrays, open_stored, reading
 
 LARGEST_WRITE: Final = 64
@@ -281,11 +282,11 @@ class TailDocuments:
 class TailSegment(Segment):
     """The documents of a tail as a segment."""
 
-    def __init__(self, path: Path, rows: TailRows, *, lexical: bool) -> None:
+    def __init__(self, path: Path, rows: TailRows, *, lexical: bool, analyzer: Analyzer | None) -> None:
         documents = TailDocuments(rows, len(rows.documents))
         embeddings = rows.embeddings(len(documents))
         super().__init__(documents, embeddings, ExactIndex(embeddings), None)
-        self._path, self._is_lexical = path, lexical
+        self._path, self._is_lexical, self._analyzer = path, lexical, analyzer
         self._one_builder = threading.Lock()
 
     @property
@@ -293,8 +294,8 @@ class TailSegment(Segment):
         """The keyword index, built on first use."""
         with self._one_builder:
             if self._is_lexical and self._lexical is None:
-                builder, arrays = keyword_builder(), MemoryArrays(self._path)
+                builder, arrays = PostingsBuilder(), MemoryArrays(self._path)
                 for row in range(len(self)):
                     builder.add(self.documents.read(row).content)
-                self._lexical = LexicalIndex(arrays, builder.build().save(arrays), len(self))
+                self._lexical = LexicalIndex(arrays, builder.build(self._analyzer).save(arrays), len(self))
             return self._lexical

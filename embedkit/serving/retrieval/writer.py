@@ -430,6 +430,8 @@ def stage_parts(
     manifest = manifest or snapshot.on_disk
     path.mkdir()
     count = sum(snapshot.remaining(which))
+    if count == len(snapshot):
+        manifest = dataclasses.replace(manifest, segments=())  # the languages of all texts decide again
     segment = SegmentWriter(path, lexical=manifest.lexical)
     with Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress:
         segment.write_documents(progress.over(snapshot.documents(which)))

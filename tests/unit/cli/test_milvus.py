@@ -31,7 +31,7 @@ def test_from_documents_to_hits(toy_bundle, documents, tmp_path, capsys):
     assert (report["documents"], report["added"], report["replaced"], report["path"]) == (3, 1, 1, address)
     assert main(["search", address, "red apple", "-k", "1", "--json"]) == 0
     (hit,) = json.loads(capsys.readouterr().out)["hits"]
-    assert (hit["id"], hit["text"], round(hit["score"], 5)) == ("c", "red apple", 1)
+    assert (hit["id"], hit["text"], round(hit["scores"]["dense"], 5)) == ("c", "red apple", 1)
     assert main(["search", address, "red apple", "--filter", '{"lang": "de"}', "-q"]) == 0
     assert capsys.readouterr().out.split()[2:] == ["b", "the", "sea"]
     assert main(["index", "delete", address, "a", "nobody"]) == 0

@@ -43,11 +43,11 @@ def test_json(index, capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["query"] == "a good dog"
     assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
-    assert result["hits"][0] == {
-        "rank": 1, "id": "0", "score": pytest.approx(1.0, abs=1e-5), "text": "a good dog", "metadata": None,
-        "scores": {"dense": result["hits"][0]["score"]},
-    }  # fmt: skip
-    assert list(result["latency_ms"]) == ["encode", "dense", "read"]
+    best = result["hits"][0]
+    assert (best["id"], best["text"], best["metadata"]) == ("0", "a good dog", None)
+    assert list(best["scores"]) == ["dense", "lexical", "fused"]
+    assert (best["scores"]["dense"], best["score"]) == (pytest.approx(1.0, abs=1e-5), best["scores"]["fused"])
+    assert list(result["latency_ms"]) == ["encode", "dense", "lexical", "fuse", "read"]
     assert min(result["latency_ms"].values()) > 0
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("faiss")
-pytest.importorskip("bm25s")
 
 ROOT = Path(__file__).parents[3]
 

@@ -185,8 +185,8 @@ def library(tmp_path, encoder):
 @pytest.mark.parametrize("k", [3, 1000])
 def test_a_filtered_search_is_a_search_among_matching_documents(library, conditions, holds, k):
     for query in ("bee tea", "sky sky fly"):
-        expected = [hit for hit in library.search(query, k=1000) if holds(hit.metadata)][:k]
-        assert library.search(query, k=k, filter=conditions) == expected
+        expected = [hit for hit in library.search(query, k=1000, mode="dense") if holds(hit.metadata)][:k]
+        assert library.search(query, k=k, mode="dense", filter=conditions) == expected
 
 
 NESTED = [

@@ -1,40 +1,36 @@
-"""How texts are cut into words, and words of several analyses in one search."""
+"""How texts are cut into terms, and how segments weigh them together."""
 
 # ruff: noqa: RUF001 - letters that look like others are the point here
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import sys
 import time
 import unicodedata
 
+import numpy as np
 import pytest
 
-from embedkit.errors import CollectionError
+from embedkit.errors import CollectionError, InputError, MissingExtraError
 from embedkit.serving.retrieval import Collection
-from embedkit.serving.retrieval.lexical import ANALYSIS, LexicalIndex, WordCounts, split_words, term_factors
+from embedkit.serving.retrieval.analyzer import VERSION, Analyzer
+from embedkit.serving.retrieval.lexical import LexicalIndex, PostingsBuilder, PostingsSize, score_segments
 from embedkit.serving.retrieval.segment_files import MemoryArrays
 
 
-def index_of(folder, texts, analysis=ANALYSIS):
-    module = pytest.importorskip("embedkit.serving.retrieval.words", exc_type=ImportError)
-    builder, arrays = module.WordsBuilder(), MemoryArrays(folder / "arrays.bin")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "split_words", functools.partial(split_words, analysis=analysis))
-        for text in texts:
-            builder.add(text)
-    size = dataclasses.replace(builder.build().save(arrays), analysis=analysis)
-    return LexicalIndex(arrays, size, len(texts))
+def cut(text, *languages):
+    return Analyzer(languages).terms(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["how Bees find_their way, in 1066!", "", "e-mail: a.b@c.org", "E1234 x"],
-)
-def test_ascii_is_cut_as_ever(text):
-    assert split_words(text) == split_words(text, 1)
+def index_of(folder, texts, *languages):
+    builder, arrays = PostingsBuilder(), MemoryArrays(folder / "arrays.bin")
+    for text in texts:
+        builder.add(text)
+    return LexicalIndex(arrays, builder.build(Analyzer(languages)).save(arrays), len(texts))
+
+
+def found(query, index):
+    return np.flatnonzero(score_segments(query, [index])[0]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -45,7 +41,7 @@ def test_ascii_is_cut_as_ever(text):
         ("שָׁלוֹם עוֹלָם", ["שלום", "עולם"]),
         ("كِتَابٌ جَدِيدٌ", ["كتاب", "جديد"]),
         ("می\u200cخواهم", ["میخواهم"]),
-        ("Windows™ of the café", ["windows", "of", "the", "café"]),
+        ("Windows™ of the café", ["windows", "of", "the", "cafe"]),
         ("日本語、水。2024年abc", ["日", "本", "語", "日本", "本語", "水", "2024", "年", "abc"]),
         ("カメラは", ["カメ", "メラ", "ラは"]),
         ("น้ำใส", ["น้ํา", "าใ", "ใส"]),
@@ -54,7 +50,7 @@ def test_ascii_is_cut_as_ever(text):
     ],
 )
 def test_words_in_any_script(text, words):
-    assert split_words(text) == words
+    assert cut(text) == words
 
 
 @pytest.mark.parametrize(
@@ -65,6 +61,8 @@ def test_words_in_any_script(text, words):
         ("I\u0307stanbul", "ISTANBUL"),
         ("Straße", "STRASSE"),
         ("ΣΊΣΥΦΟΣ", "σίσυφος"),
+        ("Ångström", "angstrom"),
+        ("résumé", "resume"),
         ("ｶﾞｲﾄﾞ", "ガイド"),
         ("ofﬁce", "office"),
         ("co\u00adoperate", "cooperate"),
@@ -73,16 +71,15 @@ def test_words_in_any_script(text, words):
     ],
 )
 def test_words_that_are_equal_to_readers(one, other):
-    assert split_words(one) == split_words(other) != []
+    assert cut(one) == cut(other) != []
 
 
 @pytest.mark.parametrize("form", ["NFD", "NFKC", "NFKD"])
 def test_the_normal_form_makes_no_difference(form):
-    letters = [chr(code) for code in range(sys.maxunicode) if chr(code).isalpha()]
+    every = map(chr, range(sys.maxunicode))
+    letters = [letter for letter in every if letter.isalpha() and unicodedata.normalize(form, letter) != letter]
     different = [
-        letter
-        for letter in letters
-        if split_words(f"a{letter}") != split_words(unicodedata.normalize(form, f"a{letter}"))
+        letter for letter in letters if cut(f"a{letter}") != cut(unicodedata.normalize(form, f"a{letter}"))
     ]
     assert different == []
 
@@ -91,41 +88,148 @@ def test_the_normal_form_makes_no_difference(form):
 def test_many_marks_are_cut_into_words_in_linear_time(marks):
     text = f"a{marks * 100_000} bees"
     began = time.process_time()
-    first, second = split_words(text)
+    first, second = cut(text)
     assert time.process_time() - began < 5.0  # sorted all together, they take minutes
     assert (first[0], second) == ("\u1ea1", "bees")
-    assert split_words(unicodedata.normalize("NFD", text[:21])) == split_words(text[:21])
+    assert cut(unicodedata.normalize("NFD", text[:21])) == cut(text[:21])
 
 
-def test_segments_of_different_analyses_are_searched_together(tmp_path):
-    texts = ["İzmir by bees", "tea", "ships"]
-    old, new = index_of(tmp_path / "old", texts, analysis=1), index_of(tmp_path / "new", texts)
-    for query in ("İzmir", "bees"):
-        factors = term_factors(query, [old, new])
-        scores = [index.scores(factor) for index, factor in zip([old, new], factors, strict=True)]
-        assert [list(row > 0) for row in scores] == [[True, False, False]] * 2
+IDENTIFIERS = ["max_body_bytes", "getUserName", "AX-4410", "3.11.2", "CVE-2024-1234", "HTTPServer", "e-mail"]
 
 
-def test_equal_words_of_two_analyses_weigh_the_same(tmp_path):
-    texts = ["bees and tea", "tea"]
-    old, new = index_of(tmp_path / "old", texts, analysis=1), index_of(tmp_path / "new", texts)
-    both, alone = term_factors("bees", [old, new]), term_factors("bees", [new, new])
-    assert both == alone
+@pytest.mark.parametrize(
+    ("query", "row"),
+    [
+        ("max body bytes", 0),
+        ("maxBodyBytes", 0),
+        ("MAX_BODY_BYTES", 0),
+        ("user name", 1),
+        ("getusername", 1),
+        ("4410", 2),
+        ("ax4410", 2),
+        ("3.11.2", 3),
+        ("cve 1234", 4),
+        ("cve-2024-1234", 4),
+        ("http server", 5),
+        ("email", 6),
+    ],
+)
+def test_identifiers_are_found_by_their_parts_and_whole(tmp_path, query, row):
+    assert found(query, index_of(tmp_path, [f"see {name}." for name in IDENTIFIERS], "english")) == [row]
 
 
-@pytest.mark.parametrize("analysis", [0, ANALYSIS + 1])
-def test_words_of_a_newer_version_are_refused(tmp_path, analysis):
-    with pytest.raises(CollectionError, match=f"has words of analysis {analysis}, this embedkit knows {ANALYSIS}"):
-        LexicalIndex(MemoryArrays(tmp_path / "arrays.bin"), WordCounts(0, 0, analysis), 1)
+def test_the_whole_of_an_identifier_ranks_above_its_parts(tmp_path):
+    index = index_of(tmp_path, ["AX 11 and 4410 of AX", "model AX-4410", "AX-11", "4410"])
+    assert score_segments("AX-4410", [index])[0].argmax() == 1
 
 
-def test_compacting_cuts_the_words_of_the_first_release_again(tmp_path, encoder):
-    pytest.importorskip("bm25s")
-    manifest = Collection.build(["bees"], encoder=encoder, path=tmp_path, lexical=True).manifest
-    (segment,) = manifest.segments
-    old = dataclasses.replace(segment, words=dataclasses.replace(segment.words, analysis=1))
-    dataclasses.replace(manifest, segments=(old,)).write(tmp_path)
-    opened = Collection.open(tmp_path, encoder=encoder)
-    opened.compact()
-    assert opened.manifest.segments[0].words == segment.words
-    assert opened.search("bees")[0].scores["lexical"] > 0
+@pytest.mark.parametrize(
+    ("language", "one", "other"),
+    [
+        ("english", "connection", "connected"),
+        ("german", "Häuser", "Haus"),
+        ("french", "maisons", "maison"),
+        ("russian", "книгами", "книга"),
+    ],
+)
+def test_words_of_one_stem_are_equal_in_their_language(language, one, other):
+    pytest.importorskip("Stemmer")
+    assert cut(one, language) == cut(other, language)
+    assert cut(one) != cut(other)
+
+
+def test_no_word_is_lost_and_frequent_ones_weigh_half():
+    assert Analyzer(("english",)).query_terms("to be or not to be") == {
+        "to": 1.0,
+        "be": 1.0,
+        "or": 0.5,
+        "not": 0.5,
+    }
+
+
+# Languages
+
+
+TEXTS = {
+    "english": ["The bees are in the garden.", "You can find the keys on the table."],
+    "german": ["Die Bienen sind nicht in dem Garten.", "Der Schlüssel liegt auf dem Tisch und ist alt."],
+    "french": ["Les abeilles sont dans le jardin.", "La clé est sur la table pour vous."],
+    "russian": ["пчёлы живут в саду"],
+    "greek": ["οι μέλισσες ζουν στον κήπο"],
+}
+
+
+@pytest.mark.parametrize("spoken", [("english",), ("german",), ("russian",), ("english", "french", "german"), ()])
+def test_the_languages_of_the_texts_decide(spoken):
+    pytest.importorskip("Stemmer")
+    builder = PostingsBuilder()
+    for text in ["42", "AX-4410 α β", *(text for language in spoken for text in TEXTS[language])]:
+        builder.add(text)
+    assert builder.build().analyzer.languages == spoken
+
+
+def test_texts_of_several_languages_are_found_by_the_stems_of_their_own(tmp_path):
+    pytest.importorskip("Stemmer")
+    texts = [text for texts in TEXTS.values() for text in texts]
+    index = index_of(tmp_path, texts, *sorted(TEXTS))
+    for query, row in [("key", 1), ("garten", 2), ("tische", 3), ("abeille", 4), ("пчёлами", 6), ("κήπος", 7)]:
+        assert found(query, index) == [row], query
+
+
+def test_the_language_is_named_or_told_and_kept(tmp_path, encoder):
+    pytest.importorskip("Stemmer")
+    build = {"encoder": encoder, "replace": True, "path": tmp_path / "idx"}
+    named = Collection.build(["Häuser"], language="german", **build)
+    assert named.search("haus", mode="lexical")[0].text == "Häuser"
+    assert Collection.build(["houses"], language="none", **build).search("house", mode="lexical") == []
+    told = Collection.build(TEXTS["german"], **build)
+    told.upsert([("the", "the houses"), ("haus", "Häuser")])  # which alone are English
+    assert [hit.id for hit in told.search("haus", mode="lexical")] == ["haus"]
+    with pytest.raises(InputError, match="language must be one of auto, arabic, "):
+        Collection.build(["a"], language="klingon", **build)
+
+
+def test_without_pystemmer_words_are_indexed_whole_with_a_warning(tmp_path, encoder, monkeypatch, caplog):
+    pytest.importorskip("Stemmer")
+    stemmed = Collection.build(TEXTS["english"], encoder=encoder, path=tmp_path / "stemmed")
+    monkeypatch.setitem(sys.modules, "Stemmer", None)
+    monkeypatch.setattr("embedkit.serving.retrieval.analyzer._stemmer", unimportable)
+    plain = Collection.build(TEXTS["english"], encoder=encoder, path=tmp_path / "plain")
+    assert "keywords are indexed without stems: Stemmer is not installed" in caplog.text
+    assert plain.search("keys", mode="lexical")[0].text == TEXTS["english"][1]
+    opened = Collection.open(stemmed.path, encoder=encoder)
+    assert opened.search("keys", mode="dense")
+    with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[serve\]"):
+        opened.search("keys")
+
+
+def unimportable(_):
+    from embedkit.extras import require
+
+    return require("Stemmer", extra="serve")
+
+
+# Segments
+
+
+def test_segments_of_different_analyzers_are_searched_together(tmp_path):
+    pytest.importorskip("Stemmer")
+    old, new = index_of(tmp_path / "a", ["keys"]), index_of(tmp_path / "b", ["keys"], "english")
+    assert [bool(scores[0] > 0) for scores in score_segments("key", [old, new])] == [False, True]
+    assert all(scores[0] > 0 for scores in score_segments("keys", [old, new]))
+
+
+@pytest.mark.parametrize("version", [1, VERSION + 1])
+def test_terms_of_another_version_are_refused(tmp_path, version):
+    with pytest.raises(CollectionError, match=f"has keywords of analysis {version}, this embedkit has {VERSION}"):
+        LexicalIndex(MemoryArrays(tmp_path / "arrays.bin"), PostingsSize(0, 0, "english", version), 1)
+
+
+def test_a_compaction_tells_the_languages_again(tmp_path, encoder):
+    pytest.importorskip("Stemmer")
+    collection = Collection.build(["42"], encoder=encoder, path=tmp_path / "idx")
+    collection.upsert([(str(number), text) for number, text in enumerate(TEXTS["english"], 1)])
+    collection.compact()
+    (segment,) = collection.manifest.segments
+    assert segment.words.analyzer == "english"
+    assert [hit.id for hit in collection.search("key", mode="lexical")] == ["2"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embedkit.errors import CollectionError
-from embedkit.serving.retrieval.lexical import WordCounts
+from embedkit.serving.retrieval.lexical import PostingsSize
 from embedkit.serving.retrieval.manifest import (
     ARRAYS,
     DOCUMENTS,
@@ -28,6 +28,7 @@ MANIFEST = Manifest(
     dimension=16,
     index="exact",
     lexical=True,
+    language="auto",
     generation="generation-000004",
     segments=(
         SegmentEntry(
@@ -42,7 +43,7 @@ MANIFEST = Manifest(
             count=1,
             index="exact",
             files={name: Checksum(8, "2" * 64) for name in FILES},
-            words=WordCounts(terms=0, postings=0, analysis=2),
+            words=PostingsSize(terms=0, postings=0, analyzer="none", version=3),
         ),
     ),
     tail=None,

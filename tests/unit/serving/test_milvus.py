@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import sys
@@ -15,7 +14,6 @@ from embedkit import Collection, Encoder
 from embedkit.errors import CollectionError, DataError, InputError, MissingExtraError
 from embedkit.extras import require
 from embedkit.serving.retrieval.filters import parse_filter
-from embedkit.serving.retrieval.store import Selection
 
 pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
@@ -167,7 +165,7 @@ def test_words_are_refused_by_servers_without_them(uri: str, encoder: Encoder, m
     monkeypatch.setattr(milvus.MilvusClient, "get_server_version", lambda _: "v2.3.5")
     with pytest.raises(CollectionError, match=r"lexical: .* has version v2\.3\.5"):
         Collection.build(["a dog"], encoder=encoder, path=f"milvus:{uri}#docs", lexical=True)
-    Collection.build(["a dog"], encoder=encoder, path=f"milvus:{uri}#docs").close()
+    Collection.build(["a dog"], encoder=encoder, path=f"milvus:{uri}#docs", lexical=False).close()
 
 
 def test_the_description_replaces_lost_properties(collection: Collection, uri: str, monkeypatch) -> None:
@@ -234,20 +232,17 @@ def test_a_missing_pymilvus_is_reported_in_one_sentence(monkeypatch) -> None:
         require("embedkit.serving.milvus", extra="milvus")
 
 
-def test_collections_of_the_first_release_are_read(collection: Collection, uri: str, monkeypatch) -> None:
-    """They do not record how words were cut."""
+def test_collections_of_earlier_versions_are_refused(collection: Collection, uri: str, monkeypatch) -> None:
     facts = {name: value for name, value in collection.manifest.facts().items() if name != "analysis"}
     properties = {"embedkit": json.dumps(facts)}
     monkeypatch.setattr(MilvusClient, "describe_collection", lambda *_: {"properties": properties})
-    again = Collection.open(f"milvus:{uri}#docs")
-    assert again.manifest == dataclasses.replace(collection.manifest, analysis=1)
-    with pytest.raises(InputError, match="mode: the collection was built without words"):
-        again.store.view().search_words("red apple", 1, Selection(None, filtered=False, warnings=()))
+    with pytest.raises(CollectionError, match="has keywords of analysis 1, this embedkit has 3: build"):
+        Collection.open(f"milvus:{uri}#docs")
 
 
 def test_the_lexical_index_exists_from_the_start_or_never(unchanged: Collection) -> None:
     with pytest.raises(InputError, match="Milvus indexes words from the start"):
-        unchanged.compact(lexical=True)
+        unchanged.compact(lexical=False)
 
 
 @pytest.mark.parametrize("address", ["milvus:host", "milvus:", "milvus:docs#x"])

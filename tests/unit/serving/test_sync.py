@@ -74,7 +74,9 @@ def test_only_what_changed_is_written_and_embedded(collection, handbook, encoder
     }
     fresh = Collection.build(split_documents(handbook, encoder), encoder=encoder, path=handbook.parent / "fresh")
     queries = ["The moon.", "Sea The sea.", "Bread."]
-    for one, other in zip(collection.search(queries), fresh.search(queries), strict=True):
+    for one, other in zip(
+        collection.search(queries, mode="dense"), fresh.search(queries, mode="dense"), strict=True
+    ):
         assert [(hit.id, hit.metadata) for hit in one] == [(hit.id, hit.metadata) for hit in other]
         assert [hit.score for hit in one] == pytest.approx([hit.score for hit in other], abs=1e-6)
 
@@ -177,7 +179,7 @@ def test_metadata_change_without_embedding_again(collection, encoder, monkeypatc
     collection.upsert([{"id": "a", "text": "music", "price": 2}, {"id": "b", "text": "bread"}])
     assert seen == ["bread"]
     assert collection.get("a").metadata == {"price": 2}
-    (hit,) = collection.search("music", k=1)
+    (hit,) = collection.search("music", k=1, mode="dense")
     assert (hit.id, round(hit.score, 4)) == ("a", 1)
 
 

@@ -1,0 +1,119 @@
+"""Fusion of the rankings by meaning and by keywords into one.
+
+Both scores are standardised: how many standard deviations a document lies above the mean of all documents, so that
+a query whose keywords single out a document counts on them, and one whose words are everywhere does not. The dense
+score has four fifths of the weight. Then the query moves a third of the way towards the mean of the three best
+documents (pseudo-relevance feedback, Rocchio 1971), weighted by their scores, and the candidates are scored again.
+Weights were chosen on five collections and six encoders (benchmarks/search_quality).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from embedkit.protocols import FloatArray
+from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, inner_products
+
+DENSE_WEIGHT: Final = 0.8
+FEEDBACK: Final = 1 / 3
+"""How far the query moves towards the best documents."""
+
+FEEDBACK_DOCUMENTS: Final = 3
+
+SAMPLE: Final = 1024
+"""Number of documents from which the mean and the deviation of a query's scores are estimated."""
+
+_NEGLIGIBLE = 1e-6  # a deviation below which all documents score the same
+
+
+class Keywords(Protocol):
+    """The keyword scores of one query."""
+
+    def best(self, k: int, /) -> Ranking:
+        """Return at most ``k`` rows that have a term of the query, best first, with ties ordered by row."""
+
+    def standardised(self, rows: RowNumbers, /) -> FloatArray:
+        """Return the scores of rows in standard deviations from the mean."""
+
+
+class Candidates(Protocol):
+    """Access to the embeddings of candidates."""
+
+    def vectors(self, rows: RowNumbers, /) -> FloatArray | None:
+        """Return the embeddings of rows, ``(R, D) float32``; None where they are not at hand."""
+
+    def sample_vectors(self) -> Sample:
+        """Return the embeddings of a sample of all documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Embeddings ``(N, D) float32`` of a sample of all documents, by which any query's scores are standardised."""
+
+    embeddings: FloatArray
+
+    def standardise(self, scores: FloatArray, query: FloatArray) -> FloatArray:
+        """Return a query's inner products with documents in standard deviations from their mean."""
+        products = np.vecdot(self.embeddings, query)
+        deviation = float(products.std()) if len(products) else 0.0
+        if deviation < _NEGLIGIBLE:
+            return np.zeros_like(scores)
+        return np.asarray((scores - products.mean()) / deviation)
+
+
+@dataclass(frozen=True, slots=True)
+class AllKeywords:
+    """Keyword scores of all rows, ``(N,) float32``, of which those ``allowed``, ``(N,) bool``, may be found."""
+
+    scores: FloatArray
+    allowed: BoolArray | None
+
+    def best(self, k: int, /) -> Ranking:
+        """See :class:`Keywords`."""
+        rows = np.flatnonzero(self.scores > 0 if self.allowed is None else (self.scores > 0) & self.allowed)
+        if len(rows) > k:
+            rows = rows[self.scores[rows] >= np.partition(self.scores[rows], -k)[-k]]
+        order = np.lexsort((rows, -self.scores[rows]))[:k]
+        return Ranking(self.scores[rows[order]], rows[order])
+
+    def standardised(self, rows: RowNumbers, /) -> FloatArray:
+        """See :class:`Keywords`."""
+        mean = float(self.scores.mean(dtype=np.float64)) if len(self.scores) else 0.0
+        squares = float(np.dot(self.scores, self.scores)) / max(len(self.scores), 1)
+        deviation = np.sqrt(max(squares - mean**2, 0.0))
+        centred = self.scores[rows] - np.float32(mean)
+        return np.asarray(centred / deviation if deviation > _NEGLIGIBLE else centred * 0, dtype=np.float32)
+
+
+def fuse(
+    candidates: Candidates, query: FloatArray, dense: Ranking, lexical: Ranking, keywords: Keywords
+) -> Ranking:
+    """Return all rows of both rankings, best first, with ties ordered by row.
+
+    ``query`` is its embedding, ``(D,) float32, unit row``, and ``lexical`` the best rows of the keywords.
+    """
+    rows = np.union1d(dense.rows, lexical.rows)
+    vectors, sample = candidates.vectors(rows), candidates.sample_vectors()
+    if vectors is None:
+        products = np.full(len(rows), dense.scores.min(initial=1.0), np.float32)
+        products[np.searchsorted(rows, dense.rows)] = dense.scores
+    else:
+        products = inner_products(vectors, query)
+    by_words = (1 - DENSE_WEIGHT) * keywords.standardised(rows)
+    scores = DENSE_WEIGHT * sample.standardise(products, query) + by_words
+    if vectors is not None and len(lexical.rows):
+        moved = _moved(query, vectors, scores)
+        scores = DENSE_WEIGHT * sample.standardise(inner_products(vectors, moved), moved) + by_words
+    order = np.lexsort((rows, -scores))
+    return Ranking(scores[order].astype(np.float32), rows[order])
+
+
+def _moved(query: FloatArray, vectors: FloatArray, scores: FloatArray) -> FloatArray:
+    """Return the query moved towards the best documents."""
+    best = np.lexsort((np.arange(len(scores)), -scores))[:FEEDBACK_DOCUMENTS]
+    weights = np.exp((scores[best] - scores[best[0]]) / DENSE_WEIGHT)
+    centre = weights @ vectors[best] / weights.sum()
+    return np.asarray((1 - FEEDBACK) * query + FEEDBACK * centre, dtype=np.float32)
