@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
@@ -108,6 +109,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="check configuration and corpus, and print the configuration, without training",
     )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="allow a recipe or run folder that asks for it to run Python code that comes with its teacher",
+    )
 
 
 def _add_student(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +154,8 @@ def run(arguments: argparse.Namespace) -> int | None:
         if not processes.first():
             logging.getLogger("embedkit").setLevel(logging.ERROR)  # the first one reports everything
         with stop_control(resume=arguments.resume, insist=processes.count() == 1) as control:
-            state = train(config, folder, control)
+            allowed = dataclasses.replace(control, trust_remote_code=arguments.trust_remote_code)
+            state = train(config, folder, allowed)
         if processes.first():
             _report(folder)
             _print(state, folder, config.measure, as_json=arguments.json)

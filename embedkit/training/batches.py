@@ -218,7 +218,7 @@ class BatchSource(Batches):
     ) -> None:
         self._rows = np.arange(len(corpus)) if rows is None else rows
         super().__init__(len(self._rows), batch_size=batch_size, seed=seed)
-        check_batches(spec, len(self._rows), batch_size=batch_size, views=views)
+        check_batches(spec, len(self._rows), columns=corpus.views, batch_size=batch_size, views=views)
         if problem := spec.teacher_problem(len(teachers)):
             raise ConfigError(problem)
         if spec.scores and scores is None:
@@ -254,10 +254,10 @@ class BatchSource(Batches):
         return chunk_view(Tokens(changed, []), self._tokenizer.pad_id, gpu_limit=length if self.on_gpu else None)
 
 
-def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsConfig) -> None:
+def check_batches(spec: BatchSpec, count: int, *, columns: int, batch_size: int, views: ViewsConfig) -> None:
     """Check that batches can be made for a method, before any teacher encodes the corpus.
 
-    ``count`` is the number of rows in an epoch.
+    ``count`` is the number of rows in an epoch, ``columns`` the number of texts in a row.
 
     Raises:
         ConfigError: corpus, batch size or views do not fit the method.
@@ -267,6 +267,14 @@ def check_batches(spec: BatchSpec, count: int, *, batch_size: int, views: ViewsC
         raise ConfigError(
             f"this method needs batches of at least {spec.rows} rows, not optim.batch_size = {batch_size}"
         )
+    if spec.views < columns:
+        raise ConfigError(
+            f"this method trains on one text per row, but the corpus has {columns}: name the column to train on "
+            "with text_column, or list the file twice in [[corpus]], once for each column",
+            parameters=["text_column"],
+        )
+    if spec.views < 2 and views.second != "none":
+        raise ConfigError("this method has one view; remove views.second")
     if spec.views > 2:
         raise ConfigError(f"this method needs {spec.views} views; at most two are supported")
     _augmentations(spec, views)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 Rows = npt.NDArray[np.int64]
 """Numbers of rows, ``(N,)``."""
 
-_FORMAT = 3
+_FORMAT = 4
 _CHUNK = 4096
 _HUB = "hf://"
 _COLUMN_GUESSES = ("text", "sentence", "content", "title")
@@ -82,7 +82,7 @@ class SourceConfig:
         if self.path.startswith(_HUB):
             rows = HubDataset.parse(self.path).rows(split="train", keep=False)
             return enumerate((dict(row.fields) for row in itertools.islice(rows, self.limit)), 1)
-        return itertools.islice(read_records(Path(self.path)), self.limit)
+        return itertools.islice(_named(read_records(Path(self.path))), self.limit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Corpus:
         """Whether a source has a prompt for the teacher."""
         return any(card.prompt is not None for card in self.cards)
 
-    def taught(self, rows: Rows, view: int = 0, *, prompt: str = "") -> list[str]:
+    def teacher_inputs(self, rows: Rows, view: int = 0, *, prompt: str = "") -> list[str]:
         """Return the texts that a teacher reads for some rows: the originals of translations, after prompts.
 
         ``prompt`` is that of sources without one.
@@ -312,15 +312,44 @@ def _card(
     )
 
 
+_HEADERS = {
+    *("text", "title", "query", "queries", "question", "question1", "question2", "passage", "document", "answer"),
+    *("sentence", "sentence1", "sentence2", "sentence_a", "sentence_b", "premise", "hypothesis", "label", "score"),
+    *("positive", "negative", "anchor", "id", "qid", "pid", "docid", "qid1", "qid2", "is_duplicate", "split"),
+}
+
+
+def _named(records: Iterator[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
+    """Name the columns of a table without names by its first row, if that is a header."""
+    first = next(records, None)
+    if first is None:
+        return
+    cells = [str(cell).strip() for cell in first[1].values()]
+    if len(cells) < 2 or "text1" not in first[1] or not {cell.lower() for cell in cells} <= _HEADERS:
+        yield first
+        yield from records
+        return
+    for line, record in records:
+        yield line, dict(zip(cells, record.values(), strict=False))
+
+
+def _is_held_out(record: Record) -> bool:
+    """Whether a column ``split`` says that a row is not for training."""
+    split = record.get("split")
+    return isinstance(split, str) and split.strip().lower() in {"dev", "valid", "validation", "test", "eval"}
+
+
 def read_rows(source: SourceConfig) -> Iterator[tuple[int, Record, tuple[str, ...] | None]]:
     """Yield each row's line, record and normalised views, which are None if it is empty or out of bounds.
 
+    Rows that a column ``split`` assigns to development or test are out of bounds, too.
+
     Raises:
-        DataError: the source is missing or malformed.
+        DataError: the source is missing or malformed, or holds ids instead of text.
     """
     columns: tuple[str, ...] = ()
     for line, record in source.records():
-        if all(value in ("", None) for value in record.values()):
+        if all(value in ("", None) for value in record.values()) or _is_held_out(record):
             yield line, record, None
             continue
         columns = columns or _columns(source, record)
@@ -358,7 +387,7 @@ def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
     if wanted:
         return wanted
     if "text1" in record:
-        return tuple(column for column in ("text1", "text2") if column in record)
+        return _columns_of_table(source, record)
     guesses = [column for column in _COLUMN_GUESSES if column in record]
     if not guesses:
         raise DataError(
@@ -367,3 +396,26 @@ def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
             parameters=["text_column", "view_columns"],
         )
     return (guesses[0],)
+
+
+def _columns_of_table(source: SourceConfig, record: Record) -> tuple[str, ...]:
+    """Return the first two columns of a table without names, if these are text and further ones only numbers."""
+    texts, others = list(record)[:2], list(record)[2:]
+    ids = [column for column in texts if str(record[column]).strip().isdigit()]
+    more = [column for column in others if not _is_number(record[column])]
+    if ids or more:
+        what = f"{', '.join(ids)} holds ids" if ids else f"it has {len(record)} columns"
+        raise DataError(
+            f"{source.path}: {what}, for example {', '.join(map(str, record.values()))[:80]!r}; name the column "
+            f"of text with text_column, or those of pairs with view_columns, out of {', '.join(record)}",
+            parameters=["text_column", "view_columns"],
+        )
+    return tuple(texts)
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return True

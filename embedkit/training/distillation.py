@@ -74,9 +74,11 @@ class Distillation(Method):
         head = self.encoder.head
         if head is None or not self.awaits_start:
             return
-        with evaluating(self):
-            states = torch.cat([pooled(self.encoder, view) for view in views])
-        weight, bias = fit_affine(states, vectors, ridge=_RIDGE)
+        with evaluating(self):  # every process encodes all texts, so nothing is gathered
+            rows = [
+                torch.cat([self.encoder.pooled(*chunk) for chunk in view.chunks])[view.order] for view in views
+            ]
+        weight, bias = fit_affine(torch.cat(rows), vectors, ridge=_RIDGE)
         head.linear.weight.copy_(weight)
         head.linear.bias.copy_(bias)
 

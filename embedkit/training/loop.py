@@ -65,7 +65,8 @@ class RunControl:
 
     Steps are made inside ``stepping()``; after each, ``should_stop()`` ends the run with a checkpoint. The first
     process calls ``on_record`` with every record of metrics.jsonl: values by name, and ``step``, counted from 1. A
-    resumed run repeats the records after its checkpoint.
+    resumed run repeats the records after its checkpoint. ``trust_remote_code`` allows a configuration to run
+    Python code that comes with its teacher.
     """
 
     resume: bool = False
@@ -73,6 +74,7 @@ class RunControl:
     stepping: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     show_progress: bool | None = None
     on_record: Callable[[Mapping[str, float]], None] = lambda _: None
+    trust_remote_code: bool = False
 
 
 def train(
@@ -222,13 +224,13 @@ class _Run:
             output: StepOutput = self.method(own)
         loss = output.loss
         if self.penalty:
-            penalty = self.penalty.take(len(own.views[0].order)).to(self.device)
+            penalty = self.penalty.take().to(self.device)
             loss = loss + penalty
             mean = processes.gather(penalty.detach()[None]).mean()
             output = dataclasses.replace(output, metrics={**output.metrics, "activations": mean})
         (loss / self.optim.accumulate).backward()
         if self.penalty:
-            self.penalty.take(1)  # what chunks that were computed again for the gradient recorded a second time
+            self.penalty.take()  # what chunks that were computed again for the gradient recorded a second time
         return output
 
     def _after_step(self, first: int) -> None:

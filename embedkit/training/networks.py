@@ -112,20 +112,29 @@ class ActivationPenalty:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self._found: list[Tensor] = []
+        self._texts = 0
 
     @contextlib.contextmanager
     def watch(self, module: nn.Module) -> Iterator[None]:
         """Record the products of ``module`` that are trained within the block."""
         with contextlib.ExitStack() as hooks:
+            hooks.callback(module.register_forward_pre_hook(self._count, with_kwargs=True).remove)
             for product in module.modules():
                 if isinstance(product, nn.Linear):
                     hooks.callback(product.register_forward_pre_hook(self._record).remove)
             yield
 
-    def take(self, texts: int) -> Tensor:
-        """Return the penalty of what was recorded since the last call: the mean over ``texts`` texts, a scalar."""
-        excesses, self._found = self._found, []
+    def take(self) -> Tensor:
+        """Return the penalty of what was recorded since the last call: the mean over texts, a scalar.
+
+        A text counts as often as it was encoded: once for each view and each pass.
+        """
+        (excesses, texts), self._found, self._texts = (self._found, self._texts), [], 0
         return _WEIGHT * torch.stack(excesses).sum() / texts if excesses else torch.zeros(())
+
+    def _count(self, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            self._texts += len(next(iter((*inputs, *named.values()))))
 
     def _record(self, _product: nn.Module, inputs: tuple[Any, ...]) -> None:
         activations: Tensor = inputs[0]

@@ -24,7 +24,8 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.modeling.torch_encoder import to_device
 from embedkit.runtime.distributions import installed_versions
-from embedkit.training import processes
+from embedkit.training import SPINS, processes
+from embedkit.training.batches import ViewsConfig
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.loop import RunControl, evaluation_steps, total_steps
@@ -32,7 +33,15 @@ from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.recipes import RECIPES
 from embedkit.training.recipes.score_distillation import ScoreDistillationConfig, load_pair_teachers
-from embedkit.training.recipes.stage import Recipe, RunData, Stage, one_stage, read_texts, read_vectors
+from embedkit.training.recipes.stage import (
+    Recipe,
+    RunData,
+    Stage,
+    one_stage,
+    read_texts,
+    read_vectors,
+    report_truncation,
+)
 from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.students import build_student, find_start
 from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
@@ -54,6 +63,9 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
     """
     mapping = _sized(_resolve_sct_alias(mapping))
     entry = find_method(mapping.get("method"))
+    student = _table(mapping, "student")
+    if entry.scores_pairs and student.get("source") is None and "start" not in student:
+        mapping = {**mapping, "student": {**student, "start": "layers"}}
     merged = merge(_presets(entry, _table(mapping, "student"), _table(mapping, "settings")), mapping)
     problems: list[str] = []
     config = _read(RunConfig, merged, source, problems)
@@ -106,9 +118,17 @@ def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterat
         yield f"repeat is not used by {method}, which reads every row once in an epoch"
     if not entry.scores_pairs:
         return
+    if config.views != ViewsConfig():
+        yield f"[views] augments texts for encoders; {method} does not use it"
+    if student.layers == 0:
+        yield f"student.layers = 0 is a static encoder; a cross-encoder of {method} has at least one layer"
+    if student.source is None and student.start != "layers":
+        yield f'student.start = "{student.start}" is for encoders; {method} cuts its student from layers'
     is_longer = student.max_length != StudentConfig.max_length and student.positions is None
     for name, is_set, instead in (
         ("student.vocabulary_size", student.vocabulary_size is not None, ""),
+        ("student.heads", student.heads is not None, ", which has heads as wide as its teacher's"),
+        ("student.memory", student.memory is not None, ""),
         ("student.pooling", student.pooling != StudentConfig.pooling, ""),
         ("student.max_length", is_longer, ": set settings.length"),
         ("dev.pairs", dev.pairs is not None, ": name re-ranking sets in settings.dev"),
@@ -276,6 +296,8 @@ class Run:
         folder.check_inputs(self.data.inputs(self.config))
         student, inputs = self._build_student(folder.name)
         run = self.read_teachers(folder.space if folder.is_begun and folder.space.exists() else None)
+        if student is not None and processes.first():
+            report_truncation(run.data, student.tokenizer)
         with run._claimed(folder, student, run.data.inputs(self.config) | inputs):  # noqa: SLF001
             stage = Stage(self.config, run.data, folder, self.control)
             state = self.recipe.function(stage, self.config.settings, student)
@@ -325,9 +347,20 @@ def run(config: RunConfig, folder: str | Path, control: RunControl | None = None
     control, run_folder = control or RunControl(), RunFolder(folder)
     with processes.group(config.device), _threads(config.threads), _out_of_memory_named():
         run_folder.check(to_mapping(config), resume=control.resume)
+        _require_permission(config, control)
         to_device(torch.nn.Identity(), config.device)  # before any expensive work
         processes.wait()  # before any process writes, which check() would reject
         return Run.prepare(config, control).train(run_folder)
+
+
+def _require_permission(config: RunConfig, control: RunControl) -> None:
+    """Refuse code that comes with a model unless the caller allows it: recipes and run folders are shared."""
+    named = [teacher.source for teacher in config.every_teacher if teacher.trust_remote_code]
+    if named and not control.trust_remote_code:
+        raise ConfigError(
+            f"the configuration asks to run Python code that comes with {', '.join(named)}: read that code, and "
+            "repeat the command with --trust-remote-code (RunControl(trust_remote_code=True)) to allow it"
+        )
 
 
 def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) -> None:
@@ -379,6 +412,9 @@ def _threads(count: int | None) -> Iterator[None]:
     """Set the number of torch threads, which is global to the process, and restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
+    if (count or before) > 1 and processes.first():
+        spinning = "spin while they wait: set OMP_WAIT_POLICY=PASSIVE if other processes are busy"
+        logger.info("%d threads, which %s", count or before, spinning if SPINS else "sleep while they wait")
     try:
         yield
     finally:

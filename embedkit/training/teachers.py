@@ -170,9 +170,10 @@ class CachedVectors:
     ) -> None:
         self._prompt = prompt
         self.name, self.fingerprint, self.dimension = teacher.name, teacher.fingerprint, teacher.dimension
+        self.max_length = teacher.max_length
         self.teacher = teacher.manifest.teacher if isinstance(teacher, (Encoder, _Prompted)) else {}
         self._cache = VectorCache(cache, fingerprint=teacher.fingerprint, dimension=teacher.dimension, dtype=dtype)
-        hashes = [_taught_hashes(corpus, view, prompt) for view in range(corpus.views)]
+        hashes = [_input_hashes(corpus, view, prompt) for view in range(corpus.views)]
         if any((self._cache.find(of_view) < 0).any() for of_view in hashes):
             with self._cache.writing():
                 self._fill(teacher, corpus, hashes, show_progress=show_progress)
@@ -197,7 +198,9 @@ class CachedVectors:
         with Progress(f"teacher {self.name}", total, unit="texts", enabled=show_progress) as progress:
             for view, rows in enumerate(missing):
                 texts = (
-                    text for part in in_chunks(rows) for text in corpus.taught(part, view, prompt=self._prompt)
+                    text
+                    for part in in_chunks(rows)
+                    for text in corpus.teacher_inputs(part, view, prompt=self._prompt)
                 )
                 end = 0
                 for vectors in embed_chunks(teacher, texts):
@@ -328,8 +331,10 @@ def _check_lengths(rows: list[Any], *, start: int) -> None:
             raise ValueError(f"row {number:,}, counted from 0, holds no vector, or one of another length")
 
 
-def _taught_hashes(corpus: Corpus, view: int, prompt: str) -> npt.NDArray[np.uint64]:
-    hashes = (text_hashes(corpus.taught(rows, view, prompt=prompt)) for rows in in_chunks(np.arange(len(corpus))))
+def _input_hashes(corpus: Corpus, view: int, prompt: str) -> npt.NDArray[np.uint64]:
+    hashes = (
+        text_hashes(corpus.teacher_inputs(rows, view, prompt=prompt)) for rows in in_chunks(np.arange(len(corpus)))
+    )
     return np.concatenate(list(hashes))
 
 

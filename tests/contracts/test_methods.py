@@ -89,10 +89,13 @@ def merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Corpus:
+def corpora(tmp_path_factory) -> dict[int, Corpus]:
+    """The same sentences in rows of one and of two texts."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "texts.tsv").write_text("".join(f"{text}\tnow {text}\n" for text in TEXTS), encoding="utf-8")
-    return Corpus.prepare([SourceConfig(path=str(folder / "texts.tsv"))], folder)
+    (folder / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
+    sources = {1: SourceConfig(path=str(folder / "texts.txt")), 2: SourceConfig(path=str(folder / "texts.tsv"))}
+    return {views: Corpus.prepare([source], folder) for views, source in sources.items()}
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +104,7 @@ def make_encoder(toy_tokenizer_json: str) -> Callable[..., SentenceEncoder]:
 
 
 @pytest.fixture
-def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
+def make(make_encoder, corpora) -> Callable[..., tuple[Method, BatchSource]]:
     """Return a method on a toy encoder, and its batches; ``few`` uses the positives for runs."""
 
     def make(
@@ -114,13 +117,17 @@ def make(make_encoder, corpus) -> Callable[..., tuple[Method, BatchSource]]:
             teachers.append(TableTeacher.random(len(TEXTS), TEACHER_WIDTH + 4, "somebody"))
         teacher_arguments = entry.teacher_arguments([teacher.dimension for teacher in teachers])
         method = entry(make_encoder(), config, seed=1, **teacher_arguments)
+        spec = entry.needs(config)
         batches = BatchSource(
-            corpus,
+            corpora[spec.views],
             method.encoder.tokenizer,
-            spec=entry.needs(config),
+            spec=spec,
             batch_size=batch_size,
             seed=5,
-            views=ViewsConfig(second="deletion", positives=FEW if few and entry.batch_spec.positives else ()),
+            views=ViewsConfig(
+                second="none" if spec.views == 1 else "deletion",
+                positives=FEW if few and entry.batch_spec.positives else (),
+            ),
             teachers=teachers,
         )
         return method.train(), batches

@@ -84,15 +84,18 @@ class Labels:
         """Read the labels of a corpus from the sources that it was prepared from, relative to the current folder.
 
         Raises:
-            DataError: the column is missing, or a label is not a number of at least 0.
+            DataError: the column is missing, a label is not a number of at least 0, all labels are equal, or they
+            are the classes of natural language inference.
         """
-        hashes, values = array("Q"), array("f")
+        hashes, values, keys = array("Q"), array("f"), set[str]()
         for source in sources:
             for line, record, row in read_rows(source):
                 if row is not None:  # other rows need no label
                     hashes.append(row_hash(row))
                     values.append(_label(record, column, f"{source.path}:{line}"))
+                    keys = keys or {*record}
         labels = np.frombuffer(values, dtype=np.float32)
+        _check_meaning(labels, column, keys)
         _, first, pair = np.unique(np.frombuffer(hashes, dtype=np.uint64), return_index=True, return_inverse=True)
         means = np.bincount(pair, weights=labels) / np.bincount(pair)
         disputed = np.unique(pair[labels != labels[first[pair]]])
@@ -123,6 +126,21 @@ def _label(record: Record, column: str, place: str) -> float:
     if not (math.isfinite(label) and label >= 0):
         raise DataError(f"{place}: expected a label of at least 0 in the column {column}, found {value!r}")
     return label
+
+
+def _check_meaning(labels: FloatArray, column: str, keys: set[str]) -> None:
+    """Check that labels are grades that differ."""
+    found = np.unique(labels)
+    if len(found) < 2:
+        raise DataError(
+            f"all labels in {column} are {found[0]:g}, from which a re-ranker learns one score for every pair: "
+            "add pairs of the other kind, such as passages that do not answer the query, with the label 0"
+        )
+    if {"premise", "hypothesis"} <= keys and set(found.tolist()) == {0.0, 1.0, 2.0}:
+        raise DataError(
+            f"the labels in {column} are the classes of natural language inference (0 entailment, 1 neutral, 2 "
+            "contradiction), not grades: write 1 for entailment and 0 for the others, and name that column"
+        )
 
 
 def listwise_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs, load_scored_pai
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder, to_device
 from embedkit.protocols import TextEncoder
+from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import processes
 from embedkit.training.batches import Batches, BatchSource, check_batches, chunk_view
 from embedkit.training.config import RunConfig
@@ -31,8 +33,9 @@ from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.students import adjust
 from embedkit.training.teacher_spaces import JoinedVectors, RotatedVectors
-from embedkit.training.teachers import TeacherVectors, load_vectors
+from embedkit.training.teachers import CachedVectors, TeacherVectors, load_vectors
 
+logger = logging.getLogger(__name__)
 _LARGEST_SHARE = 0.1
 
 
@@ -169,6 +172,27 @@ def read_vectors(
     return tuple(vectors)
 
 
+_LENGTH_SAMPLE = 2000
+
+
+def report_truncation(data: RunData, tokenizer: Tokenizer) -> None:
+    """Log the share of texts that student and teachers truncate, by a sample of each column.
+
+    A student cannot learn what its teacher says of text that the student does not see.
+    """
+    rows = np.unique(np.linspace(0, len(data.corpus) - 1, min(len(data.corpus), _LENGTH_SAMPLE)).astype(np.int64))
+    texts = [text for view in range(data.corpus.views) for text in data.corpus.texts(rows, view)]
+    cut = tokenizer.tokenize(texts).truncated
+    limits = {teacher.name: teacher.max_length for teacher in data.teachers if isinstance(teacher, CachedVectors)}
+    reading = "".join(f"; teacher {name} reads {length}" for name, length in limits.items())
+    if cut:
+        logger.log(
+            logging.WARNING if any(length > tokenizer.max_length for length in limits.values()) else logging.INFO,
+            "about %.1f %% of the texts exceed student.max_length = %d tokens and are truncated%s",
+            *(100 * cut / len(texts), tokenizer.max_length, reading),
+        )
+
+
 def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
     if config.dev.pairs is None:
         return None
@@ -298,7 +322,7 @@ def check_stage(method_name: str, settings: Any, optim: OptimConfig, config: Run
     """
     spec = METHODS[method_name].needs(settings)
     rows = len(Split.of(corpus, config.dev.held_out).train)
-    check_batches(spec, rows, batch_size=optim.batch_size, views=config.views)
+    check_batches(spec, rows, columns=corpus.views, batch_size=optim.batch_size, views=config.views)
 
 
 class Recipe(NamedTuple):

@@ -146,10 +146,10 @@ def _check(config: RunConfig, settings: TransEncoderConfig, corpus: Corpus) -> N
         )
     orders = 2 if settings.both_orders else 1
     for spec, count, optim in (
-        (PairTrainingModule.batch_spec, orders * len(corpus), settings.cross_optim),
+        (CrossToEncoder.batch_spec, orders * len(corpus), settings.cross_optim),
         (CrossToEncoder.batch_spec, len(corpus), config.optim),
     ):
-        check_batches(spec, count, batch_size=optim.batch_size, views=_AS_IT_IS)
+        check_batches(spec, count, columns=corpus.views, batch_size=optim.batch_size, views=_AS_IT_IS)
 
 
 def _train(stage: Stage, settings: TransEncoderConfig, encoder: SentenceEncoder) -> TrainState:

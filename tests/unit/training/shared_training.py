@@ -20,9 +20,10 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig
+from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig, chunk_view
 from embedkit.training.config import DevConfig
 from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.distillation import Distillation
 from embedkit.training.loop import RunControl, train
 from embedkit.training.method import PairTrainingModule
 from embedkit.training.methods import METHODS
@@ -49,6 +50,7 @@ EXACT = {
     "pcl": ("pcl", {}, {}),
     "pcl-tied": ("pcl", {"peer": "tied"}, {}),
     "mse": ("mse", {}, {}),
+    "linear-head": ("mse", {"head": "linear"}, {}),
     "activations": ("mse", {}, {"activation_limit": 0.5}),
     "accumulated": ("sct-distillation", QUEUE, {"accumulate": 2}),
     "encoder-to-cross": ("encoder-to-cross", {}, {}),
@@ -67,33 +69,37 @@ TEACHER = TableTeacher.random(48, 24)
 class Toy:
     """Return a method on a toy encoder, its batches, and a run of them."""
 
-    def __init__(self, folder, corpus, case, *, dropout):
+    def __init__(self, folder, corpora, case, *, dropout):
         name, settings, optim = case
         tokenizer = Tokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"), 16)
         encoder = random(tokenizer, Size(2, 16, 2), max_length=16, seed=3)
         # With such a large epsilon AdamW is gradient descent with momentum: it neither hides the scale of a
         # gradient nor amplifies rounding where the true gradient is zero.
         self.optim = OptimConfig(**{"batch_size": 8, "steps": 4, "lr": 0.3, "epsilon": 1.0, "clip": 100, **optim})
-        scores = np.random.default_rng(1).random(len(corpus), dtype=np.float32)
+        scores = np.random.default_rng(1).random(len(corpora[2]), dtype=np.float32)
         if name == "encoder-to-cross":
             pair_encoder = PairEncoder.from_encoder(encoder, max_length=14, seed=4)
             self.method = PairTrainingModule(pair_encoder, functional.binary_cross_entropy_with_logits)
-            self.batches = PairBatchSource(corpus, pair_encoder.tokenizer, scores=scores, batch_size=8, seed=5)
+            self.batches = PairBatchSource(corpora[2], pair_encoder.tokenizer, scores=scores, batch_size=8, seed=5)
         else:
             spec = CrossToEncoder.batch_spec if name == "cross-to-encoder" else METHODS[name].batch_spec
             self.batches = BatchSource(
-                corpus,
+                corpora[spec.views],
                 tokenizer,
                 spec=spec,
                 batch_size=8,
                 seed=5,
-                views=ViewsConfig(second="none" if spec.scores else "deletion"),
+                views=ViewsConfig(second="none" if spec.scores or spec.views == 1 else "deletion"),
                 teachers=[TEACHER] if spec.teacher else [],
                 scores=scores,
             )
             self.method = CrossToEncoder(encoder) if spec.scores else build(name, settings, encoder)
         if not dropout:
             without_dropout(self.method)
+        if isinstance(self.method, Distillation) and self.method.awaits_start:
+            rows = np.arange(24)
+            view = chunk_view(tokenizer.tokenize(corpora[1].texts(rows)), tokenizer.pad_id)
+            self.method.start_head([view], torch.from_numpy(TEACHER.read(rows, 0)))
 
     def run(self, place, *, stop_after=None, resume=False):
         def evaluate():
@@ -128,17 +134,19 @@ def main(folder: Path, rank: int, count: int) -> None:
         distributed.init_process_group(
             "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=count
         )
-    corpus = Corpus.prepare([SourceConfig(path=str(folder / "texts.tsv"))], folder / f"cache-{count}-{rank}")
+    path, cache = str(folder / "texts.tsv"), folder / f"cache-{count}-{rank}"
+    sources = SourceConfig(path=path, text_column="text1"), SourceConfig(path=path)
+    corpora = {number: Corpus.prepare([source], cache) for number, source in enumerate(sources, 1)}
     for label, case in EXACT.items():
-        toy = Toy(folder, corpus, case, dropout=False)
+        toy = Toy(folder, corpora, case, dropout=False)
         toy.run(folder / f"{label}-{count}")
         leave(folder, label, toy, rank, count)
     for label, case in RANDOM.items() if count > 1 else ():
-        toy = Toy(folder, corpus, case, dropout=True)
+        toy = Toy(folder, corpora, case, dropout=True)
         toy.run(folder / f"{label}-{count}")
         leave(folder, label, toy, rank, count)
         for stop_after in (2, None):
-            toy = Toy(folder, corpus, case, dropout=True)
+            toy = Toy(folder, corpora, case, dropout=True)
             torch.manual_seed(rank)  # random state left by earlier work must not matter
             toy.run(folder / f"{label}-resumed", stop_after=stop_after, resume=stop_after is None)
         leave(folder, f"{label}-resumed", toy, rank, count)

@@ -434,7 +434,9 @@ def test_labels_of_texts_go_with_their_rows(corpus, tokenizer):
 
 def test_labels_are_returned_only_if_requested(corpus, tokenizer):
     labels = np.zeros(len(corpus), dtype=np.float32)
-    plain = BatchSource(corpus, tokenizer, spec=BatchSpec(), batch_size=3, seed=1, views=PLAIN, scores=labels)
+    plain = BatchSource(
+        corpus, tokenizer, spec=BatchSpec(views=2), batch_size=3, seed=1, views=PLAIN, scores=labels
+    )
     assert plain.batch(0).scores is None
     with pytest.raises(ConfigError, match="learns from labels"):
-        BatchSource(corpus, tokenizer, spec=BatchSpec(scores=True), batch_size=3, seed=1, views=PLAIN)
+        BatchSource(corpus, tokenizer, spec=BatchSpec(views=2, scores=True), batch_size=3, seed=1, views=PLAIN)

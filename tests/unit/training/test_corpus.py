@@ -60,7 +60,7 @@ class TestForms:
 
     def test_the_texts_of_a_view_are_read_in_chunks(self, prepare, monkeypatch):
         monkeypatch.setattr(module, "_CHUNK", 2)
-        corpus = prepare("a.tsv", "\n".join(f"{number}\tother {number}" for number in range(5)))
+        corpus = prepare("a.tsv", "\n".join(f"text {number}\tother {number}" for number in range(5)))
         read, of_rows = [], corpus.texts
         monkeypatch.setattr(corpus, "texts", lambda rows, view: read.append(len(rows)) or of_rows(rows, view))
         assert list(corpus.stream(1)) == [f"other {number}" for number in range(5)]

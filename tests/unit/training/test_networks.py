@@ -232,16 +232,28 @@ def test_only_what_exceeds_the_limit_counts(product):
     with penalty.watch(product):
         product(torch.tensor([[1.0, -5.0, 2.0], [4.0, 0.0, 0.0]]))
 
-    assert float(penalty.take(2)) == pytest.approx(0.01 * (3.0**2 + 2.0**2) / 2)
+    assert float(penalty.take()) == pytest.approx(0.01 * (3.0**2 + 2.0**2) / 2)
 
 
 def test_activations_count_once(product):
     penalty = ActivationPenalty(2.0)
     with penalty.watch(product):
         product(torch.full((1, 3), 9.0))
-        penalty.take(1)
+        penalty.take()
 
-    assert penalty.take(1) == 0
+    assert penalty.take() == 0
+
+
+def test_each_pass_of_each_view_counts_as_a_text(product):
+    """Otherwise the penalty grows with the number of views, ten times as large for PCL as for one view."""
+    once, twice = ActivationPenalty(2.0), ActivationPenalty(2.0)
+    rows = torch.tensor([[1.0, -5.0, 2.0], [4.0, 0.0, 0.0]])
+    for penalty, passes in ((once, 1), (twice, 3)):
+        with penalty.watch(product):
+            for _ in range(passes):
+                product(rows)
+
+    assert float(twice.take()) == pytest.approx(float(once.take()))
 
 
 def test_evaluations_and_reference_branches_do_not_count(product):
@@ -249,7 +261,7 @@ def test_evaluations_and_reference_branches_do_not_count(product):
     with penalty.watch(product), torch.no_grad():
         product(torch.full((1, 3), 9.0))
 
-    assert penalty.take(1) == 0
+    assert penalty.take() == 0
 
 
 def test_the_gradient_lowers_the_activation(product):
@@ -257,6 +269,6 @@ def test_the_gradient_lowers_the_activation(product):
     penalty = ActivationPenalty(2.0)
     with penalty.watch(product):
         product(activations)
-    penalty.take(1).backward()
+    penalty.take().backward()
 
     assert activations.grad.tolist() == [[0.0, pytest.approx(0.02), 0.0]]

@@ -52,7 +52,7 @@ def test_both_sides_are_rows_and_name_the_original(prepare):
     for original, translation in (*GERMAN, *FRENCH):
         assert corpus.target_rows[rows[translation]] == corpus.target_rows[rows[original]] == rows[original]
     assert corpus.target_rows[rows["a plain text"]] == rows["a plain text"]
-    assert corpus.taught(np.array([rows["le roi"], rows["die Katze"]])) == ["the king", "the cat"]
+    assert corpus.teacher_inputs(np.array([rows["le roi"], rows["die Katze"]])) == ["the king", "the cat"]
 
 
 def test_json_lines_name_their_columns(tmp_path):

@@ -197,7 +197,7 @@ def test_impossible_runs_are_refused(recipe, pairs, tmp_path):
         train({**recipe, "optim": {"batch_size": 20}}, tmp_path / "c")
     with pytest.raises(DataError, match="nowhere"):
         train({**recipe, "settings": {**recipe["settings"], "dev": ["nowhere.jsonl"]}}, tmp_path / "c")
-    pairs([row for row in ROWS if not row["grade"]])
+    pairs([{**row, "grade": int("cat" in row["query"])} for row in ROWS])
     with pytest.raises(ConfigError, match="no query has passages with different labels"):
         train(recipe, tmp_path / "c")
     assert not list(tmp_path.glob("[abc]/*.toml"))  # no run was begun
