@@ -38,7 +38,7 @@ def _advice(path: Path) -> str:
     return ""
 
 
-def state_of(path: Path) -> tuple[int, int, int] | None:
+def file_signature(path: Path) -> tuple[int, int, int] | None:
     """Return what differs once a file was replaced or changed, without opening it; None if there is none."""
     try:
         status = path.stat()

@@ -112,7 +112,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"an override reads key=value or table.key=value, not {override!r}")
-        result = lay_over(result, path.strip(), _parse_value(text.strip()))
+        result = set_path(result, path.strip(), _parse_value(text.strip()))
     return result
 
 
@@ -152,7 +152,7 @@ def _no_table(path: str, rest: str) -> ConfigError:
     return ConfigError(f"{path}.{rest} cannot be set: {path} is not a table")
 
 
-def lay_over(mapping: Mapping[str, Any], path: str, value: Any, prefix: str = "") -> dict[str, Any]:
+def set_path(mapping: Mapping[str, Any], path: str, value: Any, prefix: str = "") -> dict[str, Any]:
     """Return a copy of ``mapping`` with the value at ``path``, e.g. ``"optim.lr"``, set.
 
     Raises:
@@ -164,7 +164,7 @@ def lay_over(mapping: Mapping[str, Any], path: str, value: Any, prefix: str = ""
     table = mapping.get(key, {})
     if not isinstance(table, Mapping):
         raise _no_table(f"{prefix}{key}", rest)
-    return {**mapping, key: lay_over(table, rest, value, f"{prefix}{key}.")}
+    return {**mapping, key: set_path(table, rest, value, f"{prefix}{key}.")}
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from embedkit.config import lay_over, load_toml, merge
+from embedkit.config import load_toml, merge, set_path
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.tasks import evaluate
 from embedkit.modeling.encoder import SentenceEncoder
@@ -68,7 +68,7 @@ class Trial:
         for recipe in self.recipes:
             mapping = merge(mapping, load_toml(recipe))
         for path, value in {**self.changes, "data": str(self.data)}.items():
-            mapping = lay_over(mapping, path, value)
+            mapping = set_path(mapping, path, value)
         return mapping
 
 

@@ -80,12 +80,12 @@ def lay_settings_over(
     mapping: Mapping[str, Any], arguments: argparse.Namespace, flags: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the configuration of a run with flags, at their paths such as ``optim.lr``, and then ``--set``."""
-    from embedkit.config import apply_overrides, lay_over
+    from embedkit.config import apply_overrides, set_path
     from embedkit.training.config import override, without_steps
 
     given: dict[str, Any] = {}
     for name, value in explicit(arguments, *flags).items():
-        given = lay_over(given, flags[name], value)
+        given = set_path(given, flags[name], value)
     result = override(mapping, given)
     return apply_overrides(without_steps(result, apply_overrides({}, arguments.set)), arguments.set)
 

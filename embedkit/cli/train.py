@@ -197,16 +197,16 @@ def _without_other_teacher(mapping: dict[str, Any], source: object) -> dict[str,
 
 def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """Override the recipe's teacher, or its list of teachers, with --teacher and --teacher-name."""
-    from embedkit.config import lay_over
+    from embedkit.config import set_path
 
     sources, names = arguments.teacher or [], arguments.teacher_name or []
     if len(sources) <= 1:
         if len(names) > 1:
             raise ConfigError(f"--teacher-name is given {len(names)} times, --teacher {len(sources)} times")
         for source in sources:
-            mapping = lay_over(_without_other_teacher(mapping, source), "teacher.source", source)
+            mapping = set_path(_without_other_teacher(mapping, source), "teacher.source", source)
         for name in names:
-            mapping = lay_over(mapping, "teacher.name", name)
+            mapping = set_path(mapping, "teacher.name", name)
         return {key: value for key, value in mapping.items() if key != "teachers" or not sources}
     if names and len(names) != len(sources):
         raise ConfigError(f"--teacher is given {len(sources)} times, --teacher-name {len(names)} times")

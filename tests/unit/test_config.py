@@ -13,7 +13,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.config import apply_overrides, flat, from_mapping, lay_over, load_toml, merge, setting, to_mapping
+from embedkit.config import apply_overrides, flat, from_mapping, load_toml, merge, set_path, setting, to_mapping
 from embedkit.errors import ConfigError
 
 
@@ -222,10 +222,10 @@ class TestOverrides:
 
     def test_errors_name_the_whole_path(self):
         with pytest.raises(ConfigError, match=r"^a\.b\.c\.d cannot be set: a\.b is not a table$"):
-            lay_over({"a": {"b": 1}}, "a.b.c.d", 2)
+            set_path({"a": {"b": 1}}, "a.b.c.d", 2)
 
     def test_lay_over_takes_any_value_as_it_is(self):
-        assert lay_over({"a": {"b": 1}}, "a.c", '"1"') == {"a": {"b": 1, "c": '"1"'}}
+        assert set_path({"a": {"b": 1}}, "a.c", '"1"') == {"a": {"b": 1, "c": '"1"'}}
 
 
 def test_no_table_replaces_another_value():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from embedkit.atomic import state_of
+from embedkit.atomic import file_signature
 from embedkit.config import from_mapping, load_toml, setting
 from embedkit.errors import ConfigError, did_you_mean
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
@@ -87,7 +87,7 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[Key] = (), path: Path | None = None) -> None:
         self._keys, self._path = list(keys), path
-        self._seen = None if path is None else state_of(path)
+        self._seen = None if path is None else file_signature(path)
         self._looked = time.monotonic()
 
     @classmethod
@@ -121,7 +121,7 @@ class KeyRing:
         if self._path is None or now - self._looked < _LOOK_S:
             return
         self._looked = now
-        state = state_of(self._path)
+        state = file_signature(self._path)
         if state == self._seen:
             return
         self._seen = state
