@@ -6,6 +6,7 @@ The only place where files are found, their schemas joined, and rows read in bou
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +19,12 @@ from pyarrow import compute, parquet
 
 from embedkit.errors import DataError
 
+logger = logging.getLogger("embedkit")
+
 Values = dict[str, str | int | None]
 """The columns that the folders of a file name, such as ``lang=en``."""
 
+_NAMED: Final = 5  # links in a warning
 _BATCH_ROWS: Final = 4096
 _LEAST_ROWS: Final = 256
 _BATCH_BYTES: Final = 2**28
@@ -45,9 +49,21 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def find_files(folder: Path) -> list[Path]:
-    """Return all ``*.parquet`` below a folder, sorted, except hidden ones."""
-    paths = folder.rglob("*.parquet")
-    return sorted(path for path in paths if path.is_file() and not is_hidden(path.relative_to(folder)))
+    """Return all ``*.parquet`` below a folder, sorted, except hidden ones and links that lead outside of it."""
+    root = folder.resolve()
+    paths = (path for path in folder.rglob("*.parquet") if not is_hidden(path.relative_to(folder)))
+    found = sorted(path for path in paths if path.is_file())
+    inside = [path for path in found if path.resolve().is_relative_to(root)]
+    if len(inside) < len(found):
+        outside = [path.relative_to(folder).as_posix() for path in found if path not in set(inside)]
+        more = f" and {len(outside) - _NAMED:,} more" if len(outside) > _NAMED else ""
+        logger.warning(
+            "%s: left out links that lead outside of the folder: %s%s; name the files themselves, or copy them",
+            folder,
+            ", ".join(outside[:_NAMED]),
+            more,
+        )
+    return inside
 
 
 def is_hidden(path: PurePath) -> bool:

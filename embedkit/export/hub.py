@@ -119,6 +119,7 @@ def push(
             raise ExportError(
                 f"{path} lacks {' and '.join(missing)}; push a bundle, or a folder of `embedkit export`"
             )
+        _refuse_links(folder)
         try:
             api.create_repo(repository, private=private, exist_ok=True)
             if revision is not None:
@@ -132,6 +133,13 @@ def push(
         except (OSError, ValueError) as error:  # the hub's own errors derive from these two
             raise ExportError(f"the hub did not take {source} as {repository}: {first_line(error)}") from error
     return str(commit.repo_url)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise an ExportError if a link in a folder, which would be uploaded, leads outside of it."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise ExportError(f"{path} is a link to {path.resolve()}, outside of the folder; copy or remove it")
 
 
 def model_card(graphs: Mapping[str, Manifest], library: str, *, name: str, body: str = "") -> str:

@@ -137,6 +137,17 @@ def test_an_exported_folder_has_its_own_card(tmp_path, api):
         push(str(tmp_path), "me/toy", card="# Mine", api=api)
 
 
+def test_a_link_out_of_the_folder_is_not_uploaded(tmp_path, api):
+    folder = tmp_path / "model"
+    (folder / "onnx").mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret", encoding="utf-8")
+    for name in ("README.md", "onnx/model.onnx"):
+        (folder / name).touch()
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ExportError, match=r"notes\.txt is a link to .*secret, outside of the folder"):
+        push(str(folder), "me/toy", api=api)
+
+
 def test_another_folder_is_refused(tmp_path, api):
     (tmp_path / "README.md").touch()
     with pytest.raises(ExportError, match=r"lacks onnx/model\.onnx"):

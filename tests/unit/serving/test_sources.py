@@ -265,3 +265,15 @@ def test_rows_without_text_are_left_out_with_their_embeddings(tmp_path, encoder,
     documents, found = collection.sample(1000)
     assert [document.metadata["n"] for document in documents] == left
     np.testing.assert_array_equal(found, embedded[left])
+
+
+def test_links_out_of_a_folder_of_parquet_are_left_out(tmp_path, encoder, caplog):
+    (tmp_path / "docs").mkdir()
+    write_parquet(tmp_path / "docs" / "a.parquet", [{"id": "a", "text": "a dog"}])
+    write_parquet(tmp_path / "b.parquet", [{"id": "b", "text": "the sea"}])
+    (tmp_path / "docs" / "b.parquet").symlink_to(tmp_path / "b.parquet")
+    (tmp_path / "docs" / "c.parquet").symlink_to("a.parquet")
+    documents = list(sources.read_source(tmp_path / "docs").documents)
+    assert [document.text for document in documents] == ["a dog", "a dog"]
+    assert "left out links that lead outside of the folder: b.parquet" in caplog.text
+    assert [document.id for document in sources.read_source(tmp_path / "docs" / "b.parquet").documents] == ["b"]
