@@ -46,7 +46,7 @@ class Tombstones:
 
     generation: str = setting(pattern=_GENERATION)
     count: int = setting(minimum=1)
-    seal: Checksum
+    checksum: Checksum
 
     def path(self, folder: Path, segment: str) -> Path:
         """Return the file for the segment of that generation, in the collection at ``folder``."""
@@ -154,9 +154,9 @@ class Manifest(CollectionInfo):
         """Return every file of the collection at ``folder``, with its expected length and checksum."""
         files: dict[Path, Checksum] = {}
         for segment in self.segments:
-            files |= {folder / segment.generation / name: seal for name, seal in segment.files.items()}
+            files |= {folder / segment.generation / name: checksum for name, checksum in segment.files.items()}
             if segment.deleted:
-                files[segment.deleted.path(folder, segment.generation)] = segment.deleted.seal
+                files[segment.deleted.path(folder, segment.generation)] = segment.deleted.checksum
         return files
 
     @classmethod

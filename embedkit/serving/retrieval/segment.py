@@ -331,7 +331,8 @@ class Segment:
 
 def write_tombstones(path: Path, rows: RowNumbers, generation: str) -> Tombstones:
     """Write the deleted rows of a segment, ``(K,) int64`` and ascending, into the folder of a generation."""
-    return Tombstones(generation=generation, count=len(rows), seal=write_array(path, rows.shape, "<i8", [rows]))
+    checksum = write_array(path, rows.shape, "<i8", [rows])
+    return Tombstones(generation=generation, count=len(rows), checksum=checksum)
 
 
 def read_alive(folder: Path, entry: SegmentEntry) -> BoolArray | None:
@@ -339,7 +340,7 @@ def read_alive(folder: Path, entry: SegmentEntry) -> BoolArray | None:
     if entry.deleted is None:
         return None
     path = entry.deleted.path(folder, entry.generation)
-    entry.deleted.seal.check(path)
+    entry.deleted.checksum.check(path)
     rows: npt.NDArray[np.int64] = map_array(path, (entry.deleted.count,), "<i8")
     if rows[0] < 0 or rows[-1] >= entry.count or (np.diff(rows) <= 0).any():
         raise CollectionError(f"{path} is damaged: it names rows that its segment does not have")

@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -195,12 +196,21 @@ def _parse(body: bytes, dimension: int) -> tuple[Record, int]:
     head, _, rest = body.partition(b"\n")
     fields = json.loads(head)
     *lines, vectors = rest.split(b"\n", fields["documents"])
-    documents = []
-    for line in lines:
-        record = json.loads(line)
-        documents.append(Document(record["id"], record["text"], record.get("metadata")))
+    documents = [_parse_document(json.loads(line)) for line in lines]
     embeddings = np.frombuffer(vectors, "<f4").reshape(len(documents), dimension)
-    return Record(documents, embeddings, fields["deleted"]), int(fields["count"])
+    deleted, count = fields["deleted"], fields["count"]
+    if not all(isinstance(id_, str) for id_ in deleted) or not isinstance(count, int):
+        raise TypeError("a record deletes what is no id, or counts what is no number")
+    if count < 0 or len(documents) != fields["documents"]:
+        raise ValueError("a record has another number of documents")
+    return Record(documents, embeddings, deleted), count
+
+
+def _parse_document(record: Any) -> Document:
+    id_, text, metadata = record["id"], record["text"], record.get("metadata")
+    if not (isinstance(id_, str) and isinstance(text, str) and isinstance(metadata, (dict, NoneType))):
+        raise TypeError("a record holds what is no document")
+    return Document(id_, text, metadata)
 
 
 def counted(folder: Path, manifest: Manifest) -> Manifest:

@@ -97,8 +97,8 @@ class Staged:
 
 
 @contextlib.contextmanager
-def claim(folder: Path, *, sweep: bool = True) -> Iterator[Claim]:
-    """Hold the right to write to the collection in ``folder``.
+def claim(folder: Path, *, create: bool = False, sweep: bool = True) -> Iterator[Claim]:
+    """Hold the right to write to the collection in ``folder``; with ``create``, also where there is none.
 
     With ``sweep``, leftovers of killed writes are removed first, except embeddings, which the next attempt reuses;
     files that the manifest does not name are removed at the end. A folder created here is removed if it remains
@@ -107,7 +107,7 @@ def claim(folder: Path, *, sweep: bool = True) -> Iterator[Claim]:
     if folder.exists() and not folder.is_dir():
         raise CollectionError(f"{folder} is a file; a collection needs a folder of its own")
     with storage_errors(folder):
-        is_new = make_folder(folder)
+        is_new = create and make_folder(folder)
     try:
         with write_lock(folder, refusal=CollectionBusyError) as locked:
             claimed = Claim(locked)
@@ -282,7 +282,7 @@ def build(folder: Path, source: Source, options: BuildOptions, *, show_progress_
     """Write a collection of these documents, replacing an existing one; other writers are refused meanwhile."""
     encoder = options.encoder
     journal = EmbeddingJournal(folder, encoder)
-    with claim(folder) as claimed, stage(folder) as files:
+    with claim(folder, create=True) as claimed, stage(folder) as files:
         segment, store = _stage_documents(files, source, lexical=options.lexical, show=show_progress_bar)
         old = Manifest.read(folder).generation if MANIFEST in claimed.folder.names() else generation_name(0)
         manifest = Manifest(
@@ -302,7 +302,7 @@ def copy(folder: Path, manifest: Manifest, target: Path) -> None:
     """Copy the files that a manifest names, and compare their checksums; the manifest comes last."""
     if (target / MANIFEST).is_file():
         raise CollectionError(f"there is a collection at {target} already; copy to a new or empty folder")
-    with claim(target) as claimed, storage_errors(target):
+    with claim(target, create=True) as claimed, storage_errors(target):
         for name in manifest.generations:
             (target / name).mkdir()
         for path, checksum in manifest.files(folder).items():

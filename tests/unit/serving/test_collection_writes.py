@@ -278,7 +278,7 @@ def test_impossible_tombstones_are_damage(collection, monkeypatch, rows):
     path.write_bytes(content[:128] + np.array(rows, dtype="<i8").tobytes())
     with pytest.raises(CollectionError, match="SHA-256"):
         Collection.open(collection.path)
-    object.__setattr__(entry.deleted, "seal", Checksum.of(path))
+    object.__setattr__(entry.deleted, "checksum", Checksum.of(path))
     collection.manifest.write(collection.path)
     with pytest.raises(CollectionError, match="rows that its segment does not have"):
         Collection.open(collection.path)

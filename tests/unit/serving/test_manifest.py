@@ -36,7 +36,7 @@ MANIFEST = Manifest(
             count=5,
             index="sq8",
             files={name: Checksum(7, "0" * 64) for name in FILES},
-            deleted=Tombstones(generation="generation-000003", count=2, seal=Checksum(3, "1" * 64)),
+            deleted=Tombstones(generation="generation-000003", count=2, checksum=Checksum(3, "1" * 64)),
         ),
         SegmentEntry(
             generation="generation-000004",
@@ -194,7 +194,7 @@ SEGMENT = {
     "deleted": None,
     "words": None,
 }
-BURIED = {"generation": "generation-000002", "count": 1, "seal": SEAL}
+BURIED = {"generation": "generation-000002", "count": 1, "checksum": SEAL}
 
 
 def test_the_segment_below_is_possible(tmp_path):
@@ -224,7 +224,7 @@ def test_the_segment_below_is_possible(tmp_path):
         {"deleted": BURIED | {"count": 4}},
         {"deleted": BURIED | {"count": 0}},
         {"deleted": BURIED | {"generation": "generation"}},
-        {"deleted": BURIED | {"seal": None}},
+        {"deleted": BURIED | {"checksum": None}},
     ],
     ids=str,
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError, EmbedkitError
-from embedkit.serving.retrieval import Collection, index_kinds, segment_files
+from embedkit.serving.retrieval import Collection, index_kinds, segment_files, tail
 from embedkit.serving.retrieval.faiss_file import check_file
 from embedkit.serving.retrieval.segment_files import Arrays, Checksum
 
@@ -88,6 +88,33 @@ def test_ids_that_name_no_row_are_damage(collection, encoder, sealed):
     sealed("arrays.bin", bytes(content))
     with pytest.raises(CollectionError, match="damaged at row"):
         use(collection, encoder)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]\n",
+        b'{"documents": 0, "deleted": [], "count": -1}\n',
+        b'{"documents": 0, "deleted": [5], "count": 1}\n',
+        b'{"documents": 0, "deleted": 7, "count": 1}\n',
+        b'{"documents": -1, "deleted": [], "count": 1}\n',
+        b'{"documents": 1, "deleted": [], "count": 1}\n{"id": 5, "text": "a"}\n' + bytes(64),
+        b'{"documents": 1, "deleted": [], "count": 1}\n{"id": "a", "text": "a", "metadata": []}\n' + bytes(64),
+        b'{"documents": 1, "deleted": [], "count": 1}\n{"id": "a", "text": "a"}\n' + bytes(63),
+        b'{"documents": 1, "deleted": [], "count": 1}\n' + b"[" * 100_000 + b"\n" + bytes(64),
+    ],
+    ids=range(10),
+)
+def test_a_record_of_a_tail_that_was_rewritten_is_damage(collection, encoder, body):
+    collection.upsert([("a", "b")])
+    path = collection.path / collection.manifest.tail.name
+    digest = tail._digest(tail.Position.start(path.name, 0).digest, body)
+    path.write_bytes(tail.MAGIC + tail._header(len(body)) + digest + body)
+    with pytest.raises(CollectionError, match=r"tail-000002\.log is damaged"):
+        Collection.open(collection.path, encoder=encoder)
+    with pytest.raises(CollectionError, match=r"tail-000002\.log is damaged"):
+        Collection.describe(collection.path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
