@@ -1,4 +1,4 @@
-# make demo | test | test-release | check | sanitize | fuzz | wheel-check | docs | clean: each first sets up .venv.
+# make demo | test | test-release | test-stable | check | sanitize | fuzz | wheel-check | docs | clean: each first sets up .venv.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,7 +20,7 @@ FUZZ ?= 300
 SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: demo test test-release check sanitize fuzz wheel-check docs clean
+.PHONY: demo test test-release test-stable check sanitize fuzz wheel-check docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo/demo.py
@@ -31,6 +31,11 @@ test: $(READY)
 
 test-release: $(READY)
 	$(BIN)/python -m pytest -m release --timeout 1800
+
+# The suite ten times in random order on a busy machine; a second call continues. RUNS=3 ARGUMENTS=tests/unit/cli
+RUNS ?= 10
+test-stable: $(READY)
+	$(BIN)/python tests/stable.py --runs $(RUNS) $(ARGUMENTS)
 
 check: $(READY)
 	$(BIN)/ruff check

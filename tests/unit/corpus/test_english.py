@@ -80,27 +80,6 @@ def test_the_recipe_names_files_that_train_can_read(english, hub, tmp_path):
 
 
 @pytest.mark.usefixtures("hub")
-def test_texts_are_cut_as_their_source_says(english, tmp_path):
-    sources = some(english, "wikipedia", "wikipedia-passages", "arxiv-abstracts")
-    english.assemble(tmp_path, english.Excluded([]), sources=sources, show_progress=False)
-
-    assert read(tmp_path, "wikipedia")[:2] == [
-        "Bees are insects that live in large colonies.",
-        "They make honey from the nectar of many flowers!",
-    ]
-    assert "Short one." not in read(tmp_path, "wikipedia")
-    for passage in read(tmp_path, "wikipedia-passages"):
-        assert 40 <= len(passage.split()) <= 190
-    assert read(tmp_path, "arxiv-abstracts") == ["On bees. We study bees in the field for a year."]
-
-
-@pytest.mark.usefixtures("hub")
-def test_equal_texts_are_written_once(english, tmp_path):
-    english.assemble(tmp_path, english.Excluded([]), sources=some(english, "nq-open"), show_progress=False)
-    assert read(tmp_path, "nq-open") == ["where do bees live in winter", "what does a bee eat"]
-
-
-@pytest.mark.usefixtures("hub")
 def test_texts_of_evaluation_sets_are_dropped(english, tmp_path):
     (tmp_path / "test.jsonl").write_text('{"query": "Where do bees live in winter", "positive": ["x"]}\n')
     (tmp_path / "other.txt").write_text(
@@ -120,12 +99,3 @@ def test_a_second_call_continues(english, hub, tmp_path):
     hub.clear()
     english.assemble(tmp_path, english.Excluded([]), sources=some(english, "nq-open"), show_progress=False)
     assert hub == []
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_limit_ends_a_source(english, tmp_path):
-    sources = {
-        "few": english.Source("google-research-datasets/nq_open", lambda row: row["question"], "x", limit=1)
-    }
-    english.assemble(tmp_path, english.Excluded([]), sources=sources, show_progress=False)
-    assert read(tmp_path, "few") == ["where do bees live in winter"]

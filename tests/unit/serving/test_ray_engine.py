@@ -28,7 +28,10 @@ from embedkit.serving.bulk import BulkEncoding, ray_engine  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")  # warnings of Ray itself
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),  # warnings of Ray itself
+    pytest.mark.release,  # each starts a cluster; test_bulk.py covers all that engines share
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,7 +99,6 @@ def test_a_failure_of_ray_is_reported_as_such() -> None:
         raise ray.exceptions.RaySystemError("a node was lost")
 
 
-@pytest.mark.release  # starts a cluster of its own; test_bulk.py in cli/ kills runs without Ray
 def test_a_killed_run_resumes_to_the_same_bytes(pages: Path, tmp_path: Path) -> None:
     """The driver is killed with its own small cluster; both end, and no shard is incomplete."""
     BulkEncoding.prepare(pages, tmp_path / "whole", model="tiny", rows_per_shard=1, threads=1).run()
