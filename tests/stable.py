@@ -4,7 +4,7 @@
 
 Each run has its own seed of the order and two loops beside it that use the processors. Results go to the state
 file after every run, and a later call continues with the missing ones; other arguments or new code start again.
-Arguments are those of pytest; default: the whole suite but for tests of time. The names of failed tests are printed
+Arguments are those of pytest; default: the whole suite but for tests of time. Failed tests are printed by name,
 with the seeds that repeat them.
 """
 

@@ -107,7 +107,6 @@ ARGUMENTS = {
         ),
         *(("encode_batches", "batch_size"), ("rank", "top_k"), ("search", "k"), ("search", "candidates")),
         *(("search_embeddings", "k"), ("cluster", "min_size"), ("similar_pairs", "max_pairs")),
-        ("windows", "max_tokens"),
     ],
     "choice": [
         *(("encode", "precision"), ("encode", "on_overflow"), ("encode", "prompt_name"), ("build", "index")),

@@ -1,0 +1,222 @@
+"""From text to an exported model through the command line: every recipe, from every start, also interrupted.
+
+The cases are pairwise: each recipe with each way of running it, each start with each kind of student. What other
+toys leave out is here: a teacher as wide as its student, students without head or memory, and a second stage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedkit import CrossEncoder, Encoder
+from embedkit.cli.main import main
+from embedkit.export.pipeline import export
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.initialisation import random
+from embedkit.modeling.sizes import Size
+from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.tokenization import Tokenizer
+from embedkit.training.loop import RunControl
+from embedkit.training.methods import METHODS
+from embedkit.training.recipes import RECIPES
+from embedkit.training.recipes.table import build_table
+
+WIDTH = 32
+TEXTS = [
+    f"{who} {what} {where}"
+    for who in ("the cat", "a good dog", "my sister", "an old king")
+    for what in ("will sleep", "wants to read", "likes to swim")
+    for where in ("in the garden", "by the sea", "at school today")
+]
+SMALL = {"queue_size": 16, "projector_expansion": 2, "rounds": 2, "teachers": 2, "cross_length": 14, "cycles": 1}
+SMALL |= {"length": 20, "group": 2, "batch_size": 8, "steps": 4}
+MINING = {"encoder": "tiny", "dense": 2, "words": 2, "random": 1, "depth": 4}
+
+# recipe, start, parts of the student, way of running
+CASES = [
+    ("sct", "random", "", "straight"),
+    ("sct", "bundle", "", "interrupted"),
+    ("sct-distillation", "words", "head", "interrupted"),
+    ("sct-distillation", "layers", "head memory", "straight"),
+    ("sct-distillation", "bundle", "", "straight"),
+    ("bsl", "random", "", "interrupted"),
+    ("bsl", "bundle", "", "straight"),
+    ("pcl", "bundle", "", "interrupted"),
+    ("simcse", "layers", "", "straight"),
+    ("simcse", "bundle", "", "interrupted"),
+    ("distillcse", "words", "", "interrupted"),
+    ("distillcse", "bundle", "", "straight"),
+    ("congen", "layers", "", "straight"),
+    ("congen", "random", "head", "interrupted"),
+    ("ckd", "random", "head", "straight"),
+    ("ckd", "layers", "", "interrupted"),
+    ("mse", "words", "head memory", "interrupted"),
+    ("mse", "bundle", "head", "straight"),
+    ("sct-two-stage", "bundle", "", "interrupted"),
+    ("sct-two-stage", "random", "head", "straight"),
+    ("distillcse-rounds", "bundle", "", "straight"),
+    ("trans-encoder", "bundle", "", "straight"),
+    ("score-distillation", "layers", "", "interrupted"),
+    ("score-distillation", "cross-encoder", "", "straight"),
+    ("labelled-pairs", "cross-encoder", "", "interrupted"),
+    ("labelled-pairs", "bundle", "", "straight"),
+]
+LONG = [*((recipe, start, parts, "interrupted") for recipe, start, parts, way in CASES if way == "straight")]
+TWO = [case for case in CASES if case[3] == "straight" and case[0] not in ("labelled-pairs", "score-distillation")]
+
+
+def named(part: str) -> str:
+    return part.replace(" ", "+") or "bare"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, toy_tokenizer_json: str) -> Path:
+    """A folder with text, pairs, a teacher, a bundle and a cross-encoder, all of one width."""
+    place = tmp_path_factory.mktemp("journey")
+    (place / "texts.txt").write_text("\n".join(TEXTS))
+    pairs = zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)
+    rows = [{"text1": first, "text2": second, "label": number % 2} for number, (first, second) in enumerate(pairs)]
+    (place / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (place / "two.tsv").write_text("\n".join(f"{row['text1']}\t{row['text2']}" for row in rows))
+    tokenizer = Tokenizer(toy_tokenizer_json, 24)
+    teacher = random(tokenizer, Size(3, WIDTH, 2), max_length=24, seed=1)
+    teacher.save(place / "teacher")
+    random(tokenizer, Size(2, WIDTH, 2), max_length=24, seed=2).save(place / "other")
+    student = random(tokenizer, Size(2, WIDTH, 2), max_length=24, seed=3)
+    export(student.eval(), place / "student.onnx", precision="fp32")
+    PairEncoder.from_encoder(teacher, max_length=20, seed=4).save(place / "cross")
+    return place
+
+
+def arguments(place: Path, recipe: str, start: str, parts: str) -> list[str]:
+    """The arguments of `embedkit train` for a case."""
+    entry = {**METHODS, **RECIPES}[recipe]
+    settings = small(build_table("tiny")[recipe]["settings"])
+    flags = ["--method", recipe, "--steps", "5", "--cache", str(place / "cache"), "-q"]
+    changes: dict[str, Any] = {"optim.batch_size": 8, "threads": 1}
+    changes |= {"student.max_length": 16, "student.layers": 2, "student.hidden": WIDTH}
+    teachers = ["cross"] if recipe == "score-distillation" else ["teacher"] if entry.batch_spec.teacher else []
+    teachers += ["other"] if recipe == "distillcse" else []
+    flags += [flag for teacher in teachers for flag in ("--teacher", str(place / teacher))]
+    if entry.batch_spec.scores and recipe != "trans-encoder":
+        del changes["student.max_length"]
+    if start in ("bundle", "cross-encoder"):
+        flags += ["--student", str(place / {"bundle": "student.onnx", "cross-encoder": "cross"}[start])]
+        del changes["student.layers"], changes["student.hidden"]
+    else:
+        changes["student.start"] = {"words": "teacher"}.get(start, start)
+        flags += [] if teachers else ["--tokenizer", str(place / "teacher")]
+    if "memory" in parts:
+        changes["student.memory"] = 8
+    if "head" in parts and "head" in build_table("tiny")[recipe]["settings"]:
+        settings["head"] = "linear"
+    if recipe == "score-distillation":
+        settings |= {"queries": [{"path": str(place / "texts.txt")}], "mining": MINING}
+    corpus = {"trans-encoder": "two.tsv", "labelled-pairs": "pairs.jsonl"}.get(recipe, "texts.txt")
+    flags += ["--corpus", str(place / corpus)]
+    changes |= {f"settings.{name}": value for name, value in settings.items()}
+    return [*flags, *(flag for name, value in changes.items() for flag in ("--set", f"{name}={written(value)}"))]
+
+
+def written(value: Any) -> str:
+    """A value as `--set` takes it, in TOML."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {written(each)}" for name, each in value.items()) + " }"
+    return "[" + ", ".join(map(written, value)) + "]" if isinstance(value, list) else json.dumps(value)
+
+
+def small(settings: dict[str, Any]) -> dict[str, Any]:
+    """Small values of the settings that are too large for a toy, also in stages."""
+    found: dict[str, Any] = {}
+    for name, entry in settings.items():
+        if name in SMALL and "default" in entry:
+            found[name] = SMALL[name]
+        elif "default" not in entry and (nested := small(entry)):
+            found[name] = nested
+    return found
+
+
+@contextmanager
+def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
+    """Runs that are asked to stop after some steps, as by Ctrl-C."""
+
+    @contextmanager
+    def stop_control(*, resume: bool, **_: Any) -> Iterator[RunControl]:
+        steps = itertools.count(1)
+        yield RunControl(resume, should_stop=lambda: next(steps) == after, show_progress=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("embedkit.cli.train.stop_control", stop_control)
+        yield
+
+
+def digest(run: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted((run / "model").rglob("*.safetensors"))
+    }
+
+
+def check_export(run: Path) -> None:
+    """The trained model becomes a bundle that computes the same, in finite numbers."""
+    bundle = run.with_suffix(".onnx")
+    assert main(["export", str(run), "-o", str(bundle), "--precision", "fp32", "-q"]) == 0
+    if read_bundle(bundle).manifest.kind == "cross-encoder":
+        assert np.isfinite(CrossEncoder.load(bundle).predict([("a dog", "the sea")])).all()
+    else:
+        rows = Encoder.load(bundle).encode(TEXTS[:3])
+        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "start", "parts", "way"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.release) for case in LONG)],
+    ids=named,
+)
+def test_every_recipe_ends_in_a_model(place, recipe, start, parts, way, tmp_path, monkeypatch, capsys):
+    train = ["train", *arguments(place, recipe, start, parts)]
+    assert main([*train, "-o", str(tmp_path / "straight")]) == 0, capsys.readouterr().err
+    check_export(tmp_path / "straight")
+    if way == "interrupted":
+        resume: list[str] = []
+        with stopping(monkeypatch, after=2):
+            for _ in range(40):
+                code = main([*train, "-o", str(tmp_path / "pieces"), *resume])
+                resume = ["--resume"]
+                if code != 130:
+                    break
+        assert code == 0, capsys.readouterr().err
+        assert digest(tmp_path / "pieces") == digest(tmp_path / "straight")
+
+
+@pytest.mark.release  # each starts three processes that import torch
+@pytest.mark.parametrize(("recipe", "start", "parts", "way"), TWO, ids=named)
+def test_two_processes_end_in_a_model(place, recipe, start, parts, way, tmp_path):
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "embedkit", "train"]
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    done = subprocess.run(
+        [sys.executable, *two, *arguments(place, recipe, start, parts), "-o", str(tmp_path / "run")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **loopback},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    check_export(tmp_path / "run")
+
+
+def test_every_recipe_has_a_journey():
+    assert {case[0] for case in CASES} >= {*METHODS, *RECIPES} - {"contrastive"}
