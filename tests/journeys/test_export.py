@@ -11,8 +11,8 @@ from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
+from embedkit.runtime.kernel_backend import NATIVE
 from embedkit.runtime.kernels import built
-from embedkit.runtime.native_network import NATIVE
 from embedkit.runtime.tokenization import Tokenizer
 
 TEXTS = ["the cat sat in the garden", "a good dog", "", "my sister likes to swim in the sea at noon"]
