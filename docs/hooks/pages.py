@@ -60,7 +60,11 @@ API = {
     "bulk": ("Bulk encoding", "embedkit.serving.bulk", ["BulkEncoding", "Cost"]),
     "tasks": ("Tasks", "embedkit.evaluation.catalogue", ["load_task"]),
     "evaluation": ("Evaluation", "embedkit.evaluation.tasks", ["evaluate"]),
-    "adaptation": ("Adaptation", "embedkit.adaptation", ["adapt", "adaptation_config", "Adaptation"]),
+    "adaptation": (
+        "Adaptation",
+        "embedkit.adaptation",
+        ["adapt", "plan", "Files", "Plan", "Adaptation", "Proof", "Comparison"],
+    ),
     "sklearn": ("scikit-learn", "embedkit.integrations.sklearn", ["TextEmbedder"]),
     "langchain": ("LangChain", "embedkit.integrations.langchain", ["EmbedkitEmbeddings"]),
     "llama-index": ("LlamaIndex", "embedkit.integrations.llama_index", ["EmbedkitEmbedding"]),

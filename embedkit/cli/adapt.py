@@ -1,92 +1,109 @@
-"""`embedkit adapt`: adapt a bundle to custom text."""
+"""`embedkit adapt`: adapt an encoder to your own data."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.options import add_output, add_settings, check_output, explicit, lay_settings_over, show
-from embedkit.cli.rows import kept_file
+from embedkit.cli.options import add_output, add_settings, check_output, lay_settings_over, show
 from embedkit.cli.train import stop_control
 
-if TYPE_CHECKING:
-    from embedkit.adaptation import Adaptation
-
-HELP = "adapt a bundled or exported encoder to your own text, and compare it with the original"
+HELP = "adapt an encoder to your own documents and labels, and measure what it gained"
 EXAMPLES = """
-embedkit adapt tiny --corpus tickets.txt --teacher BAAI/bge-small-en-v1.5 -o tickets.onnx
-embedkit adapt tiny.onnx --corpus docs.jsonl --text-column body --teacher MiniLM/ --steps 2000 -o docs.onnx
+embedkit adapt tiny handbook/ --pairs questions.jsonl -o mine.onnx
+embedkit adapt tiny docs.jsonl --teacher small -o mine.onnx
 """
 
 # Flag -> path of its setting in the configuration.
-_FLAGS = {"steps": "optim.steps", "lr": "optim.lr", "seed": "seed", "cache": "cache"}
+_FLAGS = {"steps": "optim.steps", "lr": "optim.lr", "seed": "seed", "cache": "cache", "threads": "threads"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a bundle or a bundled name")
-    add_output(parser, "the bundle to write")
+    parser.add_argument("model", help="an encoder's bundle or a bundled name")
     parser.add_argument(
-        "--corpus",
-        action="append",
-        required=True,
-        metavar="FILE",
-        help="representative text, - for standard input; may be repeated",
+        "data",
+        nargs="*",
+        help="documents: a folder of text, Markdown and HTML, a collection, a set in BEIR's form, or .txt, "
+        ".jsonl, .csv or .parquet; labelled queries and graded pairs are recognised by their columns",
     )
-    parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
+    _add_files(
+        parser,
+        "--pairs",
+        "labelled queries: rows of query and passage, also with negative_1, negative_2, ..., "
+        "clicks or label, or a folder in BEIR's form",
+    )
+    _add_files(parser, "--queries", "queries without labels, one a line")
+    _add_files(parser, "--graded", "pairs of texts with a score: rows of sentence1, sentence2 and score")
+    parser.add_argument(
+        "--check",
+        metavar="FILE",
+        help="scored pairs, such as STS-B's, to measure what is forgotten; not trained on",
+    )
+    add_output(parser, "the bundle to write")
+    parser.add_argument("--force", action="store_true", help="write it even if it is no better")
+    parser.add_argument(
+        "--queries-only",
+        action="store_true",
+        help="train the encoder of queries for an existing collection, whose embeddings stay",
+    )
     parser.add_argument(
         "--teacher",
         metavar="MODEL",
-        help="folder, hub id, bundle, or .npy/.parquet/.jsonl of vectors aligned by row; default: the teacher "
-        "that the bundle names, from the hub",
+        help="for documents without labels: an encoder in whose space the model is; default: small, if it is on "
+        "this machine",
     )
-    parser.add_argument("--steps", type=int, help="steps of 128 texts; default: 1000")
-    parser.add_argument("--lr", type=float, help="peak learning rate; default: 3e-4")
+    parser.add_argument("--plan", action="store_true", help="print what was found and would be done, and stop")
+    parser.add_argument("--steps", type=int, help="training steps; default: by the number of labels")
+    parser.add_argument("--lr", type=float, help="peak learning rate")
     parser.add_argument("--seed", type=int, help="seed of all random numbers; default: 1000")
+    parser.add_argument("--threads", type=int, help="threads of training; default: torch's own")
     parser.add_argument("--cache", help="folder of the prepared corpus and the teacher's vectors")
     parser.add_argument("--run", metavar="FOLDER", help="the run folder; default: runs/OUTPUT")
-    add_settings(parser, "any setting of a run")
+    add_settings(parser, "any setting of the run")
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
 
 
+def _add_files(parser: argparse.ArgumentParser, flag: str, what: str) -> None:
+    parser.add_argument(flag, action="append", default=[], metavar="FILE", help=f"{what}; may be repeated")
+
+
 def run(arguments: argparse.Namespace) -> int | None:
-    """Adapt the encoder, and print its similarity to the teacher before and after."""
-    from embedkit.adaptation import adapt, adaptation_config
+    """Adapt the encoder, and print what it gained."""
+    from embedkit.adaptation import Files, adapt, describe, plan
 
     check_output(arguments)
-    config = adaptation_config(arguments.model, _changes(arguments))
     folder = Path(arguments.run or Path("runs") / arguments.output.stem)
+    files = Files(
+        documents=arguments.data, pairs=arguments.pairs, queries=arguments.queries, graded=arguments.graded
+    )
+    settings = lay_settings_over({"name": arguments.output.stem}, arguments, _FLAGS)
+    options = {"teacher": arguments.teacher, "queries_only": arguments.queries_only, "settings": settings}
+    if arguments.plan:
+        lines = plan(arguments.model, files, folder, **options).lines
+        show(arguments, {"plan": lines}, "\n".join(lines))
+        return None
     with stop_control(resume=arguments.resume) as control:
-        adaptation = adapt(config, folder, arguments.output, control)
+        adaptation = adapt(
+            arguments.model,
+            files,
+            arguments.output,
+            folder=folder,
+            check=arguments.check,
+            force=arguments.force,
+            control=control,
+            **options,
+        )
     if adaptation is None:
         show(arguments, {"finished": False}, "stopped; resume with the same command and --resume")
         return 130
-    if arguments.json:
-        print(json.dumps(dataclasses.asdict(adaptation), default=str))
-    else:
-        print("\n".join(_lines(adaptation)))
-    return None
-
-
-def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    column = explicit(arguments, "text_column")
-    changes: dict[str, Any] = {
-        "name": arguments.output.stem,
-        "corpus": [{"path": kept_file(path, lines=".txt"), **column} for path in arguments.corpus],
-    }
-    if arguments.teacher is not None:
-        changes["teacher"] = {"source": arguments.teacher}
-    return lay_settings_over(changes, arguments, _FLAGS)
-
-
-def _lines(adaptation: Adaptation) -> Iterator[str]:
     report = adaptation.report
+    if arguments.json:
+        result = {"path": str(report.path), "fingerprint": report.fingerprint, "size_bytes": report.size_bytes}
+        result |= {"steps": adaptation.steps, "seconds": adaptation.seconds, "proof": adaptation.proof.to_json()}
+        print(json.dumps(result))
+        return None
     form = f"{report.manifest.precision}, {report.size_bytes / 1e6:.2f} MB"
-    yield f"{report.path}: {form}, after {adaptation.steps:,} steps in {adaptation.seconds:,.0f} s"
-    yield "cosine with the teacher on held-out texts:"
-    for name, after in adaptation.after.items():
-        before = adaptation.before.get(name)
-        yield f"  {name:<32} {'' if before is None else f'{before:.4f} -> '}{after:.4f}"
+    print(f"{report.path}: {form}, after {adaptation.steps:,} steps in {adaptation.seconds:,.0f} s")
+    print("\n".join(f"  {line}" for line in describe(adaptation.proof)))
+    return None

@@ -1,18 +1,18 @@
-"""Adapting: from a bundle to a bundle that is closer to its teacher on the user's own text."""
+"""Adapting: from a bundle and a user's files to a bundle that is better on what was held out."""
 
 from __future__ import annotations
 
+import itertools
 import json
 
-import numpy as np
 import pytest
 import torch
 from toy_networks import exact_levels
 
-from embedkit.adaptation import adapt, adaptation_config
-from embedkit.cli.adapt import _lines
+from embedkit.adaptation import Files, adapt, plan
+from embedkit.adaptation.data import read, spans
 from embedkit.cli.main import main
-from embedkit.errors import ConfigError, GateError
+from embedkit.errors import ConfigError, DataError, GateError, InputError
 from embedkit.export.card import Card
 from embedkit.export.pipeline import export
 from embedkit.export.quantize import TARGETS
@@ -21,210 +21,201 @@ from embedkit.modeling.sizes import Size
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
+from embedkit.serving.retrieval.collection import Collection
 from embedkit.training.loop import RunControl
 
-WORDS = ["cat", "dog", "train", "city", "mother", "sister", "sea", "summer", "water", "day", "good", "blue"]
+WHO = ("cat", "dog", "sister", "king", "mother", "train", "water", "summer")
+VERBS = ("will sleep", "wants to read", "likes to swim", "is good", "sings today")
+PAIRS = [
+    {"query": f"the {who} {verb}", "passage": f"{WHO[(row + 3) % 8]} by the {WHO[row - 2]}"}
+    for row, who in enumerate(WHO)
+    for verb in VERBS
+]
+# The cosines of random weights tell nothing about false negatives, and the anchor would hold them.
+SETTINGS = {
+    "device": "cpu",
+    "optim": {"lr": 1e-2, "steps": 80},
+    "settings": {"margin": 100.0, "anchor": 0.0},
+}
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    drawn = np.random.default_rng(0).choice(WORDS, (400, 6))
-    path = tmp_path / "own.txt"
-    path.write_text("\n".join({" ".join(row) for row in drawn}))
+def save(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
 
-@pytest.fixture
-def write_student(toy_tokenizer_json, toy_bundle, tmp_path, monkeypatch):
-    monkeypatch.setitem(TARGETS, "cpu-vnni", exact_levels())
+@pytest.fixture(scope="module")
+def student(toy_tokenizer_json, tmp_path_factory):
     encoder = random(Tokenizer(toy_tokenizer_json, 12), Size(1, 32, 2), max_length=12, seed=1)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         encoder.set_head(16, "linear")
-
-    def write(teacher=None, **origin):
-        if teacher is None:
-            teacher = {"name": "toy-teacher", "fingerprint": read_bundle(toy_bundle).fingerprint, **origin}
-        card = Card(name="student", teacher=teacher, licence="MIT")
-        path = tmp_path / "student.onnx"
+    path = tmp_path_factory.mktemp("student") / "student.onnx"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TARGETS, "cpu-vnni", exact_levels())
+        card = Card(name="student", licence="MIT")
         export(encoder.eval(), path, precision="int8", word_table="int4", target="cpu-vnni", card=card)
-        return path
-
-    return write
+    return path
 
 
 @pytest.fixture
-def student(write_student):
-    return write_student()
+def pairs(tmp_path):
+    return save(tmp_path / "pairs.jsonl", PAIRS)
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    monkeypatch.setitem(TARGETS, "cpu-vnni", exact_levels())
 
 
 @pytest.fixture
-def changes(corpus, toy_bundle, tmp_path):
-    return {
-        "corpus": [{"path": str(corpus)}],
-        "teacher": {"source": str(toy_bundle)},
-        "cache": str(tmp_path / "cache"),
-        "optim": {"steps": 30, "batch_size": 32, "lr": 1e-2},
-        "dev": {"held_out": 30, "every": 10},
-        "settings": {"queue_size": 64},
-    }
+def go(student, pairs, tmp_path):
+    def go(files=None, **options):
+        settings = {**SETTINGS, "cache": str(tmp_path / "cache"), **options.pop("settings", {})}
+        options = {"folder": tmp_path / "run", "settings": settings, **options}
+        return adapt(student, files or Files(pairs=[pairs]), tmp_path / "new.onnx", **options)
+
+    return go
 
 
-def test_the_new_bundle_is_nearer_and_of_the_same_form(student, changes, tmp_path):
-    found = adapt(adaptation_config(student, changes), tmp_path / "run", tmp_path / "new.onnx")
-
-    assert found.after["own"] > found.before["own"]
+def test_labels_make_a_better_bundle_of_the_same_form_with_the_proof_in_its_card(go, student, tmp_path):
+    found = go()
+    measure = found.proof.measures["nDCG@10"]
+    assert measure.after > measure.before + 0.2
+    assert measure.rows == 8
+    assert measure.gain.low > 0
     old, new = Encoder.load(student), Encoder.load(tmp_path / "new.onnx")
     assert new.verify()["passed"]
     assert new.fingerprint == found.report.fingerprint != old.fingerprint
     for name in ("precision", "target", "dimension", "max_length", "licence"):
         assert getattr(new.manifest, name) == getattr(old.manifest, name)
-    assert new.manifest.precision == "int8 with int4 words"
-    assert new.manifest.base == "student.onnx"
+    stored = new.manifest.metrics["adaptation"]["measures"]["nDCG@10"]
+    assert (stored["before"], stored["after"]) == (measure.before, measure.after)
 
 
-def test_it_can_be_interrupted_and_resumed(student, changes, tmp_path):
-    config = adaptation_config(student, changes)
-    steps = iter([False] * 10 + [True])
-    assert (
-        adapt(config, tmp_path / "run", tmp_path / "new.onnx", RunControl(should_stop=lambda: next(steps))) is None
-    )
-    assert not (tmp_path / "new.onnx").exists()
-    found = adapt(config, tmp_path / "run", tmp_path / "new.onnx", RunControl(resume=True))
-    assert found.steps == 30
-
-
-def test_a_bundle_that_is_no_better_is_not_written(student, changes, tmp_path, monkeypatch):
-    monkeypatch.setattr("embedkit.adaptation._cosines", lambda *_: {"own": 0.5})
+def test_what_is_no_better_is_not_written_unless_forced(go, tmp_path):
     (tmp_path / "new.onnx").write_bytes(b"precious")
-    with pytest.raises(GateError, match="nothing was written: on held-out text"):
-        adapt(adaptation_config(student, changes), tmp_path / "run", tmp_path / "new.onnx")
+    idle = {"optim": {"lr": 1e-9, "steps": 2}}
+    with pytest.raises(GateError, match="nothing was written: nDCG@10: "):
+        go(settings=idle)
     assert (tmp_path / "new.onnx").read_bytes() == b"precious"
+    assert go(settings=idle, force=True, control=RunControl(resume=True)).steps == 2
+    assert Encoder.load(tmp_path / "new.onnx").dimension == 16
 
 
-def test_the_width_of_another_teacher_is_taken_over(student, changes, toy_tokenizer_json, tmp_path):
-    wide = random(Tokenizer(toy_tokenizer_json, 12), Size(1, 24, 2), max_length=12, seed=2)
-    wide.save(tmp_path / "wide")
-    changes["teacher"] = {"source": str(tmp_path / "wide")}
-    found = adapt(adaptation_config(student, changes), tmp_path / "run", tmp_path / "new.onnx")
-    assert (found.before, [*found.after]) == ({}, ["own"])
-    assert Encoder.load(tmp_path / "new.onnx").dimension == 24
-    assert "\n".join(_lines(found)).endswith(f"{found.after['own']:.4f}")
+def test_it_can_be_interrupted_and_resumed(go, tmp_path):
+    stops = itertools.chain([False] * 10, itertools.repeat(True))
+    assert go(control=RunControl(should_stop=lambda: next(stops))) is None
+    assert not (tmp_path / "new.onnx").exists()
+    assert go(control=RunControl(resume=True)).steps == 80
 
 
-def test_the_teacher_is_the_one_that_the_bundle_names(student, changes):
-    del changes["teacher"]
-    teacher = adaptation_config(student, changes).teacher
-    assert (teacher.source, teacher.name) == ("sentence-transformers/toy-teacher", "toy-teacher")
+def test_queries_alone_can_be_trained_for_a_collection_that_stays(go, student, tmp_path):
+    documents = [row["passage"] for row in PAIRS]
+    Collection.build(list(dict.fromkeys(documents)), encoder=str(student), path=tmp_path / "collection")
+    found = go(queries_only=True)
+    assert found.proof.keeps_collections
+    queries = Encoder.load(tmp_path / "new.onnx")
+    collection = Collection.open(tmp_path / "collection", encoder=Encoder.load(student))
+    rows = collection.search_embeddings(queries.encode_query([row["query"] for row in PAIRS]), 1)
+    assert sum(hits[0].text == text for hits, text in zip(rows, documents, strict=True)) > len(PAIRS) / 2
 
 
-def test_one_of_embedkits_own_models_is_no_id_of_the_hub(write_toy_bundle, tmp_path, changes):
-    del changes["teacher"]
-    path = write_toy_bundle(tmp_path / "student.onnx", teacher={"name": "tiny"})
-    assert adaptation_config(path, changes).teacher.source == "tiny"
+def test_graded_pairs_are_enough(go, tmp_path):
+    rows = [{"sentence1": f"the {a}", "sentence2": f"a {b}", "score": int(a == b)} for a in WHO for b in WHO]
+    found = go(Files(graded=[save(tmp_path / "graded.jsonl", rows)]))
+    assert next(iter(found.proof.measures)) == "Spearman, held-out graded pairs"
 
 
-def test_a_bundle_that_names_no_teacher_needs_one(toy_bundle, changes, tmp_path, capsys):
-    del changes["teacher"]
-    with pytest.raises(ConfigError, match="does not record which model taught it; name one with teacher"):
-        adaptation_config(toy_bundle, changes)
-    assert main(["adapt", str(toy_bundle), "--corpus", "texts.txt", "-o", str(tmp_path / "adapted.onnx")]) == 1
-    assert "name one with --teacher\n" in capsys.readouterr().err
+@pytest.fixture
+def titled(tmp_path):
+    rows = [{"title": row["query"], "text": f"{row['passage']} {number}"} for number, row in enumerate(PAIRS)]
+    return save(tmp_path / "titled.jsonl", rows)
 
 
-def test_a_bundle_of_a_joined_space_needs_a_teacher(changes):
-    del changes["teacher"]
-    with pytest.raises(ConfigError, match=r"learned a joined space of bge.*; name the model .* with teacher"):
-        adaptation_config("tiny", changes)
+def test_documents_are_trained_towards_a_teacher_and_measured_by_their_titles(go, titled, student, tmp_path):
+    options = {"teacher": str(student), "force": True, "settings": {"optim": {"steps": 3, "batch_size": 8}}}
+    options["settings"]["settings"] = {"queue_size": 64}
+    found = go(Files(documents=[titled]), **options)
+    assert found.proof.measures["nDCG@10"].rows == 8
 
 
-def test_several_teachers_can_be_joined(student, changes, toy_bundle):
-    changes["teachers"] = [changes.pop("teacher"), {"source": str(toy_bundle), "name": "again"}]
-    config = adaptation_config(student, {**changes, "join": {"weights": [1, 1]}})
-    assert (config.teacher, len(config.every_teacher)) == (None, 2)
+def test_documents_alone_need_a_teacher(go, titled):
+    with pytest.raises(ConfigError, match="documents without labels need a teacher"):
+        go(Files(documents=[titled]))
 
 
-def test_epochs_replace_the_default_steps(student, changes):
-    changes["optim"] = {"epochs": 3}
-    assert adaptation_config(student, changes).optim.steps is None
+def test_every_source_is_recognised_by_what_it_holds(student, pairs, titled, tmp_path):
+    encoder = Encoder.load(student)
+    (tmp_path / "log.txt").write_text("the cat\nthe cat\nan old king\n")
+    (tmp_path / "texts.txt").write_text("a good day\n" + " ".join(WHO * 3))
+    (tmp_path / "handbook").mkdir()
+    (tmp_path / "handbook" / "a.txt").write_text("a good dog by the sea")
+    Collection.build(["my sister wants to read"], encoder=encoder, path=tmp_path / "collection")
+    sources = [tmp_path / name for name in ("texts.txt", "handbook", "collection")]
+    data = read(Files(documents=[*sources, pairs, titled], queries=[tmp_path / "log.txt"]), encoder)
+    assert data.documents[0] == "a good day"
+    assert len([text for text in data.documents if text.startswith(("cat dog", "mother train"))]) >= 1
+    assert {"a good dog by the sea", "my sister wants to read"} <= set(data.documents)
+    assert (len(data.labelled), len(data.held_out), len(data.queries)) == (32, 8, 2)
+    assert not set(data.labelled.queries) & set(data.held_out.queries)
+    assert len(data.found) == 6
 
 
-@pytest.mark.parametrize(
-    "teacher",
-    [
-        {"name": "another", "fingerprint": "f0"},
-        {"name": "joined", "fingerprint": "f0", "joined": {"name": "a, toy"}},
-        {"name": "toy", "fingerprint": "f0", "joined": {"name": "a, b"}},
-        {"name": "toy", "fingerprint": "f0", "spread": 0.4},
-        {"name": "student", "fingerprint": "f0", "teacher": {"name": "another", "fingerprint": "f1"}},
-        {},
-    ],
-)
-def test_another_space_is_not_compared_with_that_of_the_teacher(teacher, changes, write_student, tmp_path, caplog):
-    config = adaptation_config(write_student(teacher), changes)
-    found = adapt(config, tmp_path / "run", tmp_path / "new.onnx")
-    assert (found.before, [*found.after]) == ({}, ["own"])
-    assert "does not record that it has the embedding space of the new teacher" in caplog.text
-    assert "have different embedding spaces, so the old and the new encoder are not compared" in caplog.text
-
-
-def test_the_name_of_the_teacher_alone_does_not_make_one_space(changes, write_student, tmp_path, caplog):
-    config = adaptation_config(write_student({"name": "toy", "fingerprint": "f0"}), changes)
-    assert adapt(config, tmp_path / "run", tmp_path / "new.onnx").before == {}
-    assert "does not record" not in caplog.text
-    assert "have different embedding spaces" in caplog.text
-
-
-def test_encoders_that_agree_are_compared_whatever_they_record(changes, write_student, tmp_path, monkeypatch):
-    config = adaptation_config(write_student({}), changes)
-    cosines = iter([{"own": 0.75}, {"own": 0.7}])
-    monkeypatch.setattr("embedkit.adaptation._cosines", lambda *_: next(cosines))
-    with pytest.raises(GateError, match="nothing was written: on held-out text"):
-        adapt(config, tmp_path / "run", tmp_path / "new.onnx")
-
-
-@pytest.mark.parametrize("taught_by_the_teacher", [True, False])
-def test_one_joined_space_is_compared_with_another_model_of_it(
-    taught_by_the_teacher, changes, write_student, write_toy_bundle, tmp_path, caplog
-):
-    joined = {"name": "a + b", "fingerprint": "f0", "joined": {"name": "a, b"}}
-    teacher = write_toy_bundle(tmp_path / "relative.onnx", name="relative", teacher=joined)
-    record = {"name": "relative", "fingerprint": read_bundle(teacher).fingerprint, "teacher": joined}
-    config = adaptation_config(
-        write_student(record if taught_by_the_teacher else joined),
-        {**changes, "teacher": {"source": str(teacher)}},
+def test_the_split_dev_is_held_out_of_a_set_in_beirs_form(student, tmp_path):
+    save(tmp_path / "corpus.jsonl", [{"_id": "a", "text": "the sea"}, {"_id": "b", "text": "a good day"}])
+    save(tmp_path / "queries.jsonl", [{"_id": name, "text": f"the {name}"} for name in WHO])
+    (tmp_path / "qrels").mkdir()
+    for split, names in {"train": WHO[:6], "dev": WHO[6:]}.items():
+        lines = "".join(f"{name}\ta\t1\n" for name in names)
+        (tmp_path / "qrels" / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
+    data = read(Files(pairs=[tmp_path]), Encoder.load(student))
+    assert (data.labelled.queries, data.held_out.queries) == (
+        [f"the {name}" for name in WHO[:6]],
+        [f"the {name}" for name in WHO[6:]],
     )
-    found = adapt(config, tmp_path / "run", tmp_path / "new.onnx")
-    assert found.after["own"] > found.before["own"]
-    assert not [line for line in caplog.messages if "embedding space" in line]
 
 
-def test_a_rotated_space_is_compared_with_none(student, changes, tmp_path, caplog):
-    config = adaptation_config(student, {**changes, "matryoshka": {"dimensions": [8]}})
-    assert adapt(config, tmp_path / "run", tmp_path / "new.onnx").before == {}
-    assert "have different embedding spaces" in caplog.text
+def test_spans_are_words_of_the_documents():
+    text = " ".join(map(str, range(100)))
+    drawn = list(spans([text, "a b"], seed=0, each=3))
+    assert len(drawn) == 6
+    assert all(f" {span} " in f" {text} a b " and 1 < span.count(" ") + 1 <= 16 for span in drawn)
 
 
-def test_from_the_command_line(student, corpus, toy_bundle, tmp_path, capsys):
-    arguments = [
-        *("adapt", str(student), "--corpus", str(corpus), "--teacher", str(toy_bundle)),
-        *("-o", str(tmp_path / "new.onnx"), "--run", str(tmp_path / "run"), "--cache", str(tmp_path / "cache")),
-        *("--steps", "30", "--lr", "1e-2", "--set", "optim.batch_size=32", "--set", "dev.held_out=30"),
-        *("--set", "settings.queue_size=64"),
+def test_too_few_labels_are_refused(go, tmp_path):
+    with pytest.raises(DataError, match="1 labelled queries are too few"):
+        go(Files(pairs=[save(tmp_path / "few.jsonl", PAIRS[:1])]))
+    with pytest.raises(InputError, match="nothing to adapt to"):
+        Files()
+
+
+def test_the_command_says_what_it_found_and_what_it_gained(student, pairs, tmp_path, capsys):
+    command = ["adapt", str(student), "--pairs", str(pairs), "-o", str(tmp_path / "new.onnx")]
+    command += [
+        "--run",
+        str(tmp_path / "run"),
+        "--cache",
+        str(tmp_path / "cache"),
+        "--steps",
+        "80",
+        "--lr",
+        "0.01",
     ]
-    assert main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert "new.onnx: int8 with int4 words" in shown
-    assert "after 30 steps" in shown
-    assert "  own " in shown
+    command += ["--set", "settings.margin=100.0", "--set", "settings.anchor=0.0", "--set", "device=cpu"]
+    assert main([*command, "--plan"]) in (0, None)
+    planned = capsys.readouterr().out
+    assert "40 labelled queries" in planned
+    assert "80 steps of 32" in planned
+    assert not (tmp_path / "new.onnx").exists()
+    assert main(command) in (0, None)
+    printed = capsys.readouterr()
+    assert "nDCG@10: " in printed.out
+    assert planned.splitlines()[0] in printed.err
+    assert read_bundle(tmp_path / "new.onnx").manifest.name == "new"
 
-    assert main([*arguments, "--run", str(tmp_path / "again"), "--replace", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["after"]["own"] > found["before"]["own"]
 
-
-def test_json_says_that_it_was_stopped(toy_bundle, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("embedkit.adaptation.adapt", lambda *_: None)
-    command = ["adapt", str(toy_bundle), "--corpus", "texts.txt", "--teacher", "tiny", "--json"]
-    assert main([*command, "-o", str(tmp_path / "new.onnx")]) == 130
-    assert json.loads(capsys.readouterr().out) == {"finished": False}
+def test_a_plan_tells_labels_from_documents(student, pairs, tmp_path):
+    made = plan(student, Files(pairs=[pairs]), tmp_path / "run")
+    assert made.config.method == "contrastive"
+    assert made.config.optim.steps == 30
