@@ -285,9 +285,9 @@ class Segment:
         return len(self.documents)
 
     @property
-    def lexical(self) -> LexicalIndex | None:
-        """The keyword index, if there is one."""
-        return self._lexical
+    def keyword_indexes(self) -> Sequence[LexicalIndex]:
+        """The keyword indexes of consecutive rows; none if keywords are not indexed."""
+        return () if self._lexical is None else (self._lexical,)
 
     def column(self, field: str) -> Column:
         """Return a field of the documents' metadata, memory-mapped.

@@ -326,7 +326,7 @@ class Snapshot:
                 "mode: the collection was built without words; add them with compact(lexical=True) or "
                 "`embedkit index compact IDX --lexical`"
             )
-        indexes = [part.segment.lexical for part in self._parts if part.segment.lexical is not None]
+        indexes = [index for part in self._parts for index in part.segment.keyword_indexes]
         scores = score_segments(query, indexes)
         masks = [
             np.ones(len(part.segment), np.bool_) if mask is None else mask

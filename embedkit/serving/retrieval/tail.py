@@ -9,7 +9,7 @@ valid records follow it. A chain of digests ends where another history begins, s
 the file notices if the rest belongs to another one.
 
 A tail comes after all segments: a record replaces and deletes documents in segments and in earlier records, by id.
-Its documents are searched by scanning; the keyword index of so few documents is built when it is first used.
+Its documents are searched by scanning; their keyword indexes, of few documents each, are built on first use.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ _RECORD = b"\xf1rec"
 _LENGTH = struct.Struct("<4sQ")
 _HEADER_BYTES = _LENGTH.size + 4 + 16
 _LEAST_ROWS = 64
+_BLOCK = 32  # rows of a keyword index
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,7 @@ class TailRows:
 
     def __init__(self, dimension: int) -> None:
         self.documents: list[Document] = []
+        self.keyword_blocks: dict[tuple[int, int, Analyzer | None], LexicalIndex] = {}
         self._embeddings: FloatArray = np.empty((_LEAST_ROWS, dimension), np.float32)
         self._rows: dict[str, list[int]] = {}
 
@@ -297,15 +299,26 @@ class TailSegment(Segment):
         embeddings = rows.embeddings(len(documents))
         super().__init__(documents, embeddings, ExactIndex(embeddings), None)
         self._path, self._is_lexical, self._analyzer = path, lexical, analyzer
-        self._one_builder = threading.Lock()
+        self._one_builder, self._shared = threading.Lock(), rows.keyword_blocks
+        self._blocks: list[LexicalIndex] = []
 
     @property
-    def lexical(self) -> LexicalIndex | None:
-        """The keyword index, built on first use."""
+    def keyword_indexes(self) -> Sequence[LexicalIndex]:
+        """An index for each block of rows, built on first use; those of full blocks serve later snapshots, too."""
         with self._one_builder:
-            if self._is_lexical and self._lexical is None:
-                builder, arrays = PostingsBuilder(), MemoryArrays(self._path)
-                for row in range(len(self)):
-                    builder.add(self.documents.read(row).content)
-                self._lexical = LexicalIndex(arrays, builder.build(self._analyzer).save(arrays), len(self))
-            return self._lexical
+            if self._is_lexical and len(self._blocks) < -(-len(self) // _BLOCK):
+                starts = range(0, len(self), _BLOCK)
+                self._blocks = [self._block(start, min(start + _BLOCK, len(self))) for start in starts]
+            return self._blocks
+
+    def _block(self, start: int, end: int) -> LexicalIndex:
+        key = start, end, self._analyzer
+        index = self._shared.get(key)
+        if index is None:
+            builder, arrays = PostingsBuilder(), MemoryArrays(self._path)
+            for row in range(start, end):
+                builder.add(self.documents.read(row).content)
+            index = LexicalIndex(arrays, builder.build(self._analyzer).save(arrays), end - start)
+            if end - start == _BLOCK:
+                self._shared[key] = index
+        return index

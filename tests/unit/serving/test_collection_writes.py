@@ -34,7 +34,8 @@ def generations(collection):
 
 
 def all_hits(collection, query="bees sail home"):
-    return [(hit.id, hit.score, hit.text, hit.metadata) for hit in collection.search(query, k=1000)]
+    hits = collection.search(query, k=1000, mode="dense")
+    return [(hit.id, hit.score, hit.text, hit.metadata) for hit in hits]
 
 
 # Upsert
@@ -194,7 +195,7 @@ def test_writing_to_a_missing_collection_is_an_error(collection):
 
 
 def test_a_second_writer_is_refused(collection, encoder):
-    compact = functools.partial(collection.compact, lexical=True)
+    compact = functools.partial(collection.compact, lexical=False)
     build = functools.partial(Collection.build, ["a"], encoder=encoder, path=collection.path, replace=True)
     many = [(f"n{number}", "text") for number in range(tail.LARGEST_WRITE + 1)]
     upserts = (lambda: collection.upsert([("a", "b")]), lambda: collection.upsert(many))
@@ -340,7 +341,7 @@ def test_writes_during_a_merge_are_kept(in_pieces, encoder, monkeypatch):
 
 
 def test_a_merge_yields_to_a_write_that_replaced_its_segments(in_pieces, monkeypatch):
-    meanwhile(monkeypatch, lambda: in_pieces.compact(lexical=True))
+    meanwhile(monkeypatch, lambda: in_pieces.compact(lexical=False))
     assert not in_pieces.merge()
     assert len(in_pieces.manifest.segments) == 1
     in_pieces.verify()
