@@ -38,9 +38,9 @@ def main() -> None:
     encoder = Encoder.load(sys.argv[1] if len(sys.argv) > 1 else "tiny")
     reranker = CrossEncoder.load("reranker-tiny")
     searches: dict[str, dict[str, Any]] = {
-        "dense": {},
-        "hybrid": {"hybrid": True},
-        "hybrid, re-ranked by half": {"hybrid": True, "rerank": reranker, "rerank_weight": 0.5},
+        "dense": {"mode": "dense"},
+        "hybrid": {},
+        "hybrid, re-ranked by half": {"rerank": reranker, "rerank_weight": 0.5},
     }
     print("| embedded, indexed and re-ranked |", " | ".join(searches), "|")
     print("|---|" + "---:|" * len(searches))

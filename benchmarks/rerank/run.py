@@ -40,7 +40,7 @@ from embedkit.evaluation.tasks import EmbeddingCache, PairPool, Pool
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import Ranking
-from embedkit.serving.retrieval.search import blend as blend_rankings
+from embedkit.serving.retrieval.fusion import blend as blend_with
 
 HERE = Path(__file__).parent
 TIMED, ROUNDS, THREADS = 100, 8, (1, 2)
@@ -208,9 +208,8 @@ def of_query(pool: Pool, query: Query) -> FloatArray:
 
 def blend(weight: float, *scores: FloatArray) -> FloatArray:
     """Add a re-ranker's scores to an encoder's as a search with ``rerank_weight`` does: ``(C,) float32``."""
-    orders = [np.argsort(-each, kind="stable") for each in scores]
-    rankings = [Ranking(each[order], order) for each, order in zip(scores, orders, strict=True)]
-    found = blend_rankings(*rankings, weight)
+    reranked, before = scores
+    found = blend_with(Ranking(before, np.arange(len(before))), reranked, weight, trusted=False)
     return found.scores[np.argsort(found.rows)]
 
 

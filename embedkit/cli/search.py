@@ -57,10 +57,14 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--rerank-weight",
         type=float,
         metavar="X",
-        help="weight of the re-ranker's scores, 0 to 1, beside those of the search; default: 1",
+        help="weight of the re-ranker's scores, 0 to 1, beside those of the search; default: half, and less "
+        "where it finds no answer",
     )
     parser.add_argument(
-        "--candidates", type=int, metavar="N", help="documents passed from each stage to the next; default: 50"
+        "--candidates",
+        type=int,
+        metavar="N",
+        help="documents passed to the next stage; default: 50, 30 to re-rank",
     )
     parser.add_argument(
         "--effort",

@@ -334,7 +334,7 @@ def test_a_reranker_decides_the_order(collection: Collection) -> None:
         def predict(self, pairs, /):
             return np.array([-len(text) for _, text in pairs], dtype=np.float32)
 
-    hits = collection.search("a dog", 2, rerank=Shortest(), candidates=5)
+    hits = collection.search("a dog", 2, rerank=Shortest(), candidates=5, rerank_weight=1)
     assert ids(hits) == ["d", "b"]
     assert hits[0].score == -len("red apple")
 

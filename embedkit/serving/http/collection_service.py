@@ -94,7 +94,7 @@ class CollectionService:
         price = self._embedder.price([query]) * is_dense
         price += sum(self._rates[stage].seconds(count) for stage, count in units.items())
         if options.reranks and self._ranker is not None:
-            price += self._ranker.price(query, [self._characters] * options.wanted)
+            price += self._ranker.price(query, [self._characters] * options.reranked)
 
         def begin() -> Steps:
             self._refresh()

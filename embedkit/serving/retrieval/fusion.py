@@ -10,9 +10,10 @@ Weights were chosen on five collections and six encoders (benchmarks/search_qual
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, inner_products
@@ -22,6 +23,12 @@ FEEDBACK: Final = 1 / 3
 """How far the query moves towards the best documents."""
 
 FEEDBACK_DOCUMENTS: Final = 3
+
+RERANK_WEIGHT: Final = 0.5
+"""Weight of a re-ranker that is sure that a candidate answers the query."""
+
+_CONFIDENCE = -3.0, 1.0  # best logits at which a re-ranker has no weight, and all of it
+_LEAST_PROBABILITY = 1e-7
 
 SAMPLE: Final = 1024
 """Number of documents from which the mean and the deviation of a query's scores are estimated."""
@@ -117,3 +124,27 @@ def _moved(query: FloatArray, vectors: FloatArray, scores: FloatArray) -> FloatA
     weights = np.exp((scores[best] - scores[best[0]]) / DENSE_WEIGHT)
     centre = weights @ vectors[best] / weights.sum()
     return np.asarray((1 - FEEDBACK) * query + FEEDBACK * centre, dtype=np.float32)
+
+
+def blend(before: Ranking, scores: FloatArray, weight: float | None, *, trusted: bool) -> Ranking:
+    """Return the rows of a ranking by its scores and those of a re-ranker, both standardised, best first.
+
+    Without a weight, the re-ranker has half of it, and less the lower its best logit is, unless it is ``trusted``:
+    where no document answers the query, a cross-encoder that was trained on answers knows less than the search.
+    """
+    probable = not trusted and scores.min() >= 0 and scores.max() <= 1
+    clipped = np.clip(scores.astype(np.float64), _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+    logits = np.log(clipped / (1 - clipped)) if probable else scores.astype(np.float64)
+    if weight is None:
+        low, high = _CONFIDENCE
+        confidence = 1.0 if trusted else float(np.clip((logits.max() - low) / (high - low), 0, 1))
+        weight = RERANK_WEIGHT * confidence
+    blended = (1 - weight) * _standardised(before.scores) + weight * _standardised(logits)
+    order = np.lexsort((before.rows, -blended))
+    return Ranking(blended[order].astype(np.float32), before.rows[order])
+
+
+def _standardised(scores: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
+    centred = scores - scores.mean(dtype=np.float64)
+    deviation = float(centred.std())
+    return np.asarray(centred / deviation if deviation > _NEGLIGIBLE else centred * 0)

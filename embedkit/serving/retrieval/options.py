@@ -18,7 +18,10 @@ MODES: Final[tuple[str, ...]] = get_args(Mode)
 Reranker = PairScorer | TextEncoder
 
 CANDIDATES: Final = 50
-"""Default number of documents that each stage passes to the next, if no more results are wanted."""
+"""Default number of documents that each ranking passes to the fusion, if no more results are wanted."""
+
+RERANKED: Final = 30
+"""Default number of documents that a re-ranker reads."""
 
 
 class SearchKeywords(TypedDict, total=False):
@@ -56,10 +59,13 @@ class SearchOptions:
         None, "whether the re-ranker orders the candidates"
     )
     rerank_weight: float | None = setting(
-        None, "weight of the re-ranker's scores in the final order, 0 to 1, beside those of the search; default: 1"
+        None,
+        "weight of the re-ranker's scores in the final order, 0 to 1, beside those of the search; default: half, "
+        "and less where the re-ranker finds no passage that answers the query",
     )
     candidates: int | None = setting(
-        None, f"number of documents passed from one stage to the next; default: {CANDIDATES}"
+        None,
+        f"number of documents passed from one stage to the next; default: {CANDIDATES}, {RERANKED} to re-rank",
     )
     effort: float = setting(
         1.0, "search breadth of an approximate index: 2 finds more and takes longer; default: 1"
@@ -84,6 +90,17 @@ class SearchOptions:
     def wanted(self) -> int:
         """Number of documents that each stage passes to the next."""
         return self.candidates or max(self.k, CANDIDATES)
+
+    @property
+    def reranked(self) -> int:
+        """Number of documents that the re-ranker reads."""
+        return self.candidates or max(self.k, RERANKED)
+
+    @property
+    def is_cross_encoder(self) -> bool:
+        """Whether the re-ranker's scores are probabilities or logits; True and a name mean a cross-encoder."""
+        kind = getattr(getattr(self.rerank, "manifest", None), "kind", None)
+        return isinstance(self.rerank, (bool, str, os.PathLike)) or kind == "cross-encoder"
 
     @property
     def reranks(self) -> bool:

@@ -15,7 +15,7 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
 from embedkit.serving.retrieval.exact_index import Ranking, inner_products
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.fusion import fuse
+from embedkit.serving.retrieval.fusion import blend, fuse
 from embedkit.serving.retrieval.options import Reranker, SearchOptions
 from embedkit.serving.retrieval.store import Selection, View
 
@@ -58,23 +58,6 @@ class Hits(list[Hit]):
         super().__init__(hits)
         self.latency_ms = dict(latency_ms)
         self.warnings = list(warnings)
-
-
-def blend(first: Ranking, second: Ranking, weight: float) -> Ranking:
-    """Return the rows of two rankings of the same documents by ``weight`` times the first's scores, in [0, 1]."""
-    rows = np.sort(first.rows)
-    scores = np.zeros(len(rows), dtype=np.float64)
-    for ranking, share in ((first, weight), (second, 1 - weight)):
-        scores[np.searchsorted(rows, ranking.rows)] += share * _normalised(ranking.scores)
-    order = np.lexsort((rows, -scores))
-    return Ranking(scores[order].astype(np.float32), rows[order])
-
-
-def _normalised(scores: FloatArray) -> FloatArray:
-    """Scale descending scores to [0, 1]."""
-    if not len(scores) or scores[0] == scores[-1]:
-        return np.ones_like(scores)
-    return np.asarray((scores - scores[-1]) / (scores[0] - scores[-1]), dtype=np.float32)
 
 
 def checked_reranker(reranker: Reranker | None) -> Reranker | None:
@@ -175,10 +158,10 @@ def search_steps(
     if mode != "dense":
         _search_keywords(view, queries, embeddings, all_stages, wanted, selection, clock)
     if options.reranks:
-        chosen = [stages.ranking.rows[:wanted].tolist() for stages in all_stages]
+        chosen = [stages.ranking.rows[: options.reranked].tolist() for stages in all_stages]
         texts = [[view.read(row).content for row in rows] for rows in chosen]
         for stages, scores in zip(all_stages, (yield Score(queries, texts)), strict=True):
-            _reorder(stages, scores, 1.0 if options.rerank_weight is None else options.rerank_weight)
+            _reorder(stages, scores, options)
         clock.lap("rerank")
     return _hits(all_stages, view, options.k, clock, selection)
 
@@ -204,13 +187,14 @@ def _search_keywords(
         clock.lap("fuse")
 
 
-def _reorder(stages: Stages, scores: FloatArray, weight: float) -> None:
-    """Order the best candidates by the scores that a re-ranker gave them, in that order."""
+def _reorder(stages: Stages, scores: FloatArray, options: SearchOptions) -> None:
+    """Order the best candidates by the scores that a re-ranker gave them, in that order, and by those before."""
     before = Ranking(stages.ranking.scores[: len(scores)], stages.ranking.rows[: len(scores)])
     order = np.argsort(-scores, kind="stable")  # ties keep the order of the previous stage
     stages.enter("rerank", Ranking(scores[order], before.rows[order]))
-    if weight < 1:
-        stages.enter("blended", blend(stages.ranking, before, weight))
+    if options.rerank_weight != 1 and len(scores):
+        blended = blend(before, scores, options.rerank_weight, trusted=not options.is_cross_encoder)
+        stages.enter("blended", blended)
 
 
 def run_steps(steps: Steps, encoder: Callable[[], TextEncoder], reranker: Reranker | None) -> list[Hits]:

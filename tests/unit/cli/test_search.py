@@ -52,7 +52,7 @@ def test_json(index, capsys):
 
 
 def test_a_bundled_cross_encoder_reranks_by_name(index, bundled_cross, capsys):
-    assert main(["search", index, "a good dog", "--rerank", bundled_cross, "--json"]) == 0
+    assert main(["search", index, "a good dog", "--rerank", bundled_cross, "--rerank-weight", "1", "--json"]) == 0
     hits = json.loads(capsys.readouterr().out)["hits"]
     expected = CrossEncoder.load(bundled_cross).rank("a good dog", TEXTS)
     assert [(hit["text"], hit["score"]) for hit in hits] == [

@@ -8,6 +8,8 @@ import pytest
 from embedkit import CrossEncoder
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.serving.retrieval import Collection, index_kinds
+from embedkit.serving.retrieval.exact_index import Ranking
+from embedkit.serving.retrieval.fusion import blend
 
 DOCS = [
     ("bees", "how bees find their way home"),
@@ -164,7 +166,10 @@ def test_a_reranker_is_named_and_loaded_once(library, toy_cross_bundle, monkeypa
         return load(source)
 
     monkeypatch.setattr(CrossEncoder, "load", count)
-    named = [library.search("tea", k=3, rerank=name) for name in (toy_cross_bundle, str(toy_cross_bundle))]
+    named = [
+        library.search("tea", k=3, rerank=name, rerank_weight=1)
+        for name in (toy_cross_bundle, str(toy_cross_bundle))
+    ]
     assert named == [library.search("tea", k=3, rerank=load(toy_cross_bundle))] * 2
     assert loaded == [str(toy_cross_bundle)]
 
@@ -177,15 +182,16 @@ def test_a_named_reranker_is_a_cross_encoder(library, toy_bundle):
 
 
 def test_another_encoder_may_rerank(library, other_encoder):
-    hits = library.search(["tea with milk", "noises"], k=3, rerank=other_encoder)
+    hits = library.search(["tea with milk", "noises"], k=3, rerank=other_encoder, rerank_weight=1)
     assert [found[0].id for found in hits] == ["tea", "pump"]
     assert hits[0][0].scores["rerank"] == pytest.approx(1.0)
     assert list(hits[0][0].scores) == ["dense", "lexical", "fused", "rerank"]
 
 
 def test_an_encoder_gives_the_scores_of_a_search_as_a_reranker(library, encoder):
-    hits = library.search("the sea", k=len(library), mode="dense")
-    again = library.search("the sea", k=len(library), mode="dense", candidates=len(library), rerank=encoder)
+    options = {"k": len(library), "mode": "dense"}
+    hits = library.search("the sea", **options)
+    again = library.search("the sea", candidates=len(library), rerank=encoder, rerank_weight=1, **options)
     assert {hit.id: hit.score for hit in again} == {hit.id: hit.score for hit in hits}
 
 
@@ -196,21 +202,34 @@ def test_a_weight_blends_the_re_ranker_with_the_stage_before(library, mode, weig
 
     before = "fused" if mode == "hybrid" else "dense"
     assert list(hits[0].scores)[-3:] == [before, "rerank", "blended"]
-    first, second = (normalised([hit.scores[stage] for hit in hits]) for stage in ("rerank", before))
+    first, second = (standardised([hit.scores[stage] for hit in hits]) for stage in ("rerank", before))
     expected = weight * first + (1 - weight) * second
-    np.testing.assert_allclose([hit.score for hit in hits], expected, atol=1e-6)
+    np.testing.assert_allclose([hit.score for hit in hits], expected, atol=1e-5)
     assert [hit.score for hit in hits] == sorted([hit.score for hit in hits], reverse=True)
+    half = library.search("tea", k=4, candidates=4, mode=mode, rerank=PairLengths(), rerank_weight=0.5)
+    assert half == library.search("tea", k=4, candidates=4, mode=mode, rerank=PairLengths())
 
 
-def normalised(scores):
+def standardised(scores):
     values = np.array(scores)
-    return (values - values.min()) / (values.max() - values.min())
+    return (values - values.mean()) / values.std()
 
 
 def test_the_whole_weight_is_the_re_ranker_alone(library):
     hits = library.search("tea", k=3, rerank=PairLengths(), rerank_weight=1)
-    assert hits == library.search("tea", k=3, rerank=PairLengths())
-    assert "blended" not in hits[0].scores
+    assert list(hits[0].scores)[-1] == "rerank"
+    assert [hit.score for hit in hits] == [hit.scores["rerank"] for hit in hits]
+
+
+@pytest.mark.parametrize(("logits", "weight"), [([4, 0, -3], 0.5), ([-1, -2, -5], 0.25), ([-4, -3.5, -6], 0.0)])
+def test_a_cross_encoder_weighs_less_where_it_finds_no_answer(logits, weight):
+    before = Ranking(np.float32([3, 2, 1]), np.array([7, 8, 9]))
+    chances = (1 / (1 + np.exp(-np.float64(logits)))).astype(np.float32)
+    expected = blend(before, np.float32(logits), weight, trusted=False)
+    for scores in (np.float32(logits), chances):
+        found = blend(before, scores, None, trusted=False)
+        assert found.rows.tolist() == expected.rows.tolist()
+        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
 
 
 def test_several_queries_are_reranked_together_and_apart(library):
