@@ -14,12 +14,6 @@ overload. Servers take turns; figures are medians over turns. The figure to comp
 ladder at which nothing is rejected and p95 stays below a bound. Then, for embedkit alone, one worker is compared
 with two (workers.py), and streams of large requests with `Encoder.encode` (streams.py). Takes less than six
 minutes. Use an idle machine. Writes results.json and results.md next to this file.
-
-`--servers "embedkit fp32" "plain fp32" --python plain=...` measures FastAPI plus sentence-transformers (plain.py).
-
-    python benchmarks/serve/run.py --run RUN --texts FILE FILE --soak 10
-
-loads embedkit's int8 server for minutes instead, and checks its memory; see soak.py.
 """
 
 from __future__ import annotations
@@ -39,7 +33,6 @@ from typing import Any
 
 from figures import Plan, Runs, highest, summarise, write
 from servers import CONTENDERS, HERE, MODEL, USUAL, Server, ServerError, bound_to, free_port, versions
-from soak import soak
 from streams import measure_streams
 from workers import measure_workers
 
@@ -65,9 +58,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a measurement")
     parser.add_argument("--bound-ms", type=float, default=50.0, help="upper bound for p95")
-    parser.add_argument(
-        "--soak", type=float, metavar="MINUTES", help="load one server instead, and check its memory"
-    )
     parser.add_argument("-o", "--output", default="results", help="name of the two files")
     arguments = parser.parse_args()
     plan = Plan(
@@ -76,9 +66,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepare(arguments.run, arguments.texts, Path(folder))
         bench = Bench(Path(folder), plan)
-        if arguments.soak:
-            with Server("embedkit int8", sys.executable, Path(folder), bench.theirs) as server:
-                sys.exit(soak(bench.load, server, 60 * arguments.soak))
         compare(bench, arguments)
 
 

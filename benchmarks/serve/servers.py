@@ -46,10 +46,6 @@ def _embedkit(python: str, model: str, port: int, threads: int) -> list[str]:
     return [python, "-m", "embedkit", "serve", model, "--port", str(port), "--threads", str(threads)]
 
 
-def _plain(python: str, _: str, port: int, __: int) -> list[str]:
-    return [python, "-m", "uvicorn", "plain:app", "--app-dir", str(HERE), "--port", str(port)]
-
-
 def _infinity(python: str, model: str, port: int, _: int) -> list[str]:
     script = str(Path(python).with_name("infinity_emb"))
     return [
@@ -71,10 +67,8 @@ _SENTENCE_TRANSFORMERS = ("sentence-transformers", "transformers", "torch", "fas
 CONTENDERS = {
     "embedkit fp32": Contender("fp32.onnx", "/v1/embeddings", _embedkit, _OURS),
     "embedkit int8": Contender("int8.onnx", "/v1/embeddings", _embedkit, _OURS),
-    "plain fp32": Contender("folder", "/v1/embeddings", _plain, _SENTENCE_TRANSFORMERS),
     "infinity fp32": Contender("folder", "/embeddings", _infinity, ("infinity-emb", *_SENTENCE_TRANSFORMERS)),
 }
-"""``plain`` is plain.py: FastAPI and sentence-transformers."""
 USUAL = ["embedkit fp32", "embedkit int8", "infinity fp32"]
 
 
