@@ -11,6 +11,7 @@ import os
 import shlex
 import sysconfig
 from pathlib import Path
+from platform import machine as host_machine
 from typing import ClassVar
 
 from setuptools import Extension
@@ -46,9 +47,15 @@ def machine_flags(platform: str, *, msvc: bool = False) -> dict[str, list[str]]:
         platform: name of the platform, as `sysconfig.get_platform` returns it.
         msvc: whether to return the flags of Microsoft's compiler.
     """
-    machine = platform.replace("-", "_").lower()
-    found = next((targets for name, targets in _MACHINES.items() if machine.endswith(name)), {})
+    described = f"_{platform.replace('-', '_').lower()}_"  # such as macosx_11_0_arm64, or mingw_x86_64_ucrt
+    found = next((targets for name, targets in _MACHINES.items() if f"_{name}_" in described), {})
     return {name: theirs if msvc else unix for name, (unix, theirs) in found.items()}
+
+
+def chosen_platform(platform: str) -> str:
+    """Return the platform to build for: of a universal2 Python, the one processor of ``ARCHFLAGS``, or both."""
+    named = os.environ.get("ARCHFLAGS", "").split()[1::2]
+    return platform.replace("universal2", named[0]) if len(named) == 1 else platform
 
 
 def _is_free_threaded() -> bool:
@@ -71,6 +78,12 @@ class BuildKernels(build_ext):
 
     _MULTIPLE: ClassVar[str] = "embedkit.kernels.bert"
 
+    def run(self) -> None:
+        """Build for this processor alone where Python is for two: no instruction set is of both."""
+        if self.plat_name.endswith("universal2"):
+            os.environ.setdefault("ARCHFLAGS", f"-arch {host_machine()}")
+        super().run()
+
     def build_extension(self, ext: Extension) -> None:
         """Compile the instruction sets of a module before the module."""
         is_required = os.environ.get("EMBEDKIT_REQUIRE_KERNELS") == "1"
@@ -84,7 +97,7 @@ class BuildKernels(build_ext):
             self.force = True  # setuptools does not recompile when only macros change
             self._compile_target(ext, "portable", [])
             is_msvc = self.compiler.compiler_type == "msvc"
-            for name, flags in machine_flags(self.plat_name, msvc=is_msvc).items():
+            for name, flags in machine_flags(chosen_platform(self.plat_name), msvc=is_msvc).items():
                 try:
                     self._compile_target(ext, name, flags)
                 except CompileError:

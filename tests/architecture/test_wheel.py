@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -276,3 +277,24 @@ def test_no_command_installs_another_projects_package():
 def test_command_exists(wheel):
     (name,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     assert wheel.read(name).decode().split("\n")[1] == "embedkit = embedkit.cli.main:main"
+
+
+@pytest.mark.parametrize(
+    ("platform", "archflags", "found"),
+    [
+        ("linux-x86_64", "", "avx2"),
+        ("win-amd64", "", "avx2"),
+        ("mingw_x86_64_ucrt", "", "avx2"),
+        ("linux-aarch64", "", "neon_dotprod"),
+        ("macosx-11.0-arm64", "", "neon_dotprod"),
+        ("macosx-10.9-universal2", "-arch arm64", "neon_dotprod"),
+        ("macosx-10.9-universal2", "-arch x86_64", "avx2"),
+        ("macosx-10.9-universal2", "-arch arm64 -arch x86_64", None),
+        ("linux-riscv64", "", None),
+    ],
+)
+def test_the_kernel_is_built_for_the_instruction_sets_of_a_platform(monkeypatch, platform, archflags, found):
+    monkeypatch.setenv("ARCHFLAGS", archflags)
+    build = runpy.run_path(str(ROOT / "build_kernels.py"))
+    names = build["machine_flags"](build["chosen_platform"](platform))
+    assert (found in names) if found else names == {}
