@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import sys
 import time
@@ -297,6 +298,7 @@ class Connection(asyncio.Protocol):
         else:
             self.transport.write(b"".join(head))
             self.transport.write(body if with_body else b"")
+            self._registry.limit_memory()
 
     def _mark_idle(self) -> None:
         """Become idle, unless a request is arriving or in progress."""
@@ -414,14 +416,10 @@ class Connections:
         now = time.monotonic()
         if now - self._counted > _COUNT_FILES_S:
             self._leave_files()
-        held = 0
         for connection in list(self._all):
-            unread = connection.unread_bytes
-            connection.unread_since = (connection.unread_since or now) if unread else None
-            held += unread + connection.body_bytes
+            connection.unread_since = (connection.unread_since or now) if connection.unread_bytes else None
             self._end_if_late(connection, now)
-        if held > self.settings.max_buffered_bytes:
-            self._free(held - self.settings.max_buffered_bytes)
+        self.limit_memory()
 
     def _end_if_late(self, connection: Connection, now: float) -> None:
         settings = self.settings
@@ -439,15 +437,14 @@ class Connections:
         elif _is_late(connection.idle_since, settings.keep_alive_s, now):
             connection.transport.close()
 
-    def _free(self, surplus: int) -> None:
-        """Close the connections that hold memory longest, until the surplus is released."""
-        holding = [
-            connection for connection in self._all if connection.unread_since is not None or connection.body_bytes
-        ]
-        for connection in sorted(holding, key=lambda held: held.unread_since or held.body_since or 0.0):
+    def limit_memory(self) -> None:
+        """Close the connections that have held memory longest, while all together hold too much."""
+        held = {one: size for one in self._all if (size := one.unread_bytes + one.body_bytes)}
+        surplus = sum(held.values()) - self.settings.max_buffered_bytes
+        for connection in sorted(held, key=lambda one: one.unread_since or one.body_since or math.inf):
             if surplus <= 0:
                 return
-            surplus -= connection.unread_bytes + connection.body_bytes
+            surplus -= held[connection]
             connection.transport.abort()
 
     def finish(self, seconds: float) -> None:
