@@ -148,9 +148,10 @@ class FolderStore:
         first = list(itertools.islice(source.documents, tail.LARGEST_WRITE + 1))
         source = dataclasses.replace(source, documents=itertools.chain(first, source.documents))
         numerics = source.numerics(encoder)
-        is_small = len(delete) <= tail.FULL and self._fits_tail(first, numerics)
-        write = self._append if is_small else self._add_segment
-        done = write(source, encoder, numerics, delete, show_progress_bar)
+        if len(delete) <= tail.FULL and self._fits_tail(first, numerics):
+            done = self._append(source, encoder, delete, show_progress_bar=show_progress_bar)
+        else:
+            done = self._add_segment(source, encoder, numerics, delete, show_progress_bar=show_progress_bar)
         if merge:
             try:
                 self._merge(_first_small, patience_s=0, show_progress_bar=show_progress_bar)
@@ -170,20 +171,16 @@ class FolderStore:
         )
 
     def _append(
-        self,
-        source: Source,
-        encoder: TextEncoder,
-        _: tuple[str, ...],
-        deleted: Sequence[str],
-        show_progress_bar: bool | None,  # noqa: FBT001 - of one shape with _add_segment
+        self, source: Source, encoder: TextEncoder, deleted: Sequence[str], *, show_progress_bar: bool | None
     ) -> Upserted:
+        """Append a record to the tail."""
         documents = list(source.documents)
+        tail.lines_of(documents)  # an error now and not after they are embedded
         rows = TailRows(encoder.dimension)
         rows.documents.extend(documents)
         with Progress("encode", len(documents), unit="documents", enabled=show_progress_bar) as progress:
             chunks = list(embeddings_of(TailDocuments(rows, len(documents)), source, encoder, progress))
         record = Record(documents, np.concatenate(chunks), list(dict.fromkeys(deleted)))
-        record.lines()
         with self._writing(sweep=False) as claimed:
             replaced = len(self._snapshot.found([document.id for document in documents]))
             self._advance(claimed, record)
@@ -199,8 +196,10 @@ class FolderStore:
         encoder: TextEncoder,
         numerics: tuple[str, ...],
         deleted: Sequence[str],
-        show_progress_bar: bool | None,  # noqa: FBT001
+        *,
+        show_progress_bar: bool | None,
     ) -> Upserted:
+        """Add a segment."""
         old = self._snapshot.on_disk
         with (
             writer.staged_upsert(self.path, old, source, encoder, show_progress_bar=show_progress_bar) as (
@@ -216,9 +215,10 @@ class FolderStore:
 
     def delete(self, ids: Sequence[str], /) -> int:
         """Delete documents."""
-        with self._writing(sweep=len(ids) > tail.FULL) as claimed:
+        is_large = len(ids) > tail.FULL or self._snapshot.has_full_tail(_MOST_FULL)
+        with self._writing(sweep=is_large) as claimed:
             found = sorted(self._snapshot.found(ids))
-            if len(ids) > tail.FULL:
+            if is_large:
                 if found:
                     writer.delete(claimed, self._snapshot, found)
             elif found:

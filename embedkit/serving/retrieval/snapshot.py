@@ -201,8 +201,12 @@ class Snapshot:
         """Whether the tail should be merged into a segment."""
         if self._tail is None:
             return False
-        rows, size = len(self._parts[-1].segment), self._tail.position.end
-        return rows >= times * tail.FULL or size >= times * tail.FULL_BYTES
+        rows, position = len(self._parts[-1].segment), self._tail.position
+        return (
+            rows >= times * tail.FULL
+            or position.records >= times * tail.FULL_RECORDS
+            or position.end >= times * tail.FULL_BYTES
+        )
 
     def is_compact(self) -> bool:
         """Whether there is at most one segment, without deletions, and no tail."""

@@ -48,6 +48,8 @@ LARGEST_BYTES: Final = 2**20
 FULL: Final = 256
 """Number of rows from which a tail is merged into a segment."""
 
+FULL_RECORDS: Final = 512
+
 FULL_BYTES: Final = 2**23
 
 MAGIC: Final = b"embedkit tail 1\n"
@@ -79,16 +81,17 @@ class Record:
         """All ids whose earlier documents are gone after it."""
         return [*self.deleted, *(document.id for document in self.documents)]
 
-    def lines(self) -> list[bytes]:
-        """Return the documents as lines; DataError if an id is not unique or a document is no JSON."""
-        first: dict[str, int] = {}
-        for row, document in enumerate(self.documents):
-            if first.setdefault(document.id, row) != row:
-                raise DataError(
-                    f"documents {first[document.id] + 1} and {row + 1} have the same id {document.id!r}; "
-                    "ids must be unique"
-                )
-        return [document_line(document, row) for row, document in enumerate(self.documents)]
+
+def lines_of(documents: Sequence[Document]) -> list[bytes]:
+    """Return documents as lines; DataError if an id is not unique or a document cannot be written as JSON."""
+    first: dict[str, int] = {}
+    for row, document in enumerate(documents):
+        if first.setdefault(document.id, row) != row:
+            raise DataError(
+                f"documents {first[document.id] + 1} and {row + 1} have the same id {document.id!r}; ids must be "
+                "unique"
+            )
+    return [document_line(document, row) for row, document in enumerate(documents)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,14 @@ class Position:
         end: in bytes.
         digest: of the last record.
         count: number of documents in the whole collection after it.
+        records: number of records.
     """
 
     name: str
     end: int = len(MAGIC)
     digest: bytes = b""
     count: int = 0
+    records: int = 0
 
     @classmethod
     def start(cls, name: str, count: int) -> Self:
@@ -114,13 +119,13 @@ class Position:
 
     def encode(self, record: Record, count: int) -> tuple[bytes, Position]:
         """Return the bytes of the next record, with ``count`` documents after it, and the position then."""
-        lines = record.lines()
+        lines = lines_of(record.documents)
         head = {"documents": len(lines), "deleted": list(record.deleted), "count": count}
         vectors = np.ascontiguousarray(record.embeddings, dtype="<f4").tobytes()
         body = b"".join((json.dumps(head, ensure_ascii=False).encode(), b"\n", *lines, vectors))
         digest = _digest(self.digest, body)
         content = _header(len(body)) + digest + body
-        return content, Position(self.name, self.end + len(content), digest, count)
+        return content, Position(self.name, self.end + len(content), digest, count, self.records + 1)
 
 
 def _header(length: int) -> bytes:
@@ -164,7 +169,8 @@ def read_records(
         while (body := _next_body(content, start, position.digest)) is not None:
             record, count = _parse(body, dimension)
             end = start + _HEADER_BYTES + len(body)
-            position = Position(position.name, begin + end, content[start + 16 : start + 32], count)
+            digest, number = content[start + 16 : start + 32], position.records + 1
+            position = Position(position.name, begin + end, digest, count, number)
             records.append(record)
             start = end
         _refuse_damage(content, start)

@@ -174,9 +174,26 @@ def test_a_tail_that_nobody_merges_is_bounded(collection, monkeypatch):
     collection.verify()
 
 
-def test_equal_ids_in_one_write_are_refused(collection):
+def test_a_tail_of_deletions_is_bounded_and_merged(collection, monkeypatch):
+    monkeypatch.setattr(tail, "FULL_RECORDS", 2)
+    collection.upsert([(f"n{number}", f"number {number}") for number in range(30)], merge=False)
+    for number in range(20):
+        collection.delete(f"n{number}")
+        assert collection.store.view().position is None or collection.store.view().position.records <= 8
+    while collection.store.view().position is None or collection.store.view().position.records < 2:
+        collection.delete(collection.search("number", 1)[0].id)
+    left = len(collection)
+    assert collection.merge()
+    assert collection.manifest.tail is None
+    assert len(collection) == left
+    collection.verify()
+
+
+def test_equal_ids_in_one_write_are_refused_before_anything_is_embedded(collection, encoder):
+    encoder.calls.clear()
     with pytest.raises(DataError, match="documents 1 and 3 have the same id 'x'"):
         collection.upsert([("x", "a"), ("y", "b"), ("x", "c")])
+    assert encoder.calls == []
     assert len(collection) == 5
 
 
