@@ -50,9 +50,3 @@ def test_a_python_without_venv_is_named(make):
 def test_a_failed_installation_does_not_count_as_finished(make, tmp_path):
     assert make("test", failing="venv").returncode != 0
     assert not (tmp_path / ".venv" / ".ready").exists()
-
-
-def test_ci_runs_the_commands_of_the_readme():
-    assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "make check test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert os.access(ROOT / ".ci" / "run", os.X_OK)

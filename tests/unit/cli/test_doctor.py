@@ -157,15 +157,6 @@ def test_missing_kernels_are_reported(monkeypatch, capsys, kernels, line):
 
 @pytest.mark.usefixtures("bundled")
 @pytest.mark.skipif(not native_instructions(), reason="no kernel")
-def test_the_instructions_in_use_are_named(monkeypatch, capsys):
-    monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
-    assert main(["doctor"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  kernels")]
-    assert line.endswith(" on portable")
-
-
-@pytest.mark.usefixtures("bundled")
-@pytest.mark.skipif(not native_instructions(), reason="no kernel")
 def test_unavailable_instructions_are_a_problem(monkeypatch, capsys):
     monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "mmx")
     code, found = report(capsys)

@@ -121,20 +121,6 @@ def test_finished_figures_are_kept_if_a_later_model_fails(
     assert len(json.loads((tmp_path / "report.json").read_text())["evaluations"]) == 1
 
 
-def test_the_list_shows_every_task_with_size_and_revision(capsys):
-    from embedkit.evaluation.catalogue import TASKS
-
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", "--list"])
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert ended.value.code == 0
-    assert header.split("  ")[0] == "task"
-    assert [row.split()[0] for row in rows] == list(TASKS)
-    stsb = next(row for row in rows if row.startswith("stsb "))
-    assert "1,379 pairs" in stsb
-    assert stsb.endswith(f"hf://mteb/stsbenchmark-sts@{TASKS['stsb'].hub.revision}")
-
-
 def test_models_are_compared_on_request(toy_bundle, write_toy_bundle, pairs, tmp_path, capsys):
     other = write_toy_bundle(tmp_path / "other.onnx", name="other")
     command = ["evaluate", str(toy_bundle), str(other), "--task", str(pairs), "--significance", "20"]

@@ -54,47 +54,6 @@ def test_a_summary_is_short_and_says_how_to_see_the_rest(full_bundle, capsys):
     assert len(capsys.readouterr().out.splitlines()) < 20
 
 
-def test_verbose_describes_the_bundle(full_bundle, capsys):
-    assert main(["inspect", str(full_bundle), "--verbose"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("toy: 16 dimensions, at most 12 tokens, mean pooling, unit rows\n")
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    for expected in (
-        f"file {full_bundle}",
-        f"fingerprint {read_bundle(full_bundle).fingerprint}",
-        "prompts query 'query: '",
-        "method sct",
-        "teacher name big-teacher",
-        "corpus books, licence CC0-1.0, rows 1000",
-        "sts.spearman 0.8123",
-        "parity largest difference 0.004 (at most 0.01)",
-        "batch_invariance largest difference 0.006",
-        "licence Apache-2.0",
-    ):
-        assert expected in lines
-    assert any(line.startswith("graph ") and line.endswith("%") for line in lines)
-    assert any(line.endswith("kB weights") for line in lines)
-    assert all(len(line) < 100 for line in out.splitlines() if str(full_bundle) not in line)
-
-
-def test_the_configuration_is_shown_on_request(full_bundle, capsys):
-    assert main(["inspect", str(full_bundle), "--verbose"]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    place = lines.index("config")
-    assert lines[place + 1 : place + 5] == [
-        "corpus[0].path a",
-        "corpus[1].path b",
-        "optim.lr 0.0005",
-    ]
-
-
-def test_empty_facts_are_omitted(toy_bundle, capsys):
-    assert main(["inspect", str(toy_bundle), "--verbose"]) == 0
-    out = capsys.readouterr().out
-    for word in ("teacher", "corpus", "licence", "metrics", "card", "golden texts"):
-        assert word not in out
-
-
 @pytest.mark.parametrize("flags", [[], ["--verbose"]])
 def test_ranges_are_named_and_not_written_out(write_toy_bundle, tmp_path, capsys, flags):
     ranges = Ranges(np.zeros(16, dtype=np.float32), np.ones(16, dtype=np.float32)).to_text()

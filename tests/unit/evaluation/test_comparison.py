@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from embedkit.evaluation.comparison import Entry, differences, distinct, flat_recipe, write_comparison
@@ -60,28 +58,12 @@ def test_the_development_set_stands_in_for_evaluations(entries, write):
     assert ["student int8", "82.90"] in rows(text)
 
 
-def test_scores_on_different_development_sets_stand_in_different_columns(entries, write):
-    sets = ["sts-dev", "sts-dev", "mine"]
-    third = dataclasses.replace(entries[0], label="third", fingerprint="f-3", development=90.0)
-    entries = [dataclasses.replace(e, development_set=s) for e, s in zip([*entries, third], sets, strict=True)]
-    found = rows(write(entries))
-    assert ["model", "development Spearman, sts-dev", "development Spearman, mine"] in found
-    assert ["student fp32", "83.10", ""] in found
-    assert ["third", "", "90.00"] in found
-
-
 def test_recipes_are_compared(entries, write):
     text = write(entries)
     assert "Differences between recipes" in text
     assert ["seed", "1", "2"] in rows(text)
     assert ["lr", "0.1", "0.1"] not in rows(text)
     assert "- recipe: lr: 0.1" in text
-
-
-def test_an_entry_with_few_facts(write):
-    text = write([Entry(label="run", kind="run, not finished", source="runs/run")])
-    assert "## Quality" not in text
-    assert ["run", "run, not finished", "", "", "", "", ""] in rows(text)
 
 
 def test_a_name_of_a_file_need_not_be_utf_8(write):
@@ -118,10 +100,6 @@ def test_the_corpus_is_one_row_however_many_settings_it_has():
     }
     entries = [entry("a", recipe=one), entry("b", recipe={"corpus[0].path": "c.txt", "seed": "1"})]
     assert differences(entries) == [["corpus", "wiki.txt.xz (limit 100); news.txt", "c.txt"]]
-
-
-def test_equal_recipes_do_not_differ():
-    assert differences([entry("a", recipe={"seed": "1"}), entry("b", recipe={"seed": "1"})]) == []
 
 
 def test_the_name_of_a_run_is_no_setting():

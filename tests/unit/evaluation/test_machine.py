@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedkit import __version__
-from embedkit.evaluation.machine import cpu_features, describe_machine, processor_name
+from embedkit.evaluation.machine import cpu_features, describe_machine
 
 X86 = "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 avx512f avx512_vnni\nbugs\t\t: spectre_v1\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd aes asimddp i8mm\nCPU part\t: 0xd40\n"
@@ -22,18 +22,6 @@ def test_cpu_features(tmp_path, text, features):
 
 def test_cpu_features_are_unknown_where_the_system_does_not_tell(tmp_path):
     assert cpu_features(tmp_path / "cpuinfo") is None
-
-
-def test_the_processor_is_named_as_linux_names_it(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast CPU @ 2 GHz\nprocessor\t: 1\nmodel name\t: Other\n")
-    assert processor_name(cpuinfo) == "Fast CPU @ 2 GHz"
-
-
-def test_elsewhere_the_platform_describes_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("platform.processor", lambda: "")
-    monkeypatch.setattr("platform.machine", lambda: "arm64")
-    assert processor_name(tmp_path / "missing") == "arm64"
 
 
 def test_the_facts_that_speed_depends_on():

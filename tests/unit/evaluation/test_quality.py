@@ -38,24 +38,9 @@ def test_the_task_that_most_models_were_evaluated_on_decides(make_evaluation):
     assert match_by_fingerprint(MODELS, evaluations).headline == "mine"
 
 
-def test_measures_and_conventions_are_part_of_a_name(make_evaluation):
-    evaluation = make_evaluation("f-tiny", askubuntu=0.5)
-    evaluation["results"][0] |= {"convention": "mteb", "measure": "map"}
-    assert match_by_fingerprint(MODELS, [evaluation]).headline == "askubuntu (mteb) map"
-
-
 def test_undefined_figures_are_omitted(make_evaluation):
     found = match_by_fingerprint(MODELS, [make_evaluation("f-tiny", stsb=None)])
     assert found.values == {}
-
-
-def test_nothing_known():
-    assert match_by_fingerprint(MODELS, []).values == {}
-
-
-def test_a_table_has_the_models_with_figures(make_evaluation):
-    found = match_by_fingerprint(MODELS, [make_evaluation("f-tiny", stsb=0.712345)])
-    assert found.table(list(MODELS)) == (["model", "stsb"], [["tiny int8", "71.23"]])
 
 
 def test_files_may_hold_several_reports(make_evaluation, tmp_path):

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from embedkit import __version__
-from embedkit.evaluation.report import to_json, to_markdown, to_text
+from embedkit.evaluation.report import to_json
 from embedkit.evaluation.results import Evaluation, Part, Result
 
 STS = Result(
@@ -54,33 +53,6 @@ TWO = [
     evaluation("tiny", [SCIDOCS]),
     evaluation("small", [dataclasses.replace(STS, value=0.9, measures={"all": 0.9, "mean": 0.8})]),
 ]
-
-
-def test_models_are_columns():
-    table, _, notes = to_text(TWO).partition("\n\n")
-    assert table.splitlines() == [
-        "set             measure  rows                tiny  small",
-        "sts13           all      1,499 pairs*       80.60  90.00",
-        "sts13           mean     1,499 pairs*   undefined  80.00",
-        "scidocs (useb)  map      4,000 queries      65.00",
-        "  cite          map      1,000 queries      60.00",
-    ]
-    assert notes.splitlines() == [
-        "tiny: texts are truncated to 128 tokens",
-        "sts13: OnWN: 560 scored pairs; the published set has 561",
-        "scidocs (useb): queries without a title, skipped: 2",
-        "small: texts are truncated to 128 tokens",
-    ]
-
-
-def test_markdown_is_a_table_with_notes_and_versions():
-    lines = to_markdown(TWO).splitlines()
-    assert lines[2:5] == [
-        "| set | measure | rows | tiny | small |",
-        "|---|---|---|---:|---:|",
-        "| sts13 | all | 1,499 pairs* | 80.60 | 90.00 |",
-    ]
-    assert lines[-1].startswith(f"- embedkit {__version__}, python 3.")
 
 
 def test_json_has_everything_and_no_nan():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from embedkit.reporting.page import COLOURS, DARK_COLOURS, build_page, facts, figures
+from embedkit.reporting.page import build_page, facts, figures
 
 
 def test_a_page_escapes_its_contents_and_needs_no_other_file():
@@ -14,17 +14,3 @@ def test_a_page_escapes_its_contents_and_needs_no_other_file():
     assert "<dt>x&lt;</dt><dd>y&gt;</dd>" in page
     assert "<code>&lt;v&gt;</code>" in page
     assert not re.search(r'(?:src|href)="|url\(|@import|<script', page)
-
-
-def test_a_page_has_all_colours_twice():
-    page = build_page("a", "b", [])
-    light, dark = page.split("prefers-color-scheme: dark")
-    assert set(COLOURS) == set(DARK_COLOURS)
-    for name in COLOURS:
-        assert f"--{name}: {COLOURS[name]};" in light
-        assert f"--{name}: {DARK_COLOURS[name]};" in dark
-
-
-def test_facts_may_be_folded_or_none():
-    assert facts("F", []) == ""
-    assert facts("F", [("n", "v")], folded=True).startswith("<details><summary>F</summary>")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -95,15 +94,6 @@ def test_every_stage_has_its_curves_in_the_order_of_training(start):
     assert re.findall(r"<h2>(.*?)</h2>", text)[:3] == ["teachers/2", "round-1/1", "last stage"]
     assert (run.path / "teachers/2/curves.png").exists()
     assert not (run.path / "teachers/2/report.html").exists()
-
-
-def test_all_teachers_are_named(start):
-    run = start(".")
-    two = [{"name": name, "fingerprint": name * 64} for name in "ef"]
-    run.finish({**CARD, "teacher": {"name": "e, f", "fingerprint": "0" * 64, "teachers": two}})
-    text = text_of(write_report(run.path))
-    assert "e, fingerprint eeeeeeeeeeeeeeee<" in text
-    assert "f, fingerprint ffffffffffffffff<" in text
 
 
 def test_a_folder_that_is_not_a_run_is_an_error(tmp_path):
@@ -197,15 +187,6 @@ def test_without_development_pairs_nothing_is_best(write):
     assert (found.best, found.evaluations, found.dev_seconds, found.seconds) == (None, 0, 0, 10.0)
 
 
-def test_a_loss_that_falls_through_magnitudes_is_logarithmic(write):
-    fallen = {**RECORDS[-2], "step": 40, "loss": 0.01}
-    found = by_title(read_curves(write([*RECORDS, fallen])))
-    assert found["loss"].logarithmic
-    assert not found["contrast"].logarithmic
-    below = by_title(read_curves(write([*RECORDS, {**fallen, "loss": -0.01}])))
-    assert not below["loss"].logarithmic
-
-
 def test_a_line_torn_by_a_kill_is_skipped(write):
     assert read_curves(write(RECORDS, torn='{"step": 4')).steps == 30
 
@@ -231,15 +212,6 @@ def test_a_figure_is_well_formed_and_labelled():
     assert {DEV.title, "best 75.25 at step 2,000", "step"} <= set(texts)
 
 
-def test_a_figure_has_the_colours_and_the_width_of_its_page():
-    svg = draw_svg(DEV)
-    assert all(f"var(--{name})" in svg for name in ("ink", "rule", "line", "best"))
-    assert not set("0123456789abcdef") & {part[0] for part in svg.split("stroke: #")[1:]}
-    root = ET.fromstring(svg)
-    assert root.get("width") is root.get("height") is None
-    assert root.get("viewBox")
-
-
 @pytest.mark.parametrize(
     "curve",
     [
@@ -251,17 +223,6 @@ def test_a_figure_has_the_colours_and_the_width_of_its_page():
 )
 def test_unusual_curves(curve):
     ET.fromstring(draw_svg(curve))
-
-
-def test_all_curves_in_one_image_with_two_per_row(tmp_path):
-    heights = []
-    for count in (2, 3):
-        write_curves([LOSS] * count, tmp_path / "curves.png")
-        head = (tmp_path / "curves.png").read_bytes()[:24]
-        assert head.startswith(b"\x89PNG")
-        heights.append(struct.unpack(">II", head[16:]))
-    (width, one), (same, two) = heights
-    assert (width, 2 * one) == (same, two)
 
 
 def test_a_full_disk_is_reported(tmp_path):
