@@ -166,10 +166,7 @@ def test_a_reranker_is_named_and_loaded_once(library, toy_cross_bundle, monkeypa
         return load(source)
 
     monkeypatch.setattr(CrossEncoder, "load", count)
-    named = [
-        library.search("tea", k=3, rerank=name, rerank_weight=1)
-        for name in (toy_cross_bundle, str(toy_cross_bundle))
-    ]
+    named = [library.search("tea", k=3, rerank=name) for name in (toy_cross_bundle, str(toy_cross_bundle))]
     assert named == [library.search("tea", k=3, rerank=load(toy_cross_bundle))] * 2
     assert loaded == [str(toy_cross_bundle)]
 
