@@ -39,8 +39,9 @@ def main() -> None:
     reranker = CrossEncoder.load("reranker-tiny")
     searches: dict[str, dict[str, Any]] = {
         "dense": {"mode": "dense"},
+        "keywords": {"mode": "lexical"},
         "hybrid": {},
-        "hybrid, re-ranked by half": {"rerank": reranker, "rerank_weight": 0.5},
+        "hybrid, re-ranked": {"rerank": reranker},
     }
     print("| embedded, indexed and re-ranked |", " | ".join(searches), "|")
     print("|---|" + "---:|" * len(searches))

@@ -332,8 +332,8 @@ class TestWindows:
         ]
         rows.append({"id": 3, "text": "music", "title": 4, "section": "Kitchen > milk"})
         collection = Collection.build(rows, encoder=encoder, path=tmp_path / "idx", lexical=True)
-        assert [hit.id for hit in collection.search("moon", k=1, hybrid=True)] == ["1"]
-        (hit,) = collection.search("Kitchen > milk\nmusic", k=1)
+        assert [hit.id for hit in collection.search("moon", k=1, mode="lexical")] == ["1"]
+        (hit,) = collection.search("Kitchen > milk\nmusic", k=1, mode="dense")
         assert hit.text == "music"
         assert hit.score == pytest.approx(1, abs=1e-5)
         copied = Collection.build(collection, encoder=encoder, path=tmp_path / "copy")
