@@ -71,7 +71,7 @@ def check_bits(program: Path) -> None:
     assert re.findall(r"^\w+", done.stdout, flags=re.MULTILINE) == DIGESTS
 
 
-@pytest.mark.release  # compiles every target; test_native_network.py compares the bits of those that were built
+@pytest.mark.release  # compiles every target; test_kernel_backend.py compares the bits of those that were built
 def test_every_target_returns_the_known_bits(tmp_path: Path) -> None:
     check_bits(compile_bits(tmp_path, "-O1"))
 
