@@ -1,4 +1,4 @@
-"""The frontier: quality against encoding time, and against size.
+"""The frontier: quality, encoding time and size.
 
     python benchmarks/frontier/run.py --teacher TEACHER.onnx --static FOLDER tiny models/mini.onnx
 
@@ -12,7 +12,9 @@ other weights.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import re
 import statistics
 import sys
 import time
@@ -49,7 +51,8 @@ PUBLISHED: dict[str, tuple[float, dict[str, float]]] = {
     "leaf-mt": (90.4, {STS: 84.2}),
 }
 NAMES = {"bge-small-en-v1.5": "bge-small"}
-BLUE, ORANGE, GREY = "#0b6e99", "#d9730d", "#6b6b6b"
+TITLE_OF_CHART = "Similarity: STS, mean of six sets (Spearman x 100)"
+BLUE, ORANGE, GREY = "#2a8fbd", "#d9730d", "#808080"
 BATCH = 64
 TITLE = "how to keep bees from leaving a new hive in early spring"
 SENTENCE = "A colony of bees keeps its hive at the same temperature all year, which costs it most of its honey. "
@@ -130,27 +133,27 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Draw STS against size large, with published models; STS against time and SciFact against size below."""
-    mpl.rcParams.update({"svg.hashsalt": "embedkit", "svg.fonttype": "none", "font.size": 12})
-    figure, panels = plt.subplot_mosaic(
-        [["size"], ["time"], ["retrieval"]], figsize=(7, 12), height_ratios=[3, 2, 2], layout="constrained"
-    )
-    panel(panels["size"], rows, ("bytes", 1e-6), STS, published=True)
-    panel(panels["time"], rows, ("titles", 1.0), STS)
-    panel(panels["retrieval"], rows, ("bytes", 1e-6), SCIFACT, published=True)
-    for name, x in (("size", "MB"), ("time", "µs a title, one thread"), ("retrieval", "MB")):
-        panels[name].set_xlabel(x)
-    for name, y in (("size", STS), ("time", STS), ("retrieval", SCIFACT)):
-        panels[name].set_title(PANELS[y], loc="left")
-    figure.savefig(path, metadata={"Date": None})
+    """Draw STS against size, with published models, in colours that are legible on light and on dark pages."""
+    mpl.rcParams.update({"svg.hashsalt": "embedkit", "svg.fonttype": "none", "font.size": 14})
+    figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    panel(axes, rows)
+    axes.set_title(TITLE_OF_CHART, loc="left")
+    axes.set_xlabel("file size, MB")
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    path.write_text(_follow_page(buffer.getvalue()), encoding="utf-8")
 
 
-def panel(
-    axes: Any, rows: Mapping[str, Mapping[str, float]], x: tuple[str, float], y: str, *, published: bool = False
-) -> None:
+def _follow_page(svg: str) -> str:
+    """Let black lines and texts follow the colour scheme of the page."""
+    style = "<style>svg { color: #1f2328 } @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }</style>"
+    text = re.sub(r"(<text[^>]*style=\")(?![^\"]*fill:)", r"\1fill: currentColor; ", svg)
+    return re.sub(r"(<svg[^>]*>)", rf"\1\n {style}", text.replace("#000000", "currentColor"), count=1)
+
+
+def panel(axes: Any, rows: Mapping[str, Mapping[str, float]]) -> None:
     """Draw labelled points; join the measured ones that are not dominated; published ones are hollow."""
-    name, scale = x
-    points = {label: (row[name] * scale, row[y]) for label, row in rows.items()}
+    points = {label: (row["bytes"] / 1e6, row[STS]) for label, row in rows.items()}
     best = sorted(point for point in points.values() if not _beaten(point, points.values()))
     axes.plot(*zip(*best, strict=True), color=BLUE, linewidth=1, alpha=0.5)
     for label, point in points.items():
@@ -158,10 +161,10 @@ def panel(
         name = _short(label)
         above = point in best and len(name) < 10  # a long name would reach the neighbour's
         _annotate(axes, name, point, above=above)
-    for label, (size, figures) in PUBLISHED.items() if published else ():
-        if y in figures:
-            axes.plot(size, figures[y], "o", color=GREY, fillstyle="none")
-            _annotate(axes, label, (size, figures[y]), above=False, color=GREY)
+    for label, (size, figures) in PUBLISHED.items():
+        if STS in figures:
+            axes.plot(size, figures[STS], "o", color=GREY, fillstyle="none")
+            _annotate(axes, label, (size, figures[STS]), above=False, color=GREY)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
