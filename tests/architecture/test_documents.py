@@ -1,8 +1,9 @@
 """Code in README and docs runs, commands in them parse, and links between them resolve.
 
-Each block of Python runs by itself. ``<!-- continues in: NAME -->`` in the line above makes blocks of a document
-share their variables; ``<!-- not run: REASON -->`` exempts a block. Commands are parsed and not run, because most
-need a trained model or a data set. Notebooks run completely.
+Each block of Python runs by itself, and prints what a block of ``text`` right below it shows. ``<!-- continues
+in: NAME -->`` in the line above makes blocks of a document share their variables; ``<!-- not run: REASON -->``
+exempts a block. Commands are parsed and not run, because most need a trained model or a data set. Notebooks run
+completely.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 WRITTEN = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"(?ms)(?:<!-- (?P<mark>[^>]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$")
+BLOCK = re.compile(
+    r"(?ms)(?:<!-- (?P<mark>[^>]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$"
+    r"(?:\n\n```text\n(?P<output>.*?)^```$)?"
+)
 MARK = re.compile(r"(?P<kind>not run|continues in): (?P<what>.+)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
@@ -53,37 +57,39 @@ class Block(NamedTuple):
     name: str
     text: str
     reason: str | None
+    output: str = ""
 
 
 def blocks(path, language):
     for found in BLOCK.finditer(path.read_text(encoding="utf-8")):
         if found["language"] == language:
-            yield found["mark"], found["text"]
+            yield found["mark"], found["text"], found["output"] or ""
 
 
 def python_blocks():
     for path in DOCUMENTS:
-        shared: dict[str, str] = {}
-        for number, (mark, text) in enumerate(blocks(path, "python"), start=1):
+        shared: dict[str, tuple[str, str]] = {}
+        for number, (mark, text, output) in enumerate(blocks(path, "python"), start=1):
             marked = MARK.fullmatch(mark or "")
             if marked and marked["kind"] == "continues in":
-                shared[marked["what"]] = shared.get(marked["what"], "") + text
+                before = shared.get(marked["what"], ("", ""))
+                shared[marked["what"]] = (before[0] + text, before[1] + output)
             else:
-                yield Block(f"{path.name}-{number}", text, marked["what"] if marked else None)
-        for name, text in shared.items():
-            yield Block(f"{path.name}-{name}", text, None)
+                yield Block(f"{path.name}-{number}", text, marked["what"] if marked else None, output)
+        for name, (text, output) in shared.items():
+            yield Block(f"{path.name}-{name}", text, None, output)
 
 
 def commands():
     for path in DOCUMENTS:
-        for _, text in blocks(path, ""):
+        for _, text, _ in blocks(path, ""):
             for line in text.replace("\\\n", " ").splitlines():
                 if line.startswith("embedkit "):
                     yield f"{path.name}: {line.strip()}", shlex.split(re.sub(r"\s#\s.*", "", line))[1:]
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.name) for block in python_blocks()])
-def test_code_runs(block, tmp_path, monkeypatch):
+def test_code_runs_and_prints_what_is_shown(block, tmp_path, monkeypatch, capsys):
     compile(block.text, block.name, "exec")
     if block.reason is not None:
         pytest.skip(f"documented as not run: {block.reason}")
@@ -92,6 +98,8 @@ def test_code_runs(block, tmp_path, monkeypatch):
     lines = [json.dumps(document) for document in INSECTS]
     (tmp_path / "docs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     exec(compile(block.text, block.name, "exec"), {"__name__": "__main__"})
+    if block.output:
+        assert capsys.readouterr().out == block.output
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in commands()])
