@@ -45,7 +45,7 @@ def pair(tmp_path, encoder, student):
 
 
 def test_scores_are_those_of_the_two_models(pair, encoder, student):
-    found = {hit.id: hit.score for hit in pair.search("bees find home", k=5)}
+    found = {hit.id: hit.score for hit in pair.search("bees find home", k=5, mode="dense")}
     query = student.encode(["bees find home"])[0]
     for document in DOCUMENTS:
         expected = query @ encoder.encode([document["text"]])[0]
@@ -77,7 +77,7 @@ def test_the_students_suffices_to_search_and_not_to_write(pair, student):
 
 
 def test_the_documents_model_searches_too(pair, encoder, student):
-    assert Collection.open(pair.path, encoder=encoder).search("tea")[0].score == pytest.approx(1)
+    assert Collection.open(pair.path, encoder=encoder).search("tea", mode="dense")[0].score == pytest.approx(1)
     opened = Collection.open(pair.path, queries=encoder)
     opened.upsert([("x", "y")])
     assert opened.search("y")[0].id == "x"
@@ -119,7 +119,7 @@ def test_joined_teachers_embed_documents_for_their_student(tmp_path, encoder, ot
     student.encode = teachers.encode
     built = Collection.build(DOCUMENTS, encoder=teachers, queries=student, path=tmp_path / "idx")
     assert built.search("tea")[0].id == "tea"
-    assert Collection.open(built.path, queries=student).search("tea")[0].score == pytest.approx(1)
+    assert Collection.open(built.path, queries=student).search("tea", mode="dense")[0].score == pytest.approx(1)
 
 
 def test_a_student_of_another_width_is_refused(tmp_path, encoder):
