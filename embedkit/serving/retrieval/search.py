@@ -13,7 +13,7 @@ from embedkit.errors import InputError, ModelError, shown
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
-from embedkit.serving.retrieval.exact_index import Ranking, inner_products
+from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, inner_products
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.fusion import blend, fuse
 from embedkit.serving.retrieval.options import Reranker, SearchOptions
@@ -153,7 +153,7 @@ def search_steps(
     if embeddings is not None:
         all_scores, all_rows = view.search(embeddings, wanted, selection, effort=options.effort)
         for stages, scores, rows in zip(all_stages, all_scores, all_rows, strict=True):
-            stages.enter("dense", Ranking(scores, rows))
+            stages.enter("dense", _cosines(scores, rows))
         clock.lap("dense")
     if mode != "dense":
         _search_keywords(view, queries, embeddings, all_stages, wanted, selection, clock)
@@ -185,6 +185,11 @@ def _search_keywords(
         for stages, embedding, dense, keywords in zip(all_stages, embeddings, denses, all_keywords, strict=True):
             stages.enter("fused", fuse(view, embedding, dense, stages.ranking, keywords))
         clock.lap("fuse")
+
+
+def _cosines(scores: FloatArray, rows: RowNumbers) -> Ranking:
+    """Return the ranking of inner products of unit rows, of which none exceeds 1 but by rounding."""
+    return Ranking(np.minimum(scores, np.float32(1)), rows)
 
 
 def _reorder(stages: Stages, scores: FloatArray, options: SearchOptions) -> None:
@@ -236,7 +241,7 @@ def search_embeddings(
     selection = view.select(conditions)
     for scores, rows in zip(*view.search(embeddings, options.k, selection, effort=options.effort), strict=True):
         all_stages.append(Stages())
-        all_stages[-1].enter("dense", Ranking(scores, rows))
+        all_stages[-1].enter("dense", _cosines(scores, rows))
     clock.lap("dense")
     return _hits(all_stages, view, options.k, clock, selection)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit import CrossEncoder
+from embedkit import CrossEncoder, Encoder
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.serving.retrieval import Collection, index_kinds
 from embedkit.serving.retrieval.exact_index import Ranking
@@ -284,3 +284,12 @@ def test_times_of_each_stage(library):
 def test_wrong_options_are_reported(library, options, message):
     with pytest.raises(InputError, match=message):
         library.search("tea", **options)
+
+
+def test_no_cosine_exceeds_1(tmp_path):
+    encoder = Encoder.load("tiny")
+    texts = [f"text number {number} about things" for number in range(200)]
+    collection = Collection.build(texts, encoder=encoder, path=tmp_path / "idx", lexical=False)
+    found = [hits[0].score for hits in collection.search(texts, 1)]
+    assert max(found) == 1
+    assert max(hits[0].score for hits in collection.search_embeddings(encoder.encode(texts), 1)) == 1
