@@ -146,11 +146,12 @@ function clear() {
 function fill(column, answer, query) {
   const times = Object.entries(answer.latency_ms).map(([stage, ms]) => make("span", "", `${stage} ${ms.toFixed(1)} ms`));
   column.querySelector(".times").replaceChildren(...times);
-  const hits = answer.hits.map((hit) => makeHit(hit, query));
+  const best = Math.max(1, ...answer.hits.map((hit) => hit.score)); // fused scores are not limited to 1
+  const hits = answer.hits.map((hit) => makeHit(hit, query, best));
   column.querySelector("ol").replaceChildren(...(hits.length ? hits : [make("li", "quiet", "No documents.")]));
 }
 
-function makeHit(hit, query) {
+function makeHit(hit, query, best) {
   const item = make("li");
   item.tabIndex = -1;
   item.dataset.id = hit.id;
@@ -158,8 +159,8 @@ function makeHit(hit, query) {
   const id = make("span", "id", hit.id);
   id.dir = "auto";
   head.append(id, make("span", "score", hit.score.toFixed(3)));
-  const bar = make("meter"); // all scores have 1 for their best, so that bars of all columns can be compared
-  Object.assign(bar, { min: 0, max: 1, value: hit.score });
+  const bar = make("meter");
+  Object.assign(bar, { min: 0, max: best, value: hit.score });
   bar.setAttribute("aria-hidden", "true");
   const stages = Object.entries(hit.scores).map(([stage, score]) => make("span", "", `${stage} ${score.toFixed(3)}`));
   const scores = make("div", "quiet times");
