@@ -15,15 +15,18 @@ from typing import Any
 
 from embedkit.adaptation.data import Data, Files, read, spans
 from embedkit.adaptation.proof import Comparison, Proof, prove
+from embedkit.adaptation.rerankers import MINER, labelled_pairs, prove_reranker
+from embedkit.adaptation.rerankers import RECIPE as _PAIRS
 from embedkit.atomic import atomic_file
 from embedkit.config import merge
 from embedkit.errors import ConfigError, GateError, InputError, shown
 from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
-from embedkit.export.gates import THRESHOLDS
+from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS
 from embedkit.export.pipeline import ExportReport, export_source
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.runtime.arguments import check_flag, check_path, check_text
 from embedkit.runtime.bundle import read_bundle, write_bundle
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_model, is_local
 from embedkit.runtime.manifest import Manifest
@@ -69,9 +72,12 @@ _DATA = ".data"  # in the run folder
 _ANY_TARGET = "cpu-avx2"  # a float32 bundle records none
 _WORDS = " with "
 _CALIBRATION = 256  # passages
-_COSINE = 0.9  # with torch's, on random words too; the proof measures the exported file on real text
+# Limits of differences from torch, wider than after a long run: the proof measures the exported file itself.
+_COSINE = 0.9
+_ERROR = (0.5, 0.5)
 _BATCH = 32
 _DOCUMENTS_BATCH = 128
+_RERANKER_QUERIES = 4  # in a batch
 _EPOCHS = 5
 _STEPS = 30, 1000  # the fewest and the most on labels
 _TEXTS_A_SECOND = 60  # of training, on one thread, for an encoder of two layers of 192 and texts of 64 tokens
@@ -132,22 +138,30 @@ def plan(
         check_text(teacher, "teacher")
     path = find_model(model)
     manifest = read_bundle(path).manifest
-    if manifest.kind != "encoder":
-        raise InputError(f"{model} is a {manifest.kind}; adapt trains encoders")
-    data = read(files, Encoder.load(path))
+    is_reranker = manifest.kind == "cross-encoder"
+    encoder = Encoder.load(MINER if is_reranker else path)
+    data = read(files, encoder)
+    if data.held_out is None and data.held_out_graded is None:
+        raise ConfigError(
+            "there is nothing to measure the new model on: give labelled queries, or documents with at least 20 "
+            "titles or headings"
+        )
     folder = Path(check_path(folder, "folder"))
     texts = _write(data, folder / _DATA)
-    own = {"student": {"source": str(path), "max_length": manifest.max_length}}
-    if data.labelled is not None or data.graded is not None:
+    own: dict[str, Any] = {"student": {"source": str(path)}}
+    corpus: dict[str, Any] = {"path": str(folder / _DATA / "documents.jsonl"), "name": "documents"}
+    if is_reranker:
+        mapping = _on_pairs(data, folder / _DATA, encoder, manifest.max_length)
+        corpus = {"path": str(folder / _DATA / "judged.jsonl"), "view_columns": ["query", "passage"]}
+    elif data.labelled is not None or data.graded is not None:
         mapping = _on_labels(data, folder / _DATA, queries_only=queries_only)
     else:
         if queries_only:
             raise ConfigError("training queries only needs labelled queries: name them with pairs")
         mapping = _on_documents(texts, teacher or _family_teacher(str(path), manifest))
-    mapping = merge(
-        merge(mapping, own), {"corpus": [{"path": str(folder / _DATA / "documents.jsonl"), "name": "documents"}]}
-    )
-    config = resolve(override(mapping, settings or {}))
+    if not is_reranker:
+        own["student"]["max_length"] = manifest.max_length
+    config = resolve(override(merge(mapping, {**own, "corpus": [corpus]}), settings or {}))
     return Plan(config, data, [*data.found, _summary(config, data, texts)])
 
 
@@ -199,11 +213,11 @@ def adapt(
     state = run(made.config, folder, control)
     if not state.finished:
         return None
-    old = Encoder.load(str(made.config.student.source))
+    source = str(made.config.student.source)
     with tempfile.TemporaryDirectory() as temporary:
         candidate = Path(temporary) / Path(output).name
-        _export(folder, candidate, old.manifest, made.data)
-        proof = _prove(old, candidate, made.data, general, queries_only=queries_only)
+        _export(folder, candidate, read_bundle(source).manifest, made.data)
+        proof = _prove(source, candidate, made.data, general, queries_only=queries_only)
         if not (proof.is_better or force):
             raise GateError(
                 f"nothing was written: {'; '.join(describe(proof))}; give more data, or write it with force",
@@ -268,6 +282,15 @@ def _on_labels(data: Data, folder: Path, *, queries_only: bool) -> dict[str, Any
     return merge(_LABELS, own)
 
 
+def _on_pairs(data: Data, folder: Path, encoder: Encoder, length: int) -> dict[str, Any]:
+    """Return the settings of a re-ranker's training, and write its pairs."""
+    if data.labelled is None:
+        raise ConfigError("a re-ranker learns from labelled queries: name them with pairs", parameters=["pairs"])
+    _save(folder / "judged.jsonl", list(labelled_pairs(data.labelled, encoder)))
+    steps = round(min(_STEPS[1], max(_STEPS[0], _EPOCHS * len(data.labelled) / _RERANKER_QUERIES)))
+    return merge(_PAIRS, {"optim": {"steps": steps}, "settings": {"length": length}})
+
+
 def _on_documents(texts: list[str], teacher: str | None) -> dict[str, Any]:
     """Return the settings of training on documents alone."""
     if teacher is None:
@@ -284,7 +307,7 @@ def _on_documents(texts: list[str], teacher: str | None) -> dict[str, Any]:
 def _summary(config: RunConfig, data: Data, texts: list[str]) -> str:
     """Return what will be trained on, and for about how long."""
     steps, batch = config.optim.steps or 0, config.optim.batch_size
-    if config.method == _LABELS["method"]:
+    if config.method != _DOCUMENTS["method"]:
         kinds = [f"{len(data.labelled):,} labelled queries"] if data.labelled is not None else []
         kinds += [f"{len(data.graded):,} graded pairs"] if data.graded is not None else []
         what, each = " and ".join(kinds), 3 * batch
@@ -309,6 +332,9 @@ def _export(folder: Path, output: Path, old: Manifest, data: Data) -> None:
     """Export the result of a run in the form of the old bundle."""
     precision, _, words = old.precision.partition(_WORDS)
     passages = data.documents or (data.labelled.passages if data.labelled is not None else [])
+    is_encoder = old.kind == "encoder"
+    limits = (THRESHOLDS if is_encoder else PAIR_THRESHOLDS)[precision]
+    lower = {"cosine": min(limits.cosine or 0, _COSINE)} if is_encoder else {"error": limits.error and _ERROR}
     export_source(
         str(folder),
         output,
@@ -316,22 +342,19 @@ def _export(folder: Path, output: Path, old: Manifest, data: Data) -> None:
         word_table=words.removesuffix(" words") or None,
         target=old.target or _ANY_TARGET,
         licence=old.licence,
-        calibration=[*PROBE_TEXTS, *passages[:_CALIBRATION]],
-        thresholds=dataclasses.replace(
-            THRESHOLDS[precision], cosine=min(THRESHOLDS[precision].cosine or 0, _COSINE)
-        ),
+        calibration=[*PROBE_TEXTS, *passages[:_CALIBRATION]] if is_encoder else None,
+        thresholds=dataclasses.replace(limits, **lower),
     )
 
 
-def _prove(old: Encoder, path: Path, data: Data, check: ScoredPairs | None, *, queries_only: bool) -> Proof:
+def _prove(source: str, path: Path, data: Data, check: ScoredPairs | None, *, queries_only: bool) -> Proof:
+    if read_bundle(path).manifest.kind == "cross-encoder":
+        assert data.held_out is not None
+        scorers = CrossEncoder.load(source), CrossEncoder.load(path)
+        return prove_reranker(*scorers, Encoder.load(MINER), data.held_out)
     held_out = None if data.held_out is None else as_retrieval(data.held_out, "held out")
-    if held_out is None and data.held_out_graded is None:
-        raise ConfigError(
-            "there is nothing to measure the new encoder on: give labelled queries, or documents with at least 20 "
-            "titles or headings"
-        )
     return prove(
-        old,
+        Encoder.load(source),
         Encoder.load(path),
         held_out=held_out,
         graded=data.held_out_graded,
@@ -363,6 +386,8 @@ def describe(proof: Proof) -> list[str]:
         False: "collections must be built again with it",
         None: "search with it in existing collections was not measured",
     }[proof.keeps_collections]
+    if proof.agreement is None:
+        return lines
     return [*lines, f"cosine with the old vectors: {proof.agreement:.3f}; {keeps}"]
 
 

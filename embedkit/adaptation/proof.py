@@ -39,6 +39,11 @@ class Comparison:
     rows: int
     gain: Interval
 
+    @property
+    def fell(self) -> bool:
+        """Whether it fell by more than a hundredth, and the interval is below zero."""
+        return self.after < self.before - _MOST_LOST and (self.gain.high or 0.0) < 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
@@ -46,20 +51,21 @@ class Proof:
 
     Attributes:
         measures: of search and of graded pairs on what was held out, and of what may have been forgotten.
-        agreement: mean cosine of old and new vectors of the documents, or of general text without any.
+        agreement: mean cosine of old and new vectors of the documents, or of general text without any; None for
+            re-rankers.
         keeps_collections: whether the new encoder's queries find as much among the old encoder's documents as the
             old encoder's did, so that an existing collection may stay; None without held-out queries.
     """
 
     measures: Mapping[str, Comparison]
-    agreement: float
+    agreement: float | None
     keeps_collections: bool | None
 
     @property
     def is_better(self) -> bool:
-        """Whether the first measure rose, and no other fell by more than a hundredth."""
+        """Whether the first measure rose, and no other fell by more than a hundredth, and more than by chance."""
         first, *others = self.measures.values()
-        return first.after > first.before and all(each.after > each.before - _MOST_LOST for each in others)
+        return first.after > first.before and not any(each.fell for each in others)
 
     def to_json(self) -> dict[str, Any]:
         """Return the proof as stored in the card."""
@@ -87,14 +93,14 @@ def prove(
         asked = _embed(old, texts, "query"), _embed(new, texts, "query")
         before = _rankings(held_out, asked[0], old_rows)
         after = _rankings(held_out, asked[1], new_rows)
-        measures["nDCG@10"] = _compare(before, after, ndcg)
-        measures["recall@10"] = _compare(before, after, lambda ranking: recall(ranking, cutoff=10))
+        measures["nDCG@10"] = compare(before, after, ndcg)
+        measures["recall@10"] = compare(before, after, lambda ranking: recall(ranking, cutoff=10))
         crossed = _rankings(held_out, asked[1], old_rows)
         keeps = _mean(crossed) >= _mean(before)
         agreement = float((old_rows * new_rows).sum(axis=1).mean())
         if hybrid and not queries_only:
             found = _hybrid(old, held_out), _hybrid(new, held_out)
-            measures["nDCG@10, hybrid search"] = _compare(found[0], found[1], ndcg)
+            measures["nDCG@10, hybrid search"] = compare(found[0], found[1], ndcg)
     for name, pairs in {"Spearman, held-out graded pairs": graded, "Spearman, general pairs": check}.items():
         if pairs is not None:
             measures[name] = _correlations(old, new, pairs)
@@ -120,7 +126,8 @@ def _mean(rankings: list[Ranking]) -> float:
     return float(np.mean([ndcg(ranking) for ranking in rankings]))
 
 
-def _compare(before: list[Ranking], after: list[Ranking], measure: Callable[[Ranking], float]) -> Comparison:
+def compare(before: list[Ranking], after: list[Ranking], measure: Callable[[Ranking], float]) -> Comparison:
+    """Return the mean of a measure over the same queries, before and after."""
     old, new = (np.array([measure(ranking) for ranking in rankings]) for rankings in (before, after))
     return _comparison(Resampler.of_rows(old), Resampler.of_rows(new))
 

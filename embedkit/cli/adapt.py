@@ -20,7 +20,7 @@ _FLAGS = {"steps": "optim.steps", "lr": "optim.lr", "seed": "seed", "cache": "ca
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="an encoder's bundle or a bundled name")
+    parser.add_argument("model", help="the bundle of an encoder or cross-encoder, or a bundled name")
     parser.add_argument(
         "data",
         nargs="*",

@@ -9,13 +9,16 @@ import pytest
 import torch
 from toy_networks import exact_levels
 
-from embedkit.adaptation import Files, adapt, plan
+from embedkit import CrossEncoder
+from embedkit.adaptation import Comparison, Files, Proof, adapt, plan
 from embedkit.adaptation.data import read, spans
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, DataError, GateError, InputError
+from embedkit.evaluation.significance import Interval
 from embedkit.export.card import Card
 from embedkit.export.pipeline import export
 from embedkit.export.quantize import TARGETS
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.bundle import read_bundle
@@ -125,6 +128,29 @@ def test_graded_pairs_are_enough(go, tmp_path):
     rows = [{"sentence1": f"the {a}", "sentence2": f"a {b}", "score": int(a == b)} for a in WHO for b in WHO]
     found = go(Files(graded=[save(tmp_path / "graded.jsonl", rows)]))
     assert next(iter(found.proof.measures)) == "Spearman, held-out graded pairs"
+
+
+def test_a_reranker_learns_from_positives_and_mined_negatives(toy_tokenizer_json, pairs, tmp_path):
+    body = random(Tokenizer(toy_tokenizer_json, 20), Size(1, 32, 2), max_length=20, seed=1)
+    model = PairEncoder.from_encoder(body, max_length=20, seed=1).eval()
+    export(model, tmp_path / "cross.onnx", precision="fp32", card=Card(name="cross"))
+    settings = {"device": "cpu", "cache": str(tmp_path / "cache"), "optim": {"steps": 2}}
+    options = {"folder": tmp_path / "run", "settings": settings, "force": True}
+    found = adapt(tmp_path / "cross.onnx", Files(pairs=[pairs]), tmp_path / "new.onnx", **options)
+    assert [*found.proof.measures] == ["nDCG@10 of 20 candidates"]
+    assert CrossEncoder.load(tmp_path / "new.onnx").predict([("the cat", "the sea")]).shape == (1,)
+    judged = [json.loads(line) for line in (tmp_path / "run/.data/judged.jsonl").read_text().splitlines()]
+    assert {row["label"] for row in judged} == {0, 1}
+
+
+def test_a_loss_that_may_be_chance_does_not_outweigh_the_gain():
+    def proof(high):
+        better = Comparison(before=0.5, after=0.6, rows=8, gain=Interval(0.0, 0.2))
+        worse = Comparison(before=0.5, after=0.4, rows=8, gain=Interval(-0.2, high))
+        return Proof(measures={"first": better, "second": worse}, agreement=0.9, keeps_collections=None)
+
+    assert proof(0.01).is_better
+    assert not proof(-0.01).is_better
 
 
 @pytest.fixture
