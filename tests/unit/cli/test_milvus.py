@@ -34,7 +34,7 @@ def test_from_documents_to_hits(toy_bundle, documents, tmp_path, capsys):
     assert (hit["id"], hit["text"], round(hit["scores"]["dense"], 5)) == ("c", "red apple", 1)
     assert main(["search", address, "red apple", "--filter", '{"lang": "de"}', "-q"]) == 0
     assert capsys.readouterr().out.split()[2:] == ["b", "the", "sea"]
-    assert main(["index", "delete", address, "a", "nobody"]) == 0
+    assert main(["index", "delete", address, "a", "nobody", "--missing-ok"]) == 0
     assert "1 deleted, 1 unknown: 2 documents" in capsys.readouterr().out
 
 
@@ -48,7 +48,7 @@ def test_words_and_two_models(toy_bundle, write_toy_bundle, documents, tmp_path,
     assert main(["search", address, "the sea", "--hybrid", "--rerank", str(toy_bundle), "--json"]) == 0
     hits = json.loads(capsys.readouterr().out)["hits"]
     assert hits[0]["id"] == "b"
-    assert set(hits[0]["scores"]) == {"dense", "lexical", "fused", "rerank"}
+    assert set(hits[0]["scores"]) == {"dense", "lexical", "fused", "rerank", "blended"}
     assert main(["search", address, "the sea", "--filter", '{"lnag": "de"}', "--json"]) == 0
     assert "did you mean 'lang'?" in json.loads(capsys.readouterr().out)["warnings"][0]
     assert main(["index", "verify", address]) == 0
