@@ -98,7 +98,7 @@ def test_unsuitable_flags_are_refused_before_anything_is_read(tmp_path, capsys, 
 
 
 @pytest.mark.parametrize(
-    "command", [["export"], ["distill-static"], ["adapt", "--corpus", "texts.txt"]], ids=lambda command: command[0]
+    "command", [["export"], ["distill-static"], ["adapt", "texts.txt"]], ids=lambda command: command[0]
 )
 def test_an_existing_file_is_replaced_on_request_only(tmp_path, capsys, command):
     bundle = tmp_path / "mine.onnx"

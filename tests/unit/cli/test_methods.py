@@ -7,6 +7,7 @@ import json
 import pytest
 
 from embedkit.cli.main import main
+from embedkit.config import to_mapping
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES
 from embedkit.training.run import resolve
@@ -35,7 +36,7 @@ def test_defaults_are_those_of_a_run(capsys, name, size):
     if name == "score-distillation":  # queries have no default
         mapping["settings"] = {"queries": [{"path": "q"}]}
     config = resolve(mapping)
-    settings = json.loads(json.dumps(config.settings))
+    settings = json.loads(json.dumps(to_mapping(config.settings)))
     if name == "score-distillation":
         settings["queries"] = []
     assert defaults(found["settings"]) == settings

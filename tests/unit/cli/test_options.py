@@ -12,7 +12,6 @@ from embedkit.cli.main import main
     [
         (["cluster", "gone.txt", "--max-pairs", "9"], "--max-pairs: no effect without --pairs"),
         (["cluster", "gone.txt", "--pairs", "--min-size", "2"], "--min-size: no effect with --pairs"),
-        (["bench", "gone.onnx", "--data", "data"], "--data: no effect without --task"),
         (
             ["mcp", "gone", "--port", "81", "--api-key-file", "k"],
             "--port, --api-key-file: no effect without --http",
