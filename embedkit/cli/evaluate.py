@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="a bundle, a bundled name, a run folder, a model folder or a hub id",
+        help="a bundle, a bundled name, a run or model folder, a hub id, or a collection, whose search is judged",
     )
     parser.add_argument("--task", dest="tasks", action="append", required=True, metavar="TASK", help=_TASK_HELP)
     parser.add_argument(
@@ -91,6 +91,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SAMPLES",
         help="add 95%% intervals and paired bootstrap tests against the first model (1000 samples)",
     )
+    parser.add_argument(
+        "--mode",
+        choices=("hybrid", "dense", "lexical"),
+        help="rankings of a collection's search; default: all it has",
+    )
+    parser.add_argument("--rerank", metavar="MODEL", help="a cross-encoder for a collection's search")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write a report: .json or .md")
 
 
@@ -98,16 +104,20 @@ def run(arguments: argparse.Namespace) -> None:
     """Evaluate every model on every task; the data of all tasks is loaded before the first model."""
     from embedkit.evaluation.catalogue import load_task
     from embedkit.evaluation.tasks import evaluate
+    from embedkit.serving.retrieval.collection import is_collection
 
     _check_options(arguments)
     names = dict.fromkeys(arguments.tasks)
     wishes = {"data": arguments.data, "convention": arguments.convention, "split": arguments.split}
     tasks = [load_task(kept_file(name, lines=".tsv"), **wishes) for name in names]
     sources = list(dict.fromkeys(arguments.models))
-    _check_kinds(sources, arguments.backend, tasks)
+    _check_kinds([one for one in sources if not is_collection(one)], arguments.backend, tasks)
     evaluated: dict[str, list[Evaluation]] = {}
     try:
         for source in sources:
+            if is_collection(source):
+                evaluated[source] = _evaluate_collection(source, tasks, arguments)
+                continue
             model, evaluated[source] = load_model(source, arguments.backend), []
             for task in tasks:
                 evaluated[source].append(evaluate(model, task))
@@ -118,6 +128,16 @@ def run(arguments: argparse.Namespace) -> None:
             _show(arguments, evaluated, None)
         raise
     _show(arguments, evaluated, _compare(evaluated, arguments.significance))
+
+
+def _evaluate_collection(source: str, tasks: list[Task], arguments: argparse.Namespace) -> list[Evaluation]:
+    """Judge the search of a collection on every task."""
+    from embedkit.evaluation.collection_search import evaluate_search
+    from embedkit.serving.retrieval.collection import Collection
+
+    collection = Collection.open(source)
+    options = {"mode": arguments.mode, "rerank": arguments.rerank}
+    return [evaluate_search(collection, task, options) for task in tasks]
 
 
 def _show(

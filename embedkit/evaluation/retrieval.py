@@ -8,7 +8,7 @@ from a folder or from the hub.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -91,16 +91,19 @@ class RetrievalSet:
         """Return all measures of exact search."""
         queries = pool.embeddings([query.text for query in self.queries], "query")
         documents = pool.embeddings(list(self.documents.values()), "document")
-        rankings = list(rank_documents(queries, documents, self))
-        scores = {name: np.array([measure(ranking) for ranking in rankings]) for name, measure in MEASURES.items()}
+        return self.measured(list(rank_documents(queries, documents, self)), MEASURES, documents=len(documents))
+
+    def measured(self, rankings: Sequence[Ranking], measures: Mapping[str, Measure], *, documents: int) -> Result:
+        """Return the measures of rankings of the queries, the first of which is the headline."""
+        scores = {name: np.array([measure(ranking) for ranking in rankings]) for name, measure in measures.items()}
         hidden = sum(query.hidden is not None for query in self.queries)
-        notes = [f"searched among {len(documents):,} documents", *self.notes]
+        notes = [f"searched among {documents:,} documents", *self.notes]
         if hidden:
             notes.append(f"{hidden:,} queries are themselves documents, which are excluded from their own ranking")
         return build_result(
             self.name,
             {name: float(values.mean()) for name, values in scores.items()},
-            sizes={"queries": len(queries), "documents": len(documents)},
+            sizes={"queries": len(rankings), "documents": documents},
             published=self.expected,
             source=self.source,
             skipped=self.skipped,

@@ -241,6 +241,11 @@ class Collection:
         return self._models.given_for_queries
 
     @property
+    def max_length(self) -> int:
+        """Number of tokens to which the model of queries cuts texts; raises as :meth:`encode_queries`."""
+        return self._models.of_queries(self.path, self.manifest).max_length
+
+    @property
     def manifest(self) -> CollectionInfo:
         """The content and the models of the collection."""
         return self.store.info
@@ -629,6 +634,36 @@ class Collection:
             InputError: the filter is malformed; the generator raises further errors, as :meth:`search` does.
         """
         return search_steps(self.store.view(), check_texts(query, "query"), options, _conditions(options.filter))
+
+    def evaluate(
+        self,
+        task: str | os.PathLike[str],
+        *,
+        data: str | os.PathLike[str] | None = None,
+        split: str = "test",
+        **options: Unpack[SearchKeywords],
+    ) -> dict[str, float]:
+        """Judge this search, with its windows, rankings, filter and re-ranker, on queries with relevant documents.
+
+        Args:
+            task: a retrieval task by name, or the path of a set in BEIR's form, whose ids the documents have.
+            data: folder with the published data sets.
+            split: which judgements of the set.
+            options: those of :meth:`search`.
+
+        Returns:
+            ndcg_at_10, recall_at_1, recall_at_10, recall_at_100 and mrr_at_10, each the mean over the queries.
+
+        Raises:
+            DataError: the data are missing or malformed.
+            InputError: the task is no retrieval, or none of its relevant documents is found.
+        """
+        from embedkit.evaluation.catalogue import load_task  # noqa: PLC0415 - searches need none of it
+        from embedkit.evaluation.collection_search import evaluate_search  # noqa: PLC0415
+
+        judged = load_task(check_path(task, "task"), data=data, split=split)
+        (result, *_) = evaluate_search(self, judged, dict(options)).results
+        return {name: float(value) for name, value in result.measures.items() if value is not None}
 
     def encode_queries(self, queries: Sequence[str]) -> FloatArray:
         """Embed queries with the collection's query model, with ``encode_query`` if it has that method.
