@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 from transformers import BertForSequenceClassification
 
 from embedkit.errors import ModelError
@@ -47,6 +48,7 @@ from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _TEXTS_PER_BATCH = 64
+_ROWS_PER_PRODUCT = 1024
 _SCORE_RIDGE = 1e-2  # there is one observation for each pair, not for each token
 _USUAL = 0.95  # share of feed-forward units whose largest activation counts as usual
 _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
@@ -99,7 +101,7 @@ def from_layers(
     student.backbone.config.layer_norm_eps = teacher.config.layer_norm_eps
     with torch.no_grad(), evaluating(teacher), evaluating(student):
         student.backbone = type(student.backbone)(student.backbone.config, add_pooling_layer=False).eval()
-        _Cut(teacher.backbone, student.backbone, chosen, _tokenize(student.tokenizer, texts), seed).copy()
+        _Cut(teacher.backbone, student.backbone, chosen, _batches(student.tokenizer, texts), seed).copy()
     return student
 
 
@@ -128,7 +130,7 @@ def cross_from_layers(
     with seeded(seed):
         network = BertForSequenceClassification(config)
     student = PairEncoder(network, PairTokenizer(teacher.tokenizer.json, max_length), name=teacher.name)
-    batches = _tokenize(student.tokenizer, pairs)
+    batches = _batches(student.tokenizer, pairs)
     with torch.no_grad(), evaluating(teacher), evaluating(student):
         _Cut(teacher.network.base_model, student.network.base_model, chosen, batches, seed).copy()
         _copy_score(teacher, student, batches)
@@ -310,11 +312,29 @@ class _Cut:
             for place in places:
                 hook = place[0].register_forward_hook(_keep(seen[place], place[1]), with_kwargs=True)
                 hooks.callback(hook.remove)
+            hooks.callback(_stop_after(network, places).remove)
             for batch in self.batches:
-                network(**batch)
+                with contextlib.suppress(_SeenAll):
+                    network(**batch)
                 for states in seen.values():
                     states[-1] = states[-1][batch["attention_mask"].bool()]
         return {place: torch.cat(states) for place, states in seen.items()}
+
+
+class _SeenAll(Exception):
+    """A network has passed all places that are watched; the rest of it need not be computed."""
+
+
+def _stop_after(network: nn.Module, places: Sequence[_Place]) -> RemovableHandle:
+    """Stop a network after the layer that holds the last of some places, or after its embeddings."""
+    parts: list[Any] = [network.embeddings, *network.encoder.layer]  # type: ignore[union-attr, misc]
+    holding = [part for part in parts if any(module in set(part.modules()) for module, _ in places)]
+
+    def stop(*_: Any) -> None:
+        raise _SeenAll
+
+    last: nn.Module = holding[-1]
+    return last.register_forward_hook(stop)
 
 
 def _places(teacher: Any, layers: Sequence[Any]) -> list[_Place]:
@@ -343,7 +363,7 @@ def _keep(seen: list[Tensor], what: str) -> Callable[..., None]:
     return hook
 
 
-def _tokenize(tokenizer: Tokenizer | PairTokenizer, items: Sequence[Any]) -> list[_Batch]:
+def _batches(tokenizer: Tokenizer | PairTokenizer, items: Sequence[Any]) -> list[_Batch]:
     """Return the inputs of batches of texts or pairs, grouping those of similar length."""
     tokens = tokenizer.tokenize(items)
     if not len(tokens.ids):
@@ -365,14 +385,19 @@ _RIDGE = 1e-4  # as a multiple of the inputs' mean variance
 def fit_affine(inputs: Tensor, targets: Tensor, *, ridge: float = _RIDGE) -> tuple[Tensor, Tensor]:
     """Fit the affine map from ``(N, I)`` to ``(N, O)``; return weight ``(O, I)`` and bias ``(O,)``.
 
-    Both are float32, in the layout of :class:`torch.nn.Linear`; sums are computed in float64. ``ridge`` is the
-    penalty on squared weights, as a multiple of the inputs' mean variance.
+    Both are float32, in the layout of :class:`torch.nn.Linear`. Products of a thousand rows are computed in
+    float32 and summed in float64. ``ridge`` is the penalty on squared weights, as a multiple of the inputs' mean
+    variance.
     """
     mean, target_mean = inputs.mean(dim=0, dtype=torch.float64), targets.mean(dim=0, dtype=torch.float64)
-    centred = (inputs - mean.float()).double()
-    gram = centred.T @ centred
+    gram = torch.zeros(inputs.shape[1], inputs.shape[1], dtype=torch.float64)
+    product = torch.zeros(inputs.shape[1], targets.shape[1], dtype=torch.float64)
+    for rows, wanted in zip(inputs.split(_ROWS_PER_PRODUCT), targets.split(_ROWS_PER_PRODUCT), strict=True):
+        centred = rows - mean.float()
+        gram += centred.T @ centred
+        product += centred.T @ (wanted - target_mean.float())
     gram.diagonal().add_(ridge * gram.diagonal().mean().clamp(min=1e-12))
-    weight = torch.linalg.solve(gram, centred.T @ (targets - target_mean.float()).double()).T
+    weight = torch.linalg.solve(gram, product).T
     return weight.float(), (target_mean - weight @ mean).float()
 
 

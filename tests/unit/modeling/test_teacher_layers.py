@@ -232,3 +232,18 @@ def test_a_column_that_never_changes_gets_no_scale():
     scale, shift = fit_scale(torch.full((5, 1), 2.0), torch.arange(5.0)[:, None])
 
     assert (scale.item(), shift.item()) == (0.0, 2.0)
+
+
+def test_cutting_computes_no_layer_beyond_the_last_that_is_taken(teacher, words_of_texts):
+    seen = set()
+    layers = teacher.backbone.encoder.layer
+    hooks = [
+        layer.register_forward_hook(lambda *_, number=number: seen.add(number))
+        for number, layer in enumerate(layers, 1)
+    ]
+    try:
+        from_layers(teacher, Size(2, 32, 4, 48), words_of_texts[:50], layers=[1, 2], max_length=16, seed=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert seen == {1, 2}
