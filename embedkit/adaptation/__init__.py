@@ -74,6 +74,7 @@ _WORDS = " with "
 _CALIBRATION = 256  # passages
 # Limits of differences from torch, wider than after a long run: the proof measures the exported file itself.
 _COSINE = 0.9
+_AGREEMENT = 0.95
 _ERROR = (0.5, 0.5)
 _BATCH = 32
 _DOCUMENTS_BATCH = 128
@@ -334,7 +335,8 @@ def _export(folder: Path, output: Path, old: Manifest, data: Data) -> None:
     passages = data.documents or (data.labelled.passages if data.labelled is not None else [])
     is_encoder = old.kind == "encoder"
     limits = (THRESHOLDS if is_encoder else PAIR_THRESHOLDS)[precision]
-    lower = {"cosine": min(limits.cosine or 0, _COSINE)} if is_encoder else {"error": limits.error and _ERROR}
+    lower: dict[str, Any] = {"agreement": min(limits.agreement, _AGREEMENT)}
+    lower |= {"cosine": min(limits.cosine or 0, _COSINE)} if is_encoder else {"error": limits.error and _ERROR}
     export_source(
         str(folder),
         output,
