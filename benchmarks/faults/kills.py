@@ -36,6 +36,7 @@ from embedkit.serving.retrieval import Collection
 GROUPS = {"a": 80, "b": 30, "c": 9, "d": 2}  # documents in each; different sizes, so that segments are not merged
 ACTIONS = ["upsert", "merge", "delete", "compact", "build"]
 LONGEST_SECONDS = 0.3
+SINGLE_SECONDS = 0.02  # about as long as a single upsert and what follows it
 
 
 class WordHashes:
@@ -123,7 +124,9 @@ def kill_singles(path: Path, kills: int, count: int, chance: random.Random) -> t
             if writer.stdout is None or writer.stdout.readline() != "ready\n":
                 raise SystemExit("the writer did not start")
             if killed < kills:
-                time.sleep(chance.uniform(0, 2 * LONGEST_SECONDS))
+                for _ in range(chance.randrange((count - acknowledged) // (kills - killed + 1))):
+                    acknowledged = int(writer.stdout.readline())
+                time.sleep(chance.uniform(0, SINGLE_SECONDS))
                 writer.send_signal(signal.SIGKILL)
                 killed += 1
             acknowledged = int([str(acknowledged), *writer.stdout.read().splitlines()][-1])
