@@ -295,7 +295,8 @@ def _sync(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int
         strict=arguments.strict,
         follow_links=arguments.follow_links,
     )
-    return "changed", collection, _changes(done)
+    verb = "changed" if done.added or done.updated or done.removed else "checked"
+    return verb, collection, _changes(done)
 
 
 def _build_synced(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
