@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import importlib.util
 import logging
 import signal
 import socket
 import ssl
+import struct
 import sys
 import threading
 import time
@@ -64,6 +66,34 @@ def url_of(bound: socket.socket, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+# Linux: a socket filter that drops requests for a connection, which are segments with SYN and without ACK. Each
+# instruction is code, jump if true, jump if false, operand; see linux/filter.h.
+_SO_ATTACH_FILTER = 26
+_NO_NEW_CONNECTIONS = (
+    (0x30, 0, 0, 13),  # load the byte of flags
+    (0x54, 0, 0, 0x12),  # keep SYN and ACK
+    (0x15, 0, 1, 0x02),  # if SYN alone is set,
+    (0x06, 0, 0, 0),  # drop the segment,
+    (0x06, 0, 0, 0xFFFFFFFF),  # otherwise accept all of it
+)
+
+
+def _ignore_new_connections(listening: socket.socket) -> None:
+    """Leave clients that want to connect unanswered until all processes have closed the socket, on Linux.
+
+    Otherwise a connection that is established between the last one accepted and the closing of the socket would be
+    reset, possibly after its client has sent a request. A client whose attempt is ignored repeats it a second
+    later, and is then refused.
+    """
+    if sys.platform != "linux":
+        return
+    instructions = b"".join(struct.pack("=HBBI", *each) for each in _NO_NEW_CONNECTIONS)
+    memory = ctypes.create_string_buffer(instructions, len(instructions))
+    program = struct.pack("@HP", len(_NO_NEW_CONNECTIONS), ctypes.addressof(memory))
+    with contextlib.suppress(OSError):  # a sandbox may not allow it
+        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
 class Listener:
     """A listening socket. The event loop's own servers close theirs with connections left in the backlog.
 
@@ -100,6 +130,8 @@ class Listener:
     async def stop(self, *, others_accept: bool = False) -> None:
         """Accept the connections in the backlog, unless other processes accept them, and no more."""
         self._pause()
+        if not others_accept:
+            _ignore_new_connections(self._socket)
         with self._socket, contextlib.suppress(OSError):  # the backlog is empty, or too many files are open
             while not others_accept:
                 self._accept()

@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import socket
+import sys
 
 import pytest
 
@@ -26,14 +27,18 @@ def listener_of(bound):
     return Listener(bound, Echo, tls=None, handshake_timeout_s=1, most_handshakes=10, make_room=lambda: None)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's socket filters")
 def test_a_connection_is_either_accepted_or_refused_as_the_listener_stops():
-    """One connection is in the backlog, and another one comes when the listener has stopped."""
+    """One connection is in the backlog, and another one comes after the last has been accepted."""
 
     async def stop_late(bound):
         loop, listener = asyncio.get_running_loop(), listener_of(bound)
         listener.start()
         with socket.create_connection(bound.getsockname(), timeout=5) as backlog:
-            await listener.stop()
+            with bound.dup() as also_open:  # as in another worker, which has not stopped yet
+                await listener.stop()
+                with pytest.raises(TimeoutError):
+                    socket.create_connection(also_open.getsockname(), timeout=0.1)
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(backlog.getpeername(), timeout=5)
             backlog.setblocking(False)
