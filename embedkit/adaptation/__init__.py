@@ -9,7 +9,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -361,7 +360,6 @@ def _prove(source: str, path: Path, data: Data, check: ScoredPairs | None, *, qu
         held_out=held_out,
         graded=data.held_out_graded,
         check=check,
-        hybrid=find_spec("bm25s") is not None,
         queries_only=queries_only,
     )
 

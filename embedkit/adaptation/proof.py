@@ -79,7 +79,6 @@ def prove(
     held_out: RetrievalSet | None,
     graded: ScoredPairs | None,
     check: ScoredPairs | None,
-    hybrid: bool,
     queries_only: bool,
 ) -> Proof:
     """Measure both encoders on what was held out, and on ``check``, pairs that nothing was trained on."""
@@ -98,7 +97,7 @@ def prove(
         crossed = _rankings(held_out, asked[1], old_rows)
         keeps = _mean(crossed) >= _mean(before)
         agreement = float((old_rows * new_rows).sum(axis=1).mean())
-        if hybrid and not queries_only:
+        if not queries_only:
             found = _hybrid(old, held_out), _hybrid(new, held_out)
             measures["nDCG@10, hybrid search"] = compare(found[0], found[1], ndcg)
     for name, pairs in {"Spearman, held-out graded pairs": graded, "Spearman, general pairs": check}.items():
