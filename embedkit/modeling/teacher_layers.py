@@ -385,17 +385,16 @@ _RIDGE = 1e-4  # as a multiple of the inputs' mean variance
 def fit_affine(inputs: Tensor, targets: Tensor, *, ridge: float = _RIDGE) -> tuple[Tensor, Tensor]:
     """Fit the affine map from ``(N, I)`` to ``(N, O)``; return weight ``(O, I)`` and bias ``(O,)``.
 
-    Both are float32, in the layout of :class:`torch.nn.Linear`. Products of a thousand rows are computed in
-    float32 and summed in float64. ``ridge`` is the penalty on squared weights, as a multiple of the inputs' mean
-    variance.
+    Both are float32, in the layout of :class:`torch.nn.Linear`; sums are computed in float64, in blocks of rows.
+    ``ridge`` is the penalty on squared weights, as a multiple of the inputs' mean variance.
     """
     mean, target_mean = inputs.mean(dim=0, dtype=torch.float64), targets.mean(dim=0, dtype=torch.float64)
     gram = torch.zeros(inputs.shape[1], inputs.shape[1], dtype=torch.float64)
     product = torch.zeros(inputs.shape[1], targets.shape[1], dtype=torch.float64)
     for rows, wanted in zip(inputs.split(_ROWS_PER_PRODUCT), targets.split(_ROWS_PER_PRODUCT), strict=True):
-        centred = rows - mean.float()
+        centred = (rows - mean.float()).double()
         gram += centred.T @ centred
-        product += centred.T @ (wanted - target_mean.float())
+        product += centred.T @ (wanted - target_mean.float()).double()
     gram.diagonal().add_(ridge * gram.diagonal().mean().clamp(min=1e-12))
     weight = torch.linalg.solve(gram, product).T
     return weight.float(), (target_mean - weight @ mean).float()
