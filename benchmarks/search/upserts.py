@@ -173,8 +173,9 @@ def main() -> int:
         for kind, row in kinds.items():
             print(f"| {name} | {kind} | {' | '.join(f'{value:.2f}' for value in row.values())} |")
     if arguments.output:
-        about = {"embedkit": __version__, "sqlite": sqlite3.sqlite_version, **vars(arguments)}
-        content = {"about": {name: str(value) for name, value in about.items()}, "figures": figures}
+        about = {"embedkit": __version__, "sqlite": sqlite3.sqlite_version}
+        about |= {"documents": arguments.documents, "rounds": arguments.rounds}
+        content = {"about": about, "figures": figures}
         arguments.output.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
