@@ -11,7 +11,6 @@ passages of its query, or a folder may hold a set in BEIR's form::
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -101,11 +100,6 @@ class LabelledQueries:
         queries, positives, weights, negatives = ([values[row] for row in chosen] for values in lists)
         return LabelledQueries(queries, self.passages, positives, weights, negatives)
 
-    def with_passages(self, more: Iterable[str]) -> LabelledQueries:
-        """Return the same queries among further passages, those already known once."""
-        passages = list(dict.fromkeys([*self.passages, *map(normalise, more)]))
-        return LabelledQueries(self.queries, passages, self.positives, self.weights, self.negatives)
-
     def judgements(self) -> Iterator[Judgement]:
         """Yield every judgement again."""
         for query, positives, weights, negatives in zip(
@@ -115,11 +109,6 @@ class LabelledQueries:
                 yield Judgement(query, self.passages[row], weight)
             for row in negatives.tolist():
                 yield Judgement(query, self.passages[row], 0.0)
-
-    def digest(self) -> str:
-        """Return the hex SHA-256 of all judgements and passages."""
-        content = repr(([*self.judgements()], self.passages))
-        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_queries(path: str | Path, *, split: str = "train", label: str | None = None) -> LabelledQueries:
