@@ -199,7 +199,7 @@ def unread() -> tuple[Figures, bool]:
         still = server.sockets() - own
         del greedy
     figures = {"grown MB": round(largest, 1), "connections": 40, f"open after {passed:.0f} s": still}
-    return figures, still == 0 and largest < 500  # 268 MB of responses, and what 40 requests need until then
+    return figures, still == 0 and largest < 350
 
 
 def searches() -> tuple[Figures, bool]:
