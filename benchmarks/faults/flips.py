@@ -28,8 +28,9 @@ from unittest import mock
 from kills import WordHashes
 
 from embedkit.errors import CollectionError, EmbedkitError
-from embedkit.serving.retrieval import Collection, segment_files
-from embedkit.serving.retrieval.segment_files import SMALL_BYTES
+from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval.store import files as stored_files
+from embedkit.serving.retrieval.store.files import SMALL_BYTES
 
 WORDS = ["bee", "ant", "tea", "sea", "sky", "fly", "rye", "ice", "sun", "fog"]
 OPENINGS = 100
@@ -140,7 +141,7 @@ def outcome_of(path: Path, expected: Any) -> str:
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Map small files, too, and compare only their lengths."""
-    with mock.patch.object(segment_files, "SMALL_BYTES", -1):
+    with mock.patch.object(stored_files, "SMALL_BYTES", -1):
         yield
 
 

@@ -25,7 +25,7 @@ from kills import WordHashes
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.errors import CollectionError, EmbedkitError
-from embedkit.serving.retrieval import index_kinds
+from embedkit.serving.retrieval.store import index_kinds
 
 ROUNDS_PER_PROCESS = 250
 KINDS = ("exact", "sq8", "hnsw", "ivf-pq")

@@ -39,8 +39,8 @@ from embedkit.evaluation.significance import Difference, Samples
 from embedkit.evaluation.tasks import EmbeddingCache, PairPool, Pool
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.exact_index import Ranking
 from embedkit.serving.retrieval.fusion import blend as blend_with
+from embedkit.serving.retrieval.store.exact import Ranking
 
 HERE = Path(__file__).parent
 TIMED, ROUNDS, THREADS = 100, 8, (1, 2)

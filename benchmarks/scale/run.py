@@ -27,7 +27,7 @@ from vectors import clustered
 
 from embedkit import Encoder
 from embedkit.serving.bulk import BulkEncoding
-from embedkit.serving.retrieval.index_kinds import INDEX_KINDS, index_class
+from embedkit.serving.retrieval.store.index_kinds import INDEX_KINDS, index_class
 
 HERE = Path(__file__).parent
 DIMENSION = 384

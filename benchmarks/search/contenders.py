@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from embedkit.serving.retrieval.index_kinds import index_class
+from embedkit.serving.retrieval.store.index_kinds import index_class
 
 FloatArray = npt.NDArray[np.float32]
 KINDS = ("exact", "sq8", "hnsw", "ivf-pq")

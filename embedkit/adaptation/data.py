@@ -20,7 +20,7 @@ from embedkit.runtime.arguments import check_iterable, check_path
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.splitting import is_text_source, split_documents
-from embedkit.serving.retrieval.store import MANIFEST
+from embedkit.serving.retrieval.store.protocol import MANIFEST
 from embedkit.training.corpus import normalise
 from embedkit.training.pairs import PASSAGE, QUERY, Judgement, LabelledQueries, read_queries, splits
 

@@ -96,7 +96,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the action, and print a summary of the collection."""
-    from embedkit.serving.retrieval.index_kinds import SMALL
+    from embedkit.serving.retrieval.store.index_kinds import SMALL
 
     if arguments.action in _LISTINGS:
         _LISTINGS[arguments.action](arguments)

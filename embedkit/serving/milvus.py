@@ -25,7 +25,7 @@ from pymilvus.exceptions import MilvusException
 from embedkit.errors import CollectionError, DataError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import is_unicode
-from embedkit.serving.retrieval.columns import Column, ColumnBuilder, flattened, moment_of
+from embedkit.serving.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import (
     Combination,
@@ -34,8 +34,8 @@ from embedkit.serving.retrieval.filters import (
     comparisons,
     selected_rows,
 )
-from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
+from embedkit.serving.retrieval.store.columns import Column, ColumnBuilder, flattened, moment_of
+from embedkit.serving.retrieval.store.index_kinds import AUTO
 
 TOKEN_VARIABLE: Final = "EMBEDKIT_MILVUS_TOKEN"  # noqa: S105 - its name, not its value
 MOST_RESULTS: Final = 16_384
@@ -79,7 +79,7 @@ class _Filter:
 
 
 class MilvusDocuments(RemoteStore):
-    """See :class:`~embedkit.serving.retrieval.store.Store`.
+    """See :class:`~embedkit.serving.retrieval.store.protocol.Store`.
 
     Other clients see the fields ``id``, ``text``, ``metadata`` (JSON), ``embedding`` and ``words`` (BM25).
     """

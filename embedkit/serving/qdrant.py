@@ -22,13 +22,13 @@ from qdrant_client.http.exceptions import ApiException
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import is_unicode
-from embedkit.serving.retrieval.analyzer import Analyzer
-from embedkit.serving.retrieval.columns import moment_of
+from embedkit.serving.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Combination, Comparison, Condition
-from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
-from embedkit.serving.retrieval.segment_files import text_hash
+from embedkit.serving.retrieval.store.analyzer import Analyzer
+from embedkit.serving.retrieval.store.columns import moment_of
+from embedkit.serving.retrieval.store.files import text_hash
+from embedkit.serving.retrieval.store.index_kinds import AUTO
 
 KEY_VARIABLE: Final = "EMBEDKIT_QDRANT_KEY"
 
@@ -42,7 +42,7 @@ _IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # namespace of point i
 
 
 class QdrantDocuments(RemoteStore):
-    """See :class:`~embedkit.serving.retrieval.store.Store`.
+    """See :class:`~embedkit.serving.retrieval.store.protocol.Store`.
 
     Other clients see points with the vectors ``embedding`` and ``words`` and the payload ``id``, ``text``,
     ``metadata``.

@@ -9,11 +9,11 @@ import pytest
 
 from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import VectorIndex
-from embedkit.serving.retrieval.exact_index import ExactIndex
-from embedkit.serving.retrieval.index_kinds import index_class
+from embedkit.serving.retrieval.store.exact import ExactIndex
+from embedkit.serving.retrieval.store.index_kinds import index_class
 
 pytest.importorskip("faiss")
-approximate_indexes = importlib.import_module("embedkit.serving.retrieval.faiss_index")
+approximate_indexes = importlib.import_module("embedkit.serving.retrieval.store.ann")
 
 COUNT, WIDTH = 3_000, 32
 

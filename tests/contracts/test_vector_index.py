@@ -7,8 +7,8 @@ import pytest
 
 from embedkit.errors import InputError
 from embedkit.protocols import VectorIndex
-from embedkit.serving.retrieval.exact_index import ExactIndex
-from embedkit.serving.retrieval.index_kinds import index_class
+from embedkit.serving.retrieval.store.exact import ExactIndex
+from embedkit.serving.retrieval.store.index_kinds import index_class
 
 WIDTH = 24
 

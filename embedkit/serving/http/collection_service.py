@@ -21,11 +21,11 @@ from embedkit.serving.http.tracing import span
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Filter, parse_filter
-from embedkit.serving.retrieval.folder_store import retry_while_busy
 from embedkit.serving.retrieval.models import CollectionInfo
 from embedkit.serving.retrieval.options import SearchOptions
 from embedkit.serving.retrieval.search import Encode, Hits, Score, Steps
-from embedkit.serving.retrieval.store import Upserted
+from embedkit.serving.retrieval.store.folder import retry_while_busy
+from embedkit.serving.retrieval.store.protocol import Upserted
 from embedkit.threads import available_threads
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from embedkit.serving.http.batcher import Batcher, background_threads
 from embedkit.serving.http.metrics import Metrics
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import span
-from embedkit.serving.retrieval.exact_index import inner_products
+from embedkit.serving.retrieval.store.exact import inner_products
 
 Result = TypeVar("Result")
 MakeBatcher = Callable[[str, Callable[[Tokens], FloatArray], Rate], Batcher]

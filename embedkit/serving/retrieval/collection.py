@@ -24,11 +24,9 @@ from embedkit.runtime.arguments import (
     check_whole,
 )
 from embedkit.runtime.numerics import warn_of_mixture
-from embedkit.serving.retrieval.analyzer import LANGUAGES
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource, with_metadata
 from embedkit.serving.retrieval.embedding import Known, embed_queries
 from embedkit.serving.retrieval.filters import Comparison, Condition, Filter, parse_filter
-from embedkit.serving.retrieval.index_kinds import AUTO
 from embedkit.serving.retrieval.models import (
     SAMPLE,
     CollectionInfo,
@@ -48,7 +46,9 @@ from embedkit.serving.retrieval.search import (
 )
 from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
 from embedkit.serving.retrieval.splitting import Splitter
-from embedkit.serving.retrieval.store import MANIFEST, BuildOptions, Store, Upserted, store_class
+from embedkit.serving.retrieval.store.analyzer import LANGUAGES
+from embedkit.serving.retrieval.store.index_kinds import AUTO
+from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, Store, Upserted, store_class
 from embedkit.serving.retrieval.sync import (
     Changes,
     NamedPage,
@@ -134,7 +134,7 @@ class Collection:
             embeddings: existing embeddings of the documents: ``(N, D)`` floats or a ``.npy`` file, aligned by row,
                 or the name of a column. ``encoder`` embeds a sample to verify them.
             index: kind of index: ``"exact"``, ``"sq8"``, ``"hnsw"``, ``"ivf-pq"``, or
-                ``"auto"``, which chooses by cost (see :func:`embedkit.serving.retrieval.index_kinds.kind_for`).
+                ``"auto"``, which chooses by cost.
             lexical: whether to keep a keyword index, for hybrid search.
             language: the language whose words are stemmed in the keyword index (PyStemmer's names, such as
                 ``"german"``), ``"none"``, or ``"auto"``: the languages of the texts, by script and

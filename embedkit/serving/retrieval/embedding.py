@@ -24,7 +24,7 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PromptingEncoder, TextEncoder
 from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.documents import Document, Documents
-from embedkit.serving.retrieval.segment_files import map_array, write_array
+from embedkit.serving.retrieval.store.files import map_array, write_array
 
 UNFINISHED: Final = ".unfinished"
 

@@ -24,9 +24,9 @@ import numpy as np
 from embedkit.errors import DataError, InputError, did_you_mean, shown
 from embedkit.records import parse_json
 from embedkit.runtime.arguments import is_unicode
-from embedkit.serving.retrieval.columns import Column, Scalar, is_scalar, kind_of
 from embedkit.serving.retrieval.documents import plain_value
-from embedkit.serving.retrieval.exact_index import BoolArray
+from embedkit.serving.retrieval.store.columns import Column, Scalar, is_scalar, kind_of
+from embedkit.serving.retrieval.store.exact import BoolArray
 
 Filter = Mapping[str, Any]
 

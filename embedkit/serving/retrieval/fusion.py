@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.exact_index import BoolArray, Ranking, RowNumbers, inner_products
+from embedkit.serving.retrieval.store.exact import BoolArray, Ranking, RowNumbers, inner_products
 
 DENSE_WEIGHT: Final = 0.8
 FEEDBACK: Final = 1 / 3

@@ -23,8 +23,8 @@ from embedkit.errors import FingerprintError, InputError, ModelNotFoundError, sh
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.find import absolute_source
 from embedkit.runtime.numerics import numerics_of, warn_of_mixture
-from embedkit.serving.retrieval.analyzer import LANGUAGES
 from embedkit.serving.retrieval.embedding import embed_texts
+from embedkit.serving.retrieval.store.analyzer import LANGUAGES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,11 +13,11 @@ from embedkit.errors import InputError, ModelError, shown
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
-from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, inner_products
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.fusion import blend, fuse
 from embedkit.serving.retrieval.options import Reranker, SearchOptions
-from embedkit.serving.retrieval.store import Selection, View
+from embedkit.serving.retrieval.store.exact import Ranking, RowNumbers, inner_products
+from embedkit.serving.retrieval.store.protocol import Selection, View
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ directions; so texts that share only a part are not similar. For two short texts
 reaches a threshold, so does the cosine of two windows: these propose the candidates.
 
 Every text is compared with every other one, in blocks, so memory does not grow with their square. The products
-only propose candidates; their scores are computed one by one as in `exact_index`, so no result depends on blocks
+only propose candidates; their scores are computed one by one as in `exact`, so no result depends on blocks
 or threads.
 
 Most products are short. Let V hold the leading principal components, h = V'x a projected row, and r the length of
@@ -40,11 +40,11 @@ from embedkit.runtime.arguments import check_iterable, check_number, check_progr
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_texts, largest_deviation
-from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, inner_products
-from embedkit.serving.retrieval.index_kinds import AUTO, StoredIndex, checked_kind, index_class, kind_for
 from embedkit.serving.retrieval.models import loaded
 from embedkit.serving.retrieval.sources import Source
 from embedkit.serving.retrieval.splitting import Splitter
+from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers, inner_products
+from embedkit.serving.retrieval.store.index_kinds import AUTO, StoredIndex, checked_kind, index_class, kind_for
 
 Texts = Iterable[str] | FloatArray | Collection | Source
 
@@ -450,7 +450,7 @@ class _Exact:
     def __init__(self, embeddings: FloatArray, threshold: float) -> None:
         self._embeddings = embeddings
         # Four times the rounding error of an inner product: of the projection, twice, of the residual and of the
-        # product (see `exact_index.score_slack`).
+        # product (see `exact.score_slack`).
         self._slack = 4 * embeddings.shape[1] * float(np.finfo(np.float32).eps)
         self._short = _shortened(embeddings, threshold - self._slack)
 

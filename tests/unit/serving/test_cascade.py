@@ -7,9 +7,10 @@ import pytest
 
 from embedkit import CrossEncoder, Encoder
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
-from embedkit.serving.retrieval import Collection, index_kinds
-from embedkit.serving.retrieval.exact_index import Ranking
+from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.fusion import blend
+from embedkit.serving.retrieval.store import index_kinds
+from embedkit.serving.retrieval.store.exact import Ranking
 
 DOCS = [
     ("bees", "how bees find their way home"),

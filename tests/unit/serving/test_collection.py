@@ -23,8 +23,9 @@ from embedkit.errors import (
     ModelError,
     StorageError,
 )
-from embedkit.serving.retrieval import Collection, embedding, index_kinds
-from embedkit.serving.retrieval import folder_store as collection_module
+from embedkit.serving.retrieval import Collection, embedding
+from embedkit.serving.retrieval.store import folder as collection_module
+from embedkit.serving.retrieval.store import index_kinds
 from embedkit.write_lock import LockedFolder
 
 
@@ -144,7 +145,7 @@ def test_an_encoder_that_breaks_its_contract(tmp_path, encoder, monkeypatch, spo
 
 @pytest.mark.parametrize(
     ("package", "module", "options"),
-    [("faiss", "faiss_index", {"index": "sq8"})],
+    [("faiss", "store.ann", {"index": "sq8"})],
 )
 def test_a_missing_package_is_reported_before_the_work(tmp_path, encoder, monkeypatch, package, module, options):
     monkeypatch.setitem(sys.modules, package, None)

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from embedkit import write_lock
 from embedkit.errors import CollectionBusyError, CollectionError, DataError, FingerprintError, InputError
 from embedkit.runtime import child as child_module
-from embedkit.serving.retrieval import Collection, Document, merge, tail, writer
-from embedkit.serving.retrieval import folder_store as folder_store_module
-from embedkit.serving.retrieval import manifest as manifest_module
-from embedkit.serving.retrieval.segment_files import Checksum
+from embedkit.serving.retrieval import Collection, Document
+from embedkit.serving.retrieval.store import folder as folder_store_module
+from embedkit.serving.retrieval.store import manifest as manifest_module
+from embedkit.serving.retrieval.store import merge, tail, writer
+from embedkit.serving.retrieval.store.files import Checksum
 
 TEXTS = ["tea", "bees find home", "ships sail", "rye bread", "snow and ice"]
 
@@ -516,7 +517,7 @@ def test_closing_a_collection_ends_a_merge(in_pieces, monkeypatch):
 
 def test_a_merging_process_exits_with_its_parent():
     """At once, in the middle of its work."""
-    code = "import sys; from embedkit.serving.retrieval import merge; merge._exit_with(sys.stdin.buffer)"
+    code = "import sys; from embedkit.serving.retrieval.store import merge; merge._exit_with(sys.stdin.buffer)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     process.stdin.close()
     assert process.wait(60) == 1

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError
-from embedkit.serving.retrieval import columns, segment_files
-from embedkit.serving.retrieval.columns import ColumnFiles, ColumnsBuilder
-from embedkit.serving.retrieval.segment_files import Arrays, ArrayWriter
+from embedkit.serving.retrieval.store import columns
+from embedkit.serving.retrieval.store import files as stored_files
+from embedkit.serving.retrieval.store.columns import ColumnFiles, ColumnsBuilder
+from embedkit.serving.retrieval.store.files import Arrays, ArrayWriter
 
 
 def written(folder, metadata):
@@ -96,6 +97,6 @@ def test_a_directory_that_was_changed_or_nests_too_deeply_is_refused(tmp_path):
     with pytest.raises(CollectionError, match="directory was changed"):
         Arrays(path)
     text = b"[" * 100_000
-    path.write_bytes(text + segment_files._TRAILER.pack(hashlib.sha256(text).digest(), len(text), b"ekarray1"))
+    path.write_bytes(text + stored_files._TRAILER.pack(hashlib.sha256(text).digest(), len(text), b"ekarray1"))
     with pytest.raises(CollectionError, match="damaged"):
         Arrays(path)

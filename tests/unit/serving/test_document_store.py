@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError, DataError
-from embedkit.serving.retrieval import segment as segment_module
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.segment import DocumentStore, DocumentWriter
-from embedkit.serving.retrieval.segment_files import MemoryArrays
+from embedkit.serving.retrieval.store import segment as segment_module
+from embedkit.serving.retrieval.store.files import MemoryArrays
+from embedkit.serving.retrieval.store.segment import DocumentStore, DocumentWriter
 
 DOCUMENTS = [
     Document("a", "one\ntwo\r\nthree"),

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from embedkit.serving.retrieval import exact_index
-from embedkit.serving.retrieval.exact_index import ExactIndex, score_slack
+from embedkit.serving.retrieval.store import exact as exact_index
+from embedkit.serving.retrieval.store.exact import ExactIndex, score_slack
 
 
 @pytest.fixture(params=[1, 2, 7, 1000])

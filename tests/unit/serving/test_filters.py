@@ -14,10 +14,11 @@ import pytest
 from toys import write_parquet
 
 from embedkit.errors import InputError
-from embedkit.serving.retrieval import Collection, columns
-from embedkit.serving.retrieval.columns import ColumnBuilder, ColumnFiles, ColumnsBuilder
+from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.filters import parse_filter, read_filter
-from embedkit.serving.retrieval.segment_files import Arrays, ArrayWriter
+from embedkit.serving.retrieval.store import columns
+from embedkit.serving.retrieval.store.columns import ColumnBuilder, ColumnFiles, ColumnsBuilder
+from embedkit.serving.retrieval.store.files import Arrays, ArrayWriter
 
 ABSENT: list = []
 VALUES = [

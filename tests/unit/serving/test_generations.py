@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.serving.retrieval import Collection, embedding, index_kinds, tail
+from embedkit.serving.retrieval import Collection, embedding
+from embedkit.serving.retrieval.store import index_kinds, tail
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGK
 BUILD = """
 import os, runpy, shutil, signal, sys
 from pathlib import Path
-from embedkit.serving.retrieval import Collection, embedding, segment
+from embedkit.serving.retrieval import Collection, embedding
+from embedkit.serving.retrieval.store import segment
 from embedkit.write_lock import LockedFolder
 
 conftest, path, moment = sys.argv[1:]
@@ -196,7 +198,8 @@ def test_an_interrupted_upsert_resumes(tmp_path, encoder, monkeypatch):
 WRITE = """
 import os, resource, runpy, sys
 from embedkit.errors import EmbedkitError
-from embedkit.serving.retrieval import Collection, tail
+from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval.store import tail
 
 tail.LARGEST_WRITE = 0  # each write makes a segment
 conftest, path = sys.argv[1:]
@@ -228,9 +231,10 @@ MAPPED = """
 import gc, os, resource, runpy, sys
 from pathlib import Path
 from embedkit.errors import CommittedError, EmbedkitError
-from embedkit.serving.retrieval import Collection, segment_files, tail
+from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval.store import files as stored_files, tail
 
-segment_files.SMALL_BYTES = 0  # all files are mapped, which takes descriptors
+stored_files.SMALL_BYTES = 0  # all files are mapped, which takes descriptors
 conftest, path = sys.argv[1:]
 collection = Collection.open(path, encoder=runpy.run_path(conftest)["WordEncoder"]())
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -5,7 +5,13 @@ import sys
 import pytest
 
 from embedkit.errors import InputError, MissingExtraError
-from embedkit.serving.retrieval.index_kinds import INDEX_KINDS, checked_kind, describe_cost, index_class, kind_for
+from embedkit.serving.retrieval.store.index_kinds import (
+    INDEX_KINDS,
+    checked_kind,
+    describe_cost,
+    index_class,
+    kind_for,
+)
 
 
 def test_every_kind_has_a_file_of_its_own():
@@ -23,7 +29,7 @@ def test_the_error_for_an_unknown_kind_names_the_known():
 
 def test_without_faiss_the_error_names_both_packages(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.faiss_index", raising=False)
+    monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.store.ann", raising=False)
     with pytest.raises(MissingExtraError) as caught:
         index_class("sq8")
     assert "faiss-cpu" in str(caught.value)
@@ -55,7 +61,7 @@ def test_a_kind_is_chosen_by_cost(asked, count, kind):
 
 def test_without_faiss_the_choice_is_the_exact_scan(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.faiss_index", raising=False)
+    monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.store.ann", raising=False)
     assert checked_kind("auto") == "auto"
     assert kind_for("auto", 10**8, 384) == "exact"
 

@@ -13,9 +13,9 @@ import pytest
 
 from embedkit.errors import CollectionError, InputError, MissingExtraError
 from embedkit.serving.retrieval import Collection
-from embedkit.serving.retrieval.analyzer import VERSION, Analyzer
-from embedkit.serving.retrieval.lexical import LexicalIndex, PostingsBuilder, PostingsSize, score_segments
-from embedkit.serving.retrieval.segment_files import MemoryArrays
+from embedkit.serving.retrieval.store.analyzer import VERSION, Analyzer
+from embedkit.serving.retrieval.store.files import MemoryArrays
+from embedkit.serving.retrieval.store.keywords import LexicalIndex, PostingsBuilder, PostingsSize, score_segments
 
 
 def cut(text, *languages):
@@ -193,7 +193,7 @@ def test_without_pystemmer_words_are_indexed_whole_with_a_warning(tmp_path, enco
     pytest.importorskip("Stemmer")
     stemmed = Collection.build(TEXTS["english"], encoder=encoder, path=tmp_path / "stemmed")
     monkeypatch.setitem(sys.modules, "Stemmer", None)
-    monkeypatch.setattr("embedkit.serving.retrieval.analyzer._stemmer", unimportable)
+    monkeypatch.setattr("embedkit.serving.retrieval.store.analyzer._stemmer", unimportable)
     plain = Collection.build(TEXTS["english"], encoder=encoder, path=tmp_path / "plain")
     assert "keywords are indexed without stems: Stemmer is not installed" in caplog.text
     assert plain.search("keys", mode="lexical")[0].text == TEXTS["english"][1]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from embedkit.errors import CollectionError
-from embedkit.serving.retrieval.lexical import PostingsSize
-from embedkit.serving.retrieval.manifest import (
+from embedkit.serving.retrieval.store.files import Checksum
+from embedkit.serving.retrieval.store.keywords import PostingsSize
+from embedkit.serving.retrieval.store.manifest import (
     ARRAYS,
     DOCUMENTS,
     FORMAT,
@@ -18,7 +19,6 @@ from embedkit.serving.retrieval.manifest import (
     Tombstones,
     _checksum,
 )
-from embedkit.serving.retrieval.segment_files import Checksum
 
 FILES = (DOCUMENTS, ARRAYS)
 MANIFEST = Manifest(

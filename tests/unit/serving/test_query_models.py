@@ -11,7 +11,7 @@ from embedkit import Encoder, JoinedEncoder
 from embedkit.errors import CollectionError, FingerprintError, InputError, ModelNotFoundError
 from embedkit.runtime.joined import JoinedSpace
 from embedkit.serving.retrieval import Collection
-from embedkit.serving.retrieval.manifest import Manifest
+from embedkit.serving.retrieval.store.manifest import Manifest
 
 from .conftest import DOCUMENTS, WordEncoder
 from .test_manifest import forge

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError
-from embedkit.serving.retrieval import segment_files
-from embedkit.serving.retrieval.segment_files import map_array, write_array
+from embedkit.serving.retrieval.store import files as stored_files
+from embedkit.serving.retrieval.store.files import map_array, write_array
 
 
 def test_numpy_reads_what_is_written(tmp_path):
@@ -56,8 +56,8 @@ def test_large_files_are_flushed_in_pieces(tmp_path, monkeypatch):
     """So that the flush of another file never waits for more than a piece."""
     sizes = [0]
     path = tmp_path / "a.npy"
-    monkeypatch.setattr(segment_files, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(segment_files, "_flush_data", lambda _: sizes.append(path.stat().st_size))
+    monkeypatch.setattr(stored_files, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(stored_files, "_flush_data", lambda _: sizes.append(path.stat().st_size))
     rows = np.arange(3000, dtype=np.int32).reshape(1000, 3)
     write_array(path, rows.shape, "<i4", [rows[:1], rows[1:700], rows[700:700], rows[700:]])
     np.testing.assert_array_equal(np.load(path), rows)

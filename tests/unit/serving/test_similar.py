@@ -9,9 +9,9 @@ import pytest
 
 from embedkit import Collection, Encoder, cluster, deduplicate, similar_pairs
 from embedkit.errors import DataError, FingerprintError, InputError
-from embedkit.serving.retrieval import index_kinds
 from embedkit.serving.retrieval import similar as module
 from embedkit.serving.retrieval.sources import read_source
+from embedkit.serving.retrieval.store import index_kinds
 
 TEXTS = [
     "a dog in the garden",

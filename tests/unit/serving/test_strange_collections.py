@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from embedkit.errors import CollectionError, EmbedkitError
-from embedkit.serving.retrieval import Collection, index_kinds, segment_files, tail
-from embedkit.serving.retrieval.faiss_file import check_file
-from embedkit.serving.retrieval.segment_files import Arrays, Checksum
+from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval.store import files as stored_files
+from embedkit.serving.retrieval.store import index_kinds, tail
+from embedkit.serving.retrieval.store.ann_file import check_file
+from embedkit.serving.retrieval.store.files import Arrays, Checksum
 
 ROWS, WIDTH = 700, 16
 
@@ -38,12 +40,12 @@ def sealed(collection):
 def changed(path, change):
     """Return the content of a file of arrays with a changed directory, whose own digest is right."""
     content = path.read_bytes()
-    _, length, magic = segment_files._TRAILER.unpack(content[-segment_files._TRAILER.size :])
-    end = len(content) - segment_files._TRAILER.size
+    _, length, magic = stored_files._TRAILER.unpack(content[-stored_files._TRAILER.size :])
+    end = len(content) - stored_files._TRAILER.size
     directory = json.loads(content[end - length : end])
     change(directory)
     text = json.dumps(directory).encode()
-    trailer = segment_files._TRAILER.pack(hashlib.sha256(text).digest(), len(text), magic)
+    trailer = stored_files._TRAILER.pack(hashlib.sha256(text).digest(), len(text), magic)
     return content[: end - length] + text + trailer
 
 

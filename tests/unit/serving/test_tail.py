@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from embedkit.errors import CollectionError, DataError, StorageError
-from embedkit.serving.retrieval import Collection, Document, tail, writer
+from embedkit.serving.retrieval import Collection, Document
+from embedkit.serving.retrieval.store import tail, writer
 from embedkit.write_lock import LockedFolder
 
 
@@ -153,7 +154,7 @@ def test_a_full_tail_becomes_a_segment_and_what_comes_meanwhile_is_the_next_tail
         other.delete(["n2", "tea"])
         return staged
 
-    monkeypatch.setattr("embedkit.serving.retrieval.merge.stage_parts", meanwhile)
+    monkeypatch.setattr("embedkit.serving.retrieval.store.merge.stage_parts", meanwhile)
     assert collection.merge()
     assert not old.exists()
     assert len(collection.manifest.segments) == 2

@@ -22,7 +22,7 @@ from embedkit.serving.http.protocols.fields import (
 )
 from embedkit.serving.http.responses import Response, to_json
 from embedkit.serving.http.routing import Routes
-from embedkit.serving.retrieval.exact_index import inner_products
+from embedkit.serving.retrieval.store.exact import inner_products
 
 routes = Routes("text-embeddings-inference", errors=TeiProblem)
 

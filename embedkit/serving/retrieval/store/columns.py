@@ -29,8 +29,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.serving.retrieval.exact_index import BoolArray
-from embedkit.serving.retrieval.segment_files import Arrays, ArrayWriter, reading
+from embedkit.serving.retrieval.store.exact import BoolArray
+from embedkit.serving.retrieval.store.files import Arrays, ArrayWriter, reading
 
 Scalar = str | int | float | bool | None
 Codes = npt.NDArray[np.unsignedinteger[Any]]

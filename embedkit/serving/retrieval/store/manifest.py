@@ -22,12 +22,12 @@ from typing import Any, Final, Self
 
 from embedkit.config import from_mapping, setting
 from embedkit.errors import CollectionError, ConfigError
-from embedkit.serving.retrieval.analyzer import Analyzer
-from embedkit.serving.retrieval.index_kinds import AUTO, INDEX_KINDS
-from embedkit.serving.retrieval.lexical import PostingsSize, recorded_analyzer
 from embedkit.serving.retrieval.models import CollectionInfo
-from embedkit.serving.retrieval.segment_files import Checksum, open_stored, reading
-from embedkit.serving.retrieval.store import MANIFEST
+from embedkit.serving.retrieval.store.analyzer import Analyzer
+from embedkit.serving.retrieval.store.files import Checksum, open_stored, reading
+from embedkit.serving.retrieval.store.index_kinds import AUTO, INDEX_KINDS
+from embedkit.serving.retrieval.store.keywords import PostingsSize, recorded_analyzer
+from embedkit.serving.retrieval.store.protocol import MANIFEST
 
 FORMAT: Final = 5
 DOCUMENTS: Final = "documents.jsonl"

@@ -23,13 +23,13 @@ from embedkit.atomic import flush_folder, storage_errors
 from embedkit.config import from_mapping
 from embedkit.errors import CollectionError, EmbedkitError, WorkerError
 from embedkit.runtime.child import Child, describe_error, parent, read_frame, write_frame
-from embedkit.serving.retrieval import writer
-from embedkit.serving.retrieval.exact_index import RowNumbers
-from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, TailEntry, Tombstones
-from embedkit.serving.retrieval.segment import write_tombstones
-from embedkit.serving.retrieval.snapshot import Snapshot
-from embedkit.serving.retrieval.tail import MAGIC, Position, read_records
-from embedkit.serving.retrieval.writer import Claim, Staged, stage_parts
+from embedkit.serving.retrieval.store import writer
+from embedkit.serving.retrieval.store.exact import RowNumbers
+from embedkit.serving.retrieval.store.manifest import Manifest, SegmentEntry, TailEntry, Tombstones
+from embedkit.serving.retrieval.store.segment import write_tombstones
+from embedkit.serving.retrieval.store.snapshot import Snapshot
+from embedkit.serving.retrieval.store.tail import MAGIC, Position, read_records
+from embedkit.serving.retrieval.store.writer import Claim, Staged, stage_parts
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def run_merge(
     if sum(snapshot.remaining(which)) <= _SMALL:
         return _write_flushed(path, snapshot, which, show_progress_bar=show_progress_bar)
     try:
-        child = Child("embedkit.serving.retrieval.merge", _ended)
+        child = Child("embedkit.serving.retrieval.store.merge", _ended)
     except WorkerError as error:
         logger.warning("merging segments in this process: %s", error)
         return _write_flushed(path, snapshot, which, show_progress_bar=show_progress_bar)

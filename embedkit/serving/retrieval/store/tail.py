@@ -31,13 +31,13 @@ import numpy as np
 
 from embedkit.errors import CollectionError, DataError
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.analyzer import Analyzer
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.exact_index import ExactIndex
-from embedkit.serving.retrieval.lexical import LexicalIndex, PostingsBuilder
-from embedkit.serving.retrieval.manifest import Manifest, TailEntry
-from embedkit.serving.retrieval.segment import Segment, document_line
-from embedkit.serving.retrieval.segment_files import MemoryArrays, open_stored, reading
+from embedkit.serving.retrieval.store.analyzer import Analyzer
+from embedkit.serving.retrieval.store.exact import ExactIndex
+from embedkit.serving.retrieval.store.files import MemoryArrays, open_stored, reading
+from embedkit.serving.retrieval.store.keywords import LexicalIndex, PostingsBuilder
+from embedkit.serving.retrieval.store.manifest import Manifest, TailEntry
+from embedkit.serving.retrieval.store.segment import Segment, document_line
 
 LARGEST_WRITE: Final = 64
 """Most documents of a write that is appended; a larger one is a segment."""

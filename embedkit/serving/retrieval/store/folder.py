@@ -20,18 +20,18 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.child import Child
 from embedkit.runtime.numerics import joined
-from embedkit.serving.retrieval import merge, tail, writer
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.index_kinds import checked_kind
-from embedkit.serving.retrieval.manifest import Manifest
 from embedkit.serving.retrieval.models import Models, Root
-from embedkit.serving.retrieval.segment import Segment
-from embedkit.serving.retrieval.snapshot import Snapshot
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
-from embedkit.serving.retrieval.store import MANIFEST, BuildOptions, Upserted
-from embedkit.serving.retrieval.tail import Record, TailDocuments, TailRows
-from embedkit.serving.retrieval.writer import Claim, claim
+from embedkit.serving.retrieval.store import merge, tail, writer
+from embedkit.serving.retrieval.store.index_kinds import checked_kind
+from embedkit.serving.retrieval.store.manifest import Manifest
+from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, Upserted
+from embedkit.serving.retrieval.store.segment import Segment
+from embedkit.serving.retrieval.store.snapshot import Snapshot
+from embedkit.serving.retrieval.store.tail import Record, TailDocuments, TailRows
+from embedkit.serving.retrieval.store.writer import Claim, claim
 
 _RETRY_S: Final = 0.02
 _PATIENCE_S: Final = 10.0
@@ -46,7 +46,7 @@ _MOST_FULL: Final = 4
 
 
 class FolderStore:
-    """See :class:`~embedkit.serving.retrieval.store.Store`; thread-safe.
+    """See :class:`~embedkit.serving.retrieval.store.protocol.Store`; thread-safe.
 
     Readers see the state before or after a write, never one in between. Threads that write through the same object
     wait for each other; any other concurrent writer gets an error.

@@ -30,9 +30,9 @@ import numpy.typing as npt
 from embedkit.config import setting
 from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.analyzer import FREQUENT, PLAIN, VERSION, Analyzer, script_language, tokenize
-from embedkit.serving.retrieval.exact_index import RowNumbers
-from embedkit.serving.retrieval.segment_files import ArrayReader, ArrayStore, text_hash
+from embedkit.serving.retrieval.store.analyzer import FREQUENT, PLAIN, VERSION, Analyzer, script_language, tokenize
+from embedkit.serving.retrieval.store.exact import RowNumbers
+from embedkit.serving.retrieval.store.files import ArrayReader, ArrayStore, text_hash
 
 _K1, _B = 1.5, 0.75
 _BLOCK = 2**16  # tokens

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import CollectionError
-from embedkit.serving.retrieval.segment_files import map_bytes, reading
+from embedkit.serving.retrieval.store.files import map_bytes, reading
 
 _MOST_LISTS: Final = 2**24
 

@@ -18,18 +18,18 @@ from embedkit.errors import CollectionError, EmbedkitError, InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
-from embedkit.serving.retrieval.analyzer import PLAIN, VERSION, Analyzer
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
-from embedkit.serving.retrieval.exact_index import Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, comparisons, unknown_field
 from embedkit.serving.retrieval.fusion import Sample
-from embedkit.serving.retrieval.index_kinds import AUTO
-from embedkit.serving.retrieval.lexical import PostingsBuilder, recorded_analyzer
 from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel, Root, evenly_spaced
-from embedkit.serving.retrieval.segment import DocumentStore, read_documents
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
-from embedkit.serving.retrieval.store import BuildOptions, Selection, Upserted
+from embedkit.serving.retrieval.store.analyzer import PLAIN, VERSION, Analyzer
+from embedkit.serving.retrieval.store.exact import Ranking, RowNumbers, checked_queries
+from embedkit.serving.retrieval.store.index_kinds import AUTO
+from embedkit.serving.retrieval.store.keywords import PostingsBuilder, recorded_analyzer
+from embedkit.serving.retrieval.store.protocol import BuildOptions, Selection, Upserted
+from embedkit.serving.retrieval.store.segment import DocumentStore, read_documents
 
 ScoredDocuments = list[tuple[float, Document]]
 """Documents with their scores, best first."""
@@ -66,7 +66,7 @@ class RemoteCollectionInfo(CollectionInfo):
 
 
 class RemoteView:
-    """See :class:`~embedkit.serving.retrieval.store.View`: numbers the documents found by one search."""
+    """See :class:`~embedkit.serving.retrieval.store.protocol.View`: numbers the documents found by one search."""
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
@@ -151,7 +151,7 @@ class FoundKeywords:
 class RemoteStore(ABC):
     """The common part of stores that keep a collection in a database.
 
-    See :class:`~embedkit.serving.retrieval.store.Store`. Subclasses add the database's own operations.
+    See :class:`~embedkit.serving.retrieval.store.protocol.Store`. Subclasses add the database's own operations.
 
     Args:
         address: address of the collection, ``SCHEME:PLACE#NAME``, to which a connection is opened.

@@ -24,15 +24,15 @@ import numpy as np
 from embedkit.errors import CollectionError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.exact_index import (
+from embedkit.serving.retrieval.store.ann_file import check_file
+from embedkit.serving.retrieval.store.exact import (
     BoolArray,
     ExactIndex,
     RowNumbers,
     checked_queries,
     checked_rows,
 )
-from embedkit.serving.retrieval.faiss_file import check_file
-from embedkit.serving.retrieval.segment_files import Checksum, FlushingWriter
+from embedkit.serving.retrieval.store.files import Checksum, FlushingWriter
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class RescoredIndex(abc.ABC):
 
         ``effort``, above 0, is a factor of the number of candidates and, where applicable, of clusters or of the
         breadth of the graph search; everything else is as in :meth:`ExactIndex.search
-        <embedkit.serving.retrieval.exact_index.ExactIndex.search>`.
+        <embedkit.serving.retrieval.store.exact.ExactIndex.search>`.
         """
         queries, k = checked_queries(queries, k, self._rows.shape, allowed)
         available = len(self) if allowed is None else int(np.count_nonzero(allowed))

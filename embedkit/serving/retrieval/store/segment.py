@@ -30,13 +30,10 @@ import numpy.typing as npt
 from embedkit.errors import CollectionError, DataError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.columns import Column, ColumnBuilder, ColumnFiles, ColumnsBuilder, flattened
 from embedkit.serving.retrieval.documents import Document, Documents
-from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
-from embedkit.serving.retrieval.index_kinds import StoredIndex, index_class, kind_for
-from embedkit.serving.retrieval.lexical import LexicalIndex, PostingsBuilder
-from embedkit.serving.retrieval.manifest import ARRAYS, DOCUMENTS, Manifest, SegmentEntry, Tombstones
-from embedkit.serving.retrieval.segment_files import (
+from embedkit.serving.retrieval.store.columns import Column, ColumnBuilder, ColumnFiles, ColumnsBuilder, flattened
+from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers
+from embedkit.serving.retrieval.store.files import (
     Array,
     ArrayReader,
     Arrays,
@@ -48,6 +45,9 @@ from embedkit.serving.retrieval.segment_files import (
     text_hash,
     write_array,
 )
+from embedkit.serving.retrieval.store.index_kinds import StoredIndex, index_class, kind_for
+from embedkit.serving.retrieval.store.keywords import LexicalIndex, PostingsBuilder
+from embedkit.serving.retrieval.store.manifest import ARRAYS, DOCUMENTS, Manifest, SegmentEntry, Tombstones
 
 _ABSENT: Final[list[Any]] = []  # no entry, unlike null
 _MOST_COLUMNS = 32

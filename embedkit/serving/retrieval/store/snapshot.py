@@ -15,17 +15,17 @@ import numpy.typing as npt
 from embedkit.atomic import identity_of
 from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval import tail
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers, checked_queries
 from embedkit.serving.retrieval.filters import Condition, comparisons, selected_rows, unknown_field
 from embedkit.serving.retrieval.fusion import SAMPLE, AllKeywords, Sample
-from embedkit.serving.retrieval.lexical import score_segments
-from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, TailEntry
 from embedkit.serving.retrieval.models import Models, evenly_spaced
-from embedkit.serving.retrieval.segment import DocumentStore, Segment, read_alive
-from embedkit.serving.retrieval.store import Selection
-from embedkit.serving.retrieval.tail import Position, Record, TailRows, TailSegment, read_records
+from embedkit.serving.retrieval.store import tail
+from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers, checked_queries
+from embedkit.serving.retrieval.store.keywords import score_segments
+from embedkit.serving.retrieval.store.manifest import Manifest, SegmentEntry, TailEntry
+from embedkit.serving.retrieval.store.protocol import Selection
+from embedkit.serving.retrieval.store.segment import DocumentStore, Segment, read_alive
+from embedkit.serving.retrieval.store.tail import Position, Record, TailRows, TailSegment, read_records
 from embedkit.write_lock import LockedFolder
 
 _ROW_BLOCK = 4096

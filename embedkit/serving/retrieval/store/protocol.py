@@ -17,7 +17,6 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.documents import Document, Documents
 from embedkit.serving.retrieval.embedding import embed_texts
-from embedkit.serving.retrieval.exact_index import RowNumbers
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.fusion import Keywords, Sample
 from embedkit.serving.retrieval.models import (
@@ -30,6 +29,7 @@ from embedkit.serving.retrieval.models import (
     evenly_spaced,
 )
 from embedkit.serving.retrieval.sources import Source
+from embedkit.serving.retrieval.store.exact import RowNumbers
 
 MANIFEST: Final = "manifest.json"
 """The file that makes a folder a collection."""
@@ -217,4 +217,4 @@ def store_class(address: str | os.PathLike[str]) -> type[Store]:
     if scheme in STORES:
         module, name, extra = STORES[scheme]
         return cast(type[Store], getattr(require(module, extra=extra), name))
-    return cast(type[Store], require("embedkit.serving.retrieval.folder_store", extra="serve").FolderStore)
+    return cast(type[Store], require("embedkit.serving.retrieval.store.folder", extra="serve").FolderStore)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_whole
-from embedkit.serving.retrieval.segment_files import Checksum
+from embedkit.serving.retrieval.store.files import Checksum
 
 _ROW_BLOCK = 8192
 _FEW_QUERIES = 8
@@ -76,7 +76,7 @@ class ExactIndex:
         """Return the best ``k`` rows for each query, with ties ordered by row; ``effort`` has no effect.
 
         Needs memory for the result and about 50 MB more, whatever the numbers of rows and queries. Otherwise as
-        :meth:`StoredIndex.search <embedkit.serving.retrieval.index_kinds.StoredIndex.search>`.
+        :meth:`StoredIndex.search <embedkit.serving.retrieval.store.index_kinds.StoredIndex.search>`.
 
         Raises:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.

@@ -8,16 +8,16 @@ from typing import ClassVar, Final, Protocol, Self, cast
 from embedkit.errors import InputError, MissingExtraError
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, VectorIndex
-from embedkit.serving.retrieval.exact_index import BoolArray, RowNumbers
-from embedkit.serving.retrieval.segment_files import Checksum
+from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers
+from embedkit.serving.retrieval.store.files import Checksum
 
-_PACKAGE = "embedkit.serving.retrieval"
+_PACKAGE = "embedkit.serving.retrieval.store"
 
 INDEX_KINDS: Final = {
-    "exact": (f"{_PACKAGE}.exact_index", "ExactIndex"),
-    "sq8": (f"{_PACKAGE}.faiss_index", "Sq8Index"),
-    "hnsw": (f"{_PACKAGE}.faiss_index", "HnswIndex"),
-    "ivf-pq": (f"{_PACKAGE}.faiss_index", "IvfPqIndex"),
+    "exact": (f"{_PACKAGE}.exact", "ExactIndex"),
+    "sq8": (f"{_PACKAGE}.ann", "Sq8Index"),
+    "hnsw": (f"{_PACKAGE}.ann", "HnswIndex"),
+    "ivf-pq": (f"{_PACKAGE}.ann", "IvfPqIndex"),
 }
 AUTO: Final = "auto"
 

@@ -29,17 +29,23 @@ from embedkit.errors import CollectionBusyError, CollectionError, CommittedError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
-from embedkit.serving.retrieval import tail
 from embedkit.serving.retrieval.embedding import UNFINISHED, EmbeddingJournal, prompts_of
-from embedkit.serving.retrieval.exact_index import RowNumbers
-from embedkit.serving.retrieval.index_kinds import describe_cost, kind_for
-from embedkit.serving.retrieval.manifest import Manifest, SegmentEntry, TailEntry, Tombstones, generation_name
-from embedkit.serving.retrieval.segment import DocumentStore, SegmentWriter, write_tombstones
-from embedkit.serving.retrieval.segment_files import PIECE_BYTES, FlushingWriter, open_stored, reading
-from embedkit.serving.retrieval.snapshot import Snapshot
 from embedkit.serving.retrieval.sources import Source, embeddings_of
-from embedkit.serving.retrieval.store import MANIFEST, BuildOptions, Upserted
-from embedkit.serving.retrieval.tail import MAGIC, Position, Record
+from embedkit.serving.retrieval.store import tail
+from embedkit.serving.retrieval.store.exact import RowNumbers
+from embedkit.serving.retrieval.store.files import PIECE_BYTES, FlushingWriter, open_stored, reading
+from embedkit.serving.retrieval.store.index_kinds import describe_cost, kind_for
+from embedkit.serving.retrieval.store.manifest import (
+    Manifest,
+    SegmentEntry,
+    TailEntry,
+    Tombstones,
+    generation_name,
+)
+from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, Upserted
+from embedkit.serving.retrieval.store.segment import DocumentStore, SegmentWriter, write_tombstones
+from embedkit.serving.retrieval.store.snapshot import Snapshot
+from embedkit.serving.retrieval.store.tail import MAGIC, Position, Record
 from embedkit.write_lock import LOCK, LockedFolder, write_lock
 
 _STAGING: Final = ".staging"

@@ -1,0 +1,1 @@
+"""How a collection is stored: the interface of stores, and the folder with its segments, tail and indexes."""
