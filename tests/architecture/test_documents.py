@@ -1,9 +1,9 @@
 """Code in README and docs runs, commands in them parse, and links between them resolve.
 
-Each block of Python runs by itself, and prints what a block of ``text`` right below it shows. ``<!-- continues
+Each block of Python runs by itself, and prints what the block of ``text`` right below it shows. ``<!-- continues
 in: NAME -->`` in the line above makes blocks of a document share their variables; ``<!-- not run: REASON -->``
-exempts a block. Commands are parsed and not run, because most need a trained model or a data set. Notebooks run
-completely.
+exempts a block. Commands are parsed; those with a block of ``text`` below also run, in a folder with the files
+below. The others need a trained model or a data set. Notebooks run completely.
 """
 
 from __future__ import annotations
@@ -49,6 +49,13 @@ INSECTS = [
     {"id": "doc-23", "text": "Ants follow a scent.", "lang": "en", "year": 2019, "tag": ["ants"]},
     {"id": "doc-5", "text": "Bees navigate by the sun.", "lang": "en", "year": 2022, "tag": ["bees", "sun"]},
 ]
+FILES = {
+    "docs.jsonl": "".join(json.dumps(document) + "\n" for document in INSECTS),
+    "answers.txt": "Refunds are possible within 30 days.\nWe open at nine.\nParcels arrive in two days.\n",
+    "handbook/hours.txt": "We open at nine.\n\nOn Sundays we are closed.\n",
+    "handbook/returns.md": "# Returns\n\n## Refunds\n\nPossible within 30 days, in the same currency.\n\n"
+    "## Exchanges\n\nBring the receipt to any shop.\n",
+}
 
 
 class Block(NamedTuple):
@@ -80,26 +87,50 @@ def python_blocks():
             yield Block(f"{path.name}-{name}", text, None, output)
 
 
+def command_lines(text):
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("embedkit "):
+            yield line.strip(), shlex.split(re.sub(r"\s#\s.*", "", line))[1:]
+
+
 def commands():
     for path in DOCUMENTS:
         for _, text, _ in blocks(path, ""):
-            for line in text.replace("\\\n", " ").splitlines():
-                if line.startswith("embedkit "):
-                    yield f"{path.name}: {line.strip()}", shlex.split(re.sub(r"\s#\s.*", "", line))[1:]
+            for line, words in command_lines(text):
+                yield f"{path.name}: {line}", words
+
+
+def commands_with_output():
+    for path in DOCUMENTS:
+        for number, (_, text, output) in enumerate(blocks(path, ""), start=1):
+            if output:
+                yield pytest.param([words for _, words in command_lines(text)], output, id=f"{path.name}-{number}")
+
+
+@pytest.fixture
+def folder_of_samples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "embedkit" / "bundled" / "tiny.onnx", tmp_path)
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.name) for block in python_blocks()])
-def test_code_runs_and_prints_what_is_shown(block, tmp_path, monkeypatch, capsys):
-    compile(block.text, block.name, "exec")
+def test_code_runs_and_prints_what_is_shown(block, folder_of_samples, capsys):
+    code = compile(block.text, block.name, "exec")
     if block.reason is not None:
         pytest.skip(f"documented as not run: {block.reason}")
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "embedkit" / "bundled" / "tiny.onnx", tmp_path)
-    lines = [json.dumps(document) for document in INSECTS]
-    (tmp_path / "docs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    exec(compile(block.text, block.name, "exec"), {"__name__": "__main__"})
-    if block.output:
-        assert capsys.readouterr().out == block.output
+    exec(code, {"__name__": "__main__"})
+    assert capsys.readouterr().out == block.output != ""
+
+
+@pytest.mark.parametrize(("commands", "output"), [*commands_with_output()])
+def test_commands_print_what_is_shown(commands, output, folder_of_samples, capsys):
+    for words in commands:
+        assert main(words) == 0
+    assert capsys.readouterr().out == output
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in commands()])
