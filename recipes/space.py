@@ -1,9 +1,9 @@
 """Spaces of joined teachers: make another one of the same teachers, and take the student of a run to it.
 
-    python recipes/space.py spread RUN/space.npz NEW.npz --teachers BGE MINILM --texts TEXTS --power 0.3
+    python recipes/space.py whiten RUN/space.npz NEW.npz --teachers BGE MINILM --texts TEXTS --power 0.3
     python recipes/space.py move RUN OLD.npz NEW.npz -o MOVED
 
-``spread`` divides each dimension by a power of its standard deviation over the teachers' vectors of texts.
+``whiten`` divides each dimension by a power of its standard deviation over the teachers' vectors of texts.
 ``move`` multiplies the head of the run's student by the matrix from the old space to the new one, and writes a
 folder that `embedkit export MOVED` takes like the run. Students and teachers in one space search each other's
 documents.
@@ -31,7 +31,7 @@ from embedkit.runtime.joined import JoinedSpace
 _ROUNDING = 1e-4  # of the largest coefficient of an axis
 
 
-def spread(space: JoinedSpace, rows: FloatArray, power: float) -> JoinedSpace:
+def whiten(space: JoinedSpace, rows: FloatArray, power: float) -> JoinedSpace:
     """Return the space with each dimension divided by a power of its deviation over rows ``(N, D)``."""
     deviations = rows.std(axis=0)
     if len(rows) < 2 or not deviations.all():
@@ -74,22 +74,22 @@ def main() -> None:
     """Run one of the two commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    spreading = commands.add_parser("spread")
-    spreading.add_argument("old", type=Path)
-    spreading.add_argument("new", type=Path)
-    spreading.add_argument("--teachers", nargs="+", required=True)
-    spreading.add_argument("--texts", type=Path, required=True)
-    spreading.add_argument("--power", type=float, default=0.3)
+    whitening = commands.add_parser("whiten")
+    whitening.add_argument("old", type=Path)
+    whitening.add_argument("new", type=Path)
+    whitening.add_argument("--teachers", nargs="+", required=True)
+    whitening.add_argument("--texts", type=Path, required=True)
+    whitening.add_argument("--power", type=float, default=0.3)
     moving = commands.add_parser("move")
     moving.add_argument("run", type=Path)
     moving.add_argument("old", type=Path)
     moving.add_argument("new", type=Path)
     moving.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    if options.command == "spread":
+    if options.command == "whiten":
         teachers = JoinedEncoder([Encoder.load(teacher) for teacher in options.teachers], options.old)
         rows = teachers.encode(options.texts.read_text(encoding="utf-8").splitlines())
-        spread(JoinedSpace.load(options.old), rows, options.power).save(options.new)
+        whiten(JoinedSpace.load(options.old), rows, options.power).save(options.new)
     else:
         move(options.run, JoinedSpace.load(options.old), JoinedSpace.load(options.new), options.output)
 

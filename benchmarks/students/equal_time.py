@@ -62,7 +62,7 @@ class Row:
 
     method: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    size: str = "tiny"
+    size: str = "bert-tiny"
     rates: tuple[float, ...] = _FAST
     taught: bool = True
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -96,10 +96,10 @@ ROWS = {
         cycles=3,
         pairs=True,
     ),
-    "sct-distillation, mini": Row("sct-distillation", QUEUE, size="mini", seeds=(1,)),
-    "distillcse, mini": Row("distillcse", size="mini", seeds=(1,)),
-    "sct-distillation, small": Row("sct-distillation", QUEUE, size="small", seeds=(1,)),
-    "distillcse, small": Row("distillcse", size="small", seeds=(1,)),
+    "sct-distillation, mini": Row("sct-distillation", QUEUE, size="bert-mini", seeds=(1,)),
+    "distillcse, mini": Row("distillcse", size="bert-mini", seeds=(1,)),
+    "sct-distillation, small": Row("sct-distillation", QUEUE, size="bert-small", seeds=(1,)),
+    "distillcse, small": Row("distillcse", size="bert-small", seeds=(1,)),
 }
 
 

@@ -75,10 +75,10 @@ def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
         metavar="TEXTS",
         help="file of a few thousand representative texts (.txt, or a column `text`): the ranges of their "
         "embeddings are stored in the bundle for int8 and uint8 output, and biases compensate for rounded "
-        "weights; required by --precision int8-static and --spread",
+        "weights; required by --precision int8-static and --whitening-power",
     )
     group.add_argument(
-        "--spread",
+        "--whitening-power",
         type=float,
         metavar="POWER",
         help="with --calibration: subtract the mean embedding, and divide principal components by their standard "
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.export.pipeline import ExportReport, export_source
 
     check_output(arguments, whole_folder=arguments.format == "sentence-transformers")
-    forms = explicit(arguments, "precision", "target", "word_table", "vocabulary_size", "spread")
+    forms = explicit(arguments, "precision", "target", "word_table", "vocabulary_size", "whitening_power")
     texts: dict[str, Any] = {
         name: [str(path)] for name, path in explicit(arguments, "calibration", "vocabulary").items()
     }

@@ -11,7 +11,7 @@ from embedkit.errors import ConfigError, did_you_mean
 HELP = "list training methods and recipes with their settings"
 EXAMPLES = """
 embedkit methods
-embedkit methods sct-distillation --size mini
+embedkit methods sct-distillation --size bert-mini
 """
 
 # Tables of the configuration that presets may set, besides the method's own settings.
@@ -21,7 +21,10 @@ _TABLES = ("student", "optim", "dev")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="show the settings of one method")
     parser.add_argument(
-        "--size", default="tiny", choices=["tiny", "mini", "small"], help="size for which defaults are shown"
+        "--size",
+        default="bert-tiny",
+        choices=["bert-tiny", "bert-mini", "bert-small"],
+        help="size for which defaults are shown",
     )
 
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 HELP = "train a small encoder from text, with or without a teacher"
 EXAMPLES = """
-embedkit train --method sct --size tiny --corpus texts.txt --teacher all-MiniLM-L6-v2/ -o runs/tiny
+embedkit train --method sct --size bert-tiny --corpus texts.txt --teacher all-MiniLM-L6-v2/ -o runs/tiny
 embedkit train recipe.toml --set optim.lr=3e-4 -o runs/tiny --resume
 """
 
@@ -40,8 +40,8 @@ _FLAGS = {
     "start": "student.start",
     "layers": "student.layers",
     "hidden": "student.hidden",
-    "inner": "student.inner",
-    "memory": "student.memory",
+    "intermediate_size": "student.intermediate_size",
+    "bag_of_words": "student.bag_of_words",
     "tokenizer": "student.tokenizer",
     "vocabulary_size": "student.vocabulary_size",
     "dev": "dev.pairs",
@@ -56,8 +56,8 @@ _FLAGS = {
 _SHAPE = {
     "layers": "number of transformer layers, overriding the size; 0: a static encoder",
     "hidden": "hidden width, overriding the size",
-    "inner": "width of the feed-forward blocks; default: 4 x hidden",
-    "memory": "width of a word memory beside the transformer; default: none",
+    "intermediate_size": "width of the feed-forward blocks; default: 4 x hidden",
+    "bag_of_words": "width of a table of word vectors whose mean is fed directly to the head; default: none",
 }
 
 
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "sct-two-stage: self-supervision, then distillation",
     )
     parser.add_argument(
-        "--size", help="tiny, mini or small; with --student, selects the published settings to use"
+        "--size", help="bert-tiny, bert-mini or bert-small; with --student, selects the published settings to use"
     )
     parser.add_argument(
         "--corpus", action="append", metavar="FILE", help="text file, - for standard input; may be repeated"

@@ -90,7 +90,7 @@ def export_folder(
         StorageError: the folder cannot be written.
     """
     settings = check_options(**options)
-    for name in ("vocabulary", "spread"):
+    for name in ("vocabulary", "whitening_power"):
         if getattr(settings, name) is not None:
             raise ExportError(
                 f"a folder contains the model's torch weights, which {name} would change; export a bundle, "

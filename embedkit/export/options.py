@@ -36,7 +36,7 @@ class ExportOptions(TypedDict, total=False):
     vocabulary: Sequence[str] | None
     vocabulary_size: int | None
     calibration: Sequence[str] | None
-    spread: float | None
+    whitening_power: float | None
     thresholds: Thresholds | None
 
 
@@ -52,7 +52,7 @@ class Settings:
     vocabulary: Sequence[str] | None
     vocabulary_size: int | None
     calibration: Sequence[str] | None
-    spread: float | None
+    whitening_power: float | None
     thresholds: Thresholds | None
 
     @property
@@ -89,8 +89,8 @@ class Settings:
             ExportError: it is a cross-encoder, and an option is for embeddings.
             InputError: ``vocabulary_size`` is too small.
         """
-        if isinstance(model, PairEncoder) and self.spread is not None:
-            raise ExportError("spread is for embeddings: a cross-encoder has none", parameters=["spread"])
+        if isinstance(model, PairEncoder) and self.whitening_power is not None:
+            raise ExportError("whitening_power is for embeddings, not scores", parameters=["whitening_power"])
         if isinstance(model, PairEncoder) and self.calibration and self.precision != "int8-static":
             raise ExportError(
                 "calibration of a cross-encoder requires int8-static: it has no embeddings to quantize"
@@ -147,7 +147,7 @@ def check_options(**options: Unpack[ExportOptions]) -> Settings:
         vocabulary=vocabulary,
         vocabulary_size=size,
         calibration=calibration,
-        spread=_check_spread(options.get("spread"), calibration),
+        whitening_power=_check_whitening(options.get("whitening_power"), calibration),
         thresholds=options.get("thresholds"),
     )
 
@@ -156,9 +156,9 @@ def _check_texts(texts: Sequence[str] | None, name: str) -> Sequence[str] | None
     return None if texts is None else check_items(list(check_iterable(texts, name)), name=name)
 
 
-def _check_spread(spread: float | None, calibration: Sequence[str] | None) -> float | None:
-    if spread is not None and calibration is None:
-        raise ExportError("spread needs calibration texts", parameters=["spread", "calibration"])
-    if spread is not None and not (isinstance(spread, Real) and 0 <= spread <= 1):
-        raise ExportError(f"spread must be from 0 to 1, not {spread}", parameters=["spread"])
-    return spread
+def _check_whitening(power: float | None, calibration: Sequence[str] | None) -> float | None:
+    if power is not None and calibration is None:
+        raise ExportError("whitening_power needs calibration texts", parameters=["whitening_power", "calibration"])
+    if power is not None and not (isinstance(power, Real) and 0 <= power <= 1):
+        raise ExportError(f"whitening_power must be from 0 to 1, not {power}", parameters=["whitening_power"])
+    return power

@@ -32,7 +32,7 @@ from embedkit.export.quantize import (
     largest_weight,
 )
 from embedkit.export.source_parity import Origin, check_reading
-from embedkit.export.whitening import spread_embeddings
+from embedkit.export.whitening import whiten_embeddings
 from embedkit.export.writer import FloatArithmetic, Products
 from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -147,9 +147,9 @@ def export(
             compensate for weights rounded to int8; this is measured on these texts, or else those of the
             vocabulary, or else English sentences that come with embedkit, and on the same texts after each of the
             model's prompts.
-        spread: whiten an encoder by the calibration texts, alone and after each prompt: subtract the mean of their
-            embeddings, and divide each principal component by its standard deviation to this power, from 0 to 1.
-            The bundle then has a space of its own, which is not that of the model's teacher.
+        whitening_power: whiten an encoder by the calibration texts, alone and after each prompt: subtract the mean
+            of their embeddings, and divide each principal component by its standard deviation to this power, from
+            0 to 1. The bundle then has a space of its own, which is not that of the model's teacher.
         thresholds: the gates' thresholds; by default those of the precision.
         origin: the folder that the model was loaded from, to compare texts with its own library.
 
@@ -276,13 +276,13 @@ def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
 def _whiten(
     model: SentenceEncoder | PairEncoder, card: Card, settings: Settings
 ) -> tuple[SentenceEncoder | PairEncoder, Card]:
-    """Return an encoder with embeddings spread out over calibration texts, and its card."""
-    spread, texts = settings.spread, settings.calibration
-    if spread is None or texts is None or isinstance(model, PairEncoder):
+    """Return an encoder with whitened embeddings, and its card."""
+    power, texts = settings.whitening_power, settings.calibration
+    if power is None or texts is None or isinstance(model, PairEncoder):
         return model, card
-    logger.info("spreading the embeddings of %s over %d texts", model.name, len(texts))
-    teacher = {**card.teacher, "spread": spread} if card.teacher else {}
-    return spread_embeddings(model, _prefixed(model, texts), spread), dataclasses.replace(card, teacher=teacher)
+    logger.info("whitening the embeddings of %s by %d texts", model.name, len(texts))
+    teacher = {**card.teacher, "whitening_power": power} if card.teacher else {}
+    return whiten_embeddings(model, _prefixed(model, texts), power), dataclasses.replace(card, teacher=teacher)
 
 
 def _measure_inputs(

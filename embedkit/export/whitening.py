@@ -24,10 +24,10 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 _LEAST_SHARE = 1e-6  # of the mean variance: components with less are noise, and are not enlarged further
 
 
-def spread_embeddings(model: SentenceEncoder, texts: Sequence[str], spread: float) -> SentenceEncoder:
+def whiten_embeddings(model: SentenceEncoder, texts: Sequence[str], power: float) -> SentenceEncoder:
     """Return a copy whose embeddings have the mean 0 over texts, and more alike components.
 
-    Each principal component is divided by its standard deviation to the power of ``spread``, from 0 (only the
+    Each principal component is divided by its standard deviation to the ``power``, from 0 (only the
     mean is subtracted) to 1 (whitening). The copy shares all weights but those of its head.
 
     Raises:
@@ -35,13 +35,14 @@ def spread_embeddings(model: SentenceEncoder, texts: Sequence[str], spread: floa
     """
     if len(texts) < model.dimension:
         raise ExportError(
-            f"spread needs at least as many calibration texts as dimensions, {model.dimension}, not {len(texts)}",
-            parameters=["spread", "calibration"],
+            f"whitening_power needs at least {model.dimension} calibration texts, one for each dimension, "
+            f"not {len(texts)}",
+            parameters=["whitening_power", "calibration"],
         )
     outputs = _Outputs(model).encode_ids(model.tokenizer.tokenize(texts).ids).astype(np.float64)
     mean = outputs.mean(axis=0)
     variances, axes = np.linalg.eigh(np.cov(outputs, rowvar=False, bias=True))
-    scales = np.maximum(variances, _LEAST_SHARE * variances.mean()) ** (-spread / 2)
+    scales = np.maximum(variances, _LEAST_SHARE * variances.mean()) ** (-power / 2)
     weight = (axes * scales / scales.mean()) @ axes.T
     return append_linear(model, weight, -weight @ mean)
 

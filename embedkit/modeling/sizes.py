@@ -10,24 +10,24 @@ from dataclasses import dataclass
 class Size:
     """Shape of a BERT encoder: layers, width of a token's state and heads, a divisor of it.
 
-    The width inside a layer's feed-forward block is ``inner``; None is 4H, as in every published BERT.
+    The width inside a layer's feed-forward block is ``intermediate_size``; None is 4H, as in every published BERT.
     """
 
     layers: int
     hidden: int
     heads: int
-    inner: int | None = None
+    intermediate_size: int | None = None
 
     @property
     def feed_forward(self) -> int:
         """Width inside a layer's feed-forward block."""
-        return self.inner or 4 * self.hidden
+        return self.intermediate_size or 4 * self.hidden
 
 
 SIZES = {
-    "tiny": Size(layers=2, hidden=128, heads=2),
-    "mini": Size(layers=4, hidden=256, heads=4),
-    "small": Size(layers=4, hidden=512, heads=8),
+    "bert-tiny": Size(layers=2, hidden=128, heads=2),
+    "bert-mini": Size(layers=4, hidden=256, heads=4),
+    "bert-small": Size(layers=4, hidden=512, heads=8),
 }
 """Sizes of a student: BERT-Tiny, BERT-Mini and BERT-Small."""
 

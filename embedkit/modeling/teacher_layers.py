@@ -172,7 +172,7 @@ def _fitting_shape(
     wide, inner, longest = config.hidden_size, config.intermediate_size, config.max_position_embeddings
     for name, own, theirs in (
         ("hidden", size.hidden, wide),
-        ("inner", size.feed_forward, inner),
+        ("intermediate_size", size.feed_forward, inner),
         ("positions", positions, longest),
     ):
         if own > theirs:

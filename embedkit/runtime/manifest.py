@@ -31,8 +31,8 @@ class Manifest:
         prompts: prompt name -> text prepended to each text, e.g. ``{"query": "query: "}``.
         base: start of the student.
         method: the training method, e.g. ``"sct"``.
-        teacher: ``{"name": ..., "fingerprint": ...}``, or empty; with ``"spread"`` if the embeddings were spread
-            out at export, and so have a space of their own.
+        teacher: ``{"name": ..., "fingerprint": ...}``, or empty; with ``"whitening_power"`` if the embeddings
+            were whitened at export, and so have a space of their own.
         corpus: one ``{"name", "rows", "sha256", "licence"}`` for each corpus.
         config: the resolved configuration of the training.
         metrics: task -> figures.

@@ -24,29 +24,33 @@ MEASURES = {
 }
 """Scores that select a step, by their names in ``run.json``."""
 _STARTS = {"teacher": "{}'s words", "layers": "{}'s layers", "random": "random weights"}
-_SHAPE = ("layers", "hidden", "inner", "heads", "memory")
+_SHAPE = ("layers", "hidden", "intermediate_size", "heads", "bag_of_words")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudentConfig:
     """The encoder that is trained."""
 
-    size: Literal["tiny", "mini", "small"] = setting("tiny", "shape, layers x width: 2 x 128, 4 x 256 or 4 x 512")
+    size: Literal["bert-tiny", "bert-mini", "bert-small"] = setting(
+        "bert-tiny", "shape, layers x width: 2 x 128, 4 x 256 or 4 x 512"
+    )
     source: str | None = setting(None, "a pre-trained model to start from (folder or hub id); overrides size")
     layers: int | None = setting(
         None, "transformer layers; default: the size's; 0: a static encoder, which averages its words", minimum=0
     )
     hidden: int | None = setting(None, "width of a token's state; default: the size's", minimum=2)
-    inner: int | None = setting(None, "width inside the feed-forward blocks; default: 4 x hidden", minimum=1)
+    intermediate_size: int | None = setting(
+        None, "width inside the feed-forward blocks; default: 4 x hidden", minimum=1
+    )
     heads: int | None = setting(None, "attention heads; default: hidden / 64", minimum=1)
-    memory: int | None = setting(
+    bag_of_words: int | None = setting(
         None, "width of a table of word vectors whose mean is fed directly to the head; default: none", minimum=2
     )
     word_table: Literal["float32", "int4"] = setting(
-        "float32", "int4: round words and memory during training, for export with --word-table int4"
+        "float32", "int4: round words and bag of words during training, for export with --word-table int4"
     )
     dropout: float | None = setting(None, "default: the value in the model's configuration", minimum=0, below=1)
-    freeze_words: bool = setting(False, "keep the word table, and the word memory, as they are")
+    freeze_words: bool = setting(False, "keep the word table, and the bag of words, as they are")
     start: Literal["teacher", "layers", "random"] = setting(
         "teacher",
         "initial weights without source: the teacher's vocabulary and word table; layers: some of its layers too, "

@@ -42,20 +42,20 @@ class MiningConfig:
 
     encoder: str = setting("tiny", "bundle of the encoder that finds passages")
     dense: int = setting(6, "candidates drawn from the encoder's best passages", minimum=0)
-    words: int = setting(6, "candidates drawn from BM25's best passages", minimum=0)
+    bm25: int = setting(6, "candidates drawn from BM25's best passages", minimum=0)
     random: int = setting(4, "random candidates", minimum=0)
     depth: int = setting(64, "number of an encoder's or BM25's best passages to draw from", minimum=1)
 
     def __post_init__(self) -> None:
         if self.count < 2:
-            raise ConfigError("a query needs at least two candidates: raise dense, words or random")
-        if max(self.dense, self.words) > self.depth:
+            raise ConfigError("a query needs at least two candidates: raise dense, bm25 or random")
+        if max(self.dense, self.bm25) > self.depth:
             raise ConfigError(f"depth = {self.depth} is less than the candidates that are drawn from it")
 
     @property
     def count(self) -> int:
         """C, the number of candidates of a query."""
-        return self.dense + self.words + self.random
+        return self.dense + self.bm25 + self.random
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def mine(
                     config.dense,
                     generator,
                 ),
-                _draw(_by_words(queries, passages, config, show_progress=show_progress), config.words, generator),
+                _draw(_by_words(queries, passages, config, show_progress=show_progress), config.bm25, generator),
                 generator.integers(0, len(passages), (len(queries), config.random)),
             ]
         ).astype(np.int64)
@@ -207,7 +207,7 @@ def _embed(corpus: Corpus, encoder: TextEncoder, label: str, *, show_progress: b
 
 def _by_words(queries: Corpus, passages: Corpus, config: MiningConfig, *, show_progress: bool | None) -> Rows:
     """Return each query's best passages by BM25, ``(Q, depth)``."""
-    if not config.words:
+    if not config.bm25:
         return np.empty((len(queries), 0), dtype=np.int64)
     known: dict[str, int] = {}
     numbered = [[known.setdefault(word, len(known)) for word in _words(text)] for text in passages.stream()]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embedkit.config import setting
+from embedkit.modeling.sizes import SIZES
 
 _MOMENTUM = 0.95
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a quintic that brings singular values close to 1 in five steps
@@ -60,7 +61,7 @@ def trainer_presets(*, batch_size: int, epochs: int) -> Mapping[str, Mapping[str
         "optim": {**TRAINER_OPTIM, "lr": 3e-5, "batch_size": batch_size, "epochs": epochs},
         "dev": {"every": 125},
     }
-    return dict.fromkeys(("tiny", "mini", "small"), preset)
+    return dict.fromkeys(SIZES, preset)
 
 
 class AdamW(torch.optim.Optimizer):

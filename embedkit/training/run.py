@@ -102,7 +102,7 @@ def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterato
     teachers = config.every_teacher if _reads_vectors(entry) else ()
     prompts = [source.prompt for source in config.corpus if source.prompt is not None]
     if not teachers and any(source.translation_columns for source in config.corpus):
-        yield "translation_columns need a teacher whose vectors the method matches_teacher_space"
+        yield "translation_columns need a teacher whose vectors the method imitates"
     if prompts and (len(teachers) != 1 or teachers[0].aligned):
         yield "corpus.prompt is for one teacher that encodes the texts"
     elif prompts and len(prompts) < len(config.corpus) and teachers[0].prompt is None:
@@ -128,7 +128,7 @@ def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterat
     for name, is_set, instead in (
         ("student.vocabulary_size", student.vocabulary_size is not None, ""),
         ("student.heads", student.heads is not None, ", which has heads as wide as its teacher's"),
-        ("student.memory", student.memory is not None, ""),
+        ("student.bag_of_words", student.bag_of_words is not None, ""),
         ("student.pooling", student.pooling != StudentConfig.pooling, ""),
         ("student.max_length", is_longer, ": set settings.length"),
         ("dev.pairs", dev.pairs is not None, ": name re-ranking sets in settings.dev"),
@@ -141,7 +141,7 @@ def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterat
 def _reads_vectors(entry: Recipe) -> bool:
     """Whether a method uses teachers' vectors of texts."""
     spec = entry.batch_spec
-    return not entry.scores_pairs and (spec.teacher or spec.several_teachers)
+    return not entry.pair_teachers and (spec.teacher or spec.several_teachers)
 
 
 def _resolve_sct_alias(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -273,12 +273,8 @@ class Run:
             CacheError: the teacher cache is damaged, or on a file system without locks.
         """
         config = self.config
-        if self.recipe.scores_pairs:
-            teachers = (
-                load_pair_teachers(config, config.settings.length)
-                if self.recipe.batch_spec.several_teachers
-                else ()
-            )
+        if self.recipe.pair_teachers:
+            teachers = load_pair_teachers(config, config.settings.length)
             return dataclasses.replace(self, data=dataclasses.replace(self.data, pair_teachers=teachers))
         if self.data.teachers or not _reads_vectors(self.recipe):
             return self
@@ -474,7 +470,7 @@ def _teacher_count(mapping: Mapping[str, Any]) -> int:
 
 def _presets(entry: Recipe, student: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the presets of the student's size, updated by those paired with the chosen settings."""
-    size = student.get("size", "tiny")
+    size = student.get("size", "bert-tiny")
     presets = entry.presets.get(size, {}) if isinstance(size, str) else {}
     for pair, tables in entry.paired.items():
         name, _, value = pair.partition("=")

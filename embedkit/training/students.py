@@ -143,8 +143,8 @@ def _new(config: RunConfig, source: str) -> SentenceEncoder:
         layers = student.teacher_layers or None
         encoder = from_layers(teacher, size, _sample(config), layers=layers, **lengths)
     encoder.pooling = student.pooling
-    if student.memory is not None:
-        remember_words(encoder, teacher, student.memory, seed=config.seed)
+    if student.bag_of_words is not None:
+        remember_words(encoder, teacher, student.bag_of_words, seed=config.seed)
     return encoder
 
 
@@ -168,12 +168,12 @@ def _shape(student: StudentConfig) -> Size:
     if hidden % heads:
         raise ConfigError(f"hidden = {hidden} is not divisible by heads = {heads}")
     layers = size.layers if student.layers is None else student.layers
-    shape = Size(layers, hidden, heads, student.inner)
+    shape = Size(layers, hidden, heads, student.intermediate_size)
     parameters = layers * hidden * (4 * hidden + 2 * shape.feed_forward)
     if parameters > LARGEST_FILE_BYTES:  # in int8
         raise ConfigError(
-            f"{layers:,} layers of hidden = {hidden:,} and inner = {shape.feed_forward:,} have {parameters:,} "
-            "parameters, more than any bundle holds; an ONNX file has at most 2 GiB"
+            f"{layers:,} layers of hidden = {hidden:,} and intermediate_size = {shape.feed_forward:,} have "
+            f"{parameters:,} parameters, more than any bundle holds; an ONNX file has at most 2 GiB"
         )
     return shape
 

@@ -116,7 +116,7 @@ class JoinConfig:
     dimension: int | None = setting(
         None, "number of principal components to keep; default: the width of the first teacher", minimum=1
     )
-    spread: float = setting(
+    whitening_power: float = setting(
         0.0,
         "divide each component by this power of its standard deviation: 0 keeps cosines, 1 makes all components "
         "vary alike",
@@ -185,7 +185,7 @@ class JoinedVectors:
         moment = second_moment(lambda chunk: side_by_side(self._read(chunk, 0), means, weights), chunks)
         axes = principal_axes(moment)[:, :dimension]
         deviations = np.sqrt(np.einsum("ij,ij->j", axes, moment @ axes).clip(min=1e-24))  # rounding can give < 0
-        scaled: FloatArray = (axes / deviations**config.spread).astype(np.float32)
+        scaled: FloatArray = (axes / deviations**config.whitening_power).astype(np.float32)
         name = " + ".join(part.name for part in self.parts)
         return JoinedSpace(name=name, means=means, weights=weights, axes=scaled)
 

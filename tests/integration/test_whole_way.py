@@ -57,7 +57,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, teacher: str) -> Path:
     pairs = [("sentence1", "sentence2", "score")]
     pairs += [(ACTIONS[0].format(a), ACTIONS[3].format(b), str(int(a == b))) for a in SUBJECTS for b in SUBJECTS]
     (place / "dev.tsv").write_text("\n".join("\t".join(pair) for pair in pairs), encoding="utf-8")
-    train = ["train", "--method", "sct", "--size", "tiny", "--corpus", str(place / "texts.txt"), "-q"]
+    train = ["train", "--method", "sct", "--size", "bert-tiny", "--corpus", str(place / "texts.txt"), "-q"]
     train += ["--teacher", teacher, "--dev", str(place / "dev.tsv"), "--cache", str(place / "cache")]
     train += ["-o", str(place / "run"), "--steps", "12", "--set", "optim.batch_size=16", "--set", "threads=1"]
     # With the default start the teacher would embed all 30,522 word pieces, half a minute on one core.

@@ -1,7 +1,8 @@
 """From text to an exported model through the command line: every recipe, from every start, also interrupted.
 
 The cases are pairwise: each recipe with each way of running it, each start with each kind of student. What other
-toys leave out is here: a teacher as wide as its student, students without head or memory, and a second stage.
+toys leave out is here: a teacher as wide as its student, students without head or bag of words, and a
+second stage.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ TEXTS = [
 ]
 SMALL = {"queue_size": 16, "projector_expansion": 2, "rounds": 2, "teachers": 2, "cross_length": 14, "cycles": 1}
 SMALL |= {"length": 20, "group": 2, "batch_size": 8, "steps": 3}
-MINING = {"encoder": "tiny", "dense": 2, "words": 2, "random": 1, "depth": 4}
+MINING = {"encoder": "tiny", "dense": 2, "bm25": 2, "random": 1, "depth": 4}
 
 # recipe, start, parts of the student, way of running
 CASES = [
     ("sct", "random", "", "straight"),
     ("sct", "bundle", "", "interrupted"),
     ("sct-distillation", "words", "head", "interrupted"),
-    ("sct-distillation", "layers", "head memory", "straight"),
+    ("sct-distillation", "layers", "head bag", "straight"),
     ("sct-distillation", "bundle", "", "straight"),
     ("bsl", "random", "", "interrupted"),
     ("bsl", "bundle", "", "straight"),
@@ -62,7 +63,7 @@ CASES = [
     ("congen", "random", "head", "interrupted"),
     ("ckd", "random", "head", "straight"),
     ("ckd", "layers", "", "interrupted"),
-    ("mse", "words", "head memory", "interrupted"),
+    ("mse", "words", "head bag", "interrupted"),
     ("mse", "bundle", "head", "straight"),
     ("sct-two-stage", "bundle", "", "interrupted"),
     ("sct-two-stage", "random", "head", "straight"),
@@ -106,7 +107,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, toy_tokenizer_json: str) -> 
 def arguments(place: Path, recipe: str, start: str, parts: str) -> list[str]:
     """The arguments of `embedkit train` for a case."""
     entry = {**METHODS, **RECIPES}[recipe]
-    settings = small(build_table("tiny")[recipe]["settings"])
+    settings = small(build_table("bert-tiny")[recipe]["settings"])
     flags = ["--method", recipe, "--steps", "4", "--cache", str(place / "cache"), "-q"]
     changes: dict[str, Any] = {"optim.batch_size": 8, "threads": 1}
     changes |= {"student.max_length": 16, "student.layers": 2, "student.hidden": WIDTH}
@@ -121,9 +122,9 @@ def arguments(place: Path, recipe: str, start: str, parts: str) -> list[str]:
     else:
         changes["student.start"] = {"words": "teacher"}.get(start, start)
         flags += [] if teachers else ["--tokenizer", str(place / "teacher")]
-    if "memory" in parts:
-        changes["student.memory"] = 8
-    if "head" in parts and "head" in build_table("tiny")[recipe]["settings"]:
+    if "bag" in parts:
+        changes["student.bag_of_words"] = 8
+    if "head" in parts and "head" in build_table("bert-tiny")[recipe]["settings"]:
         settings["head"] = "linear"
     if recipe == "score-distillation":
         settings |= {"queries": [{"path": str(place / "texts.txt")}], "mining": MINING}

@@ -28,6 +28,7 @@ from torch.nn import functional
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.seeding import seeded
+from embedkit.modeling.sizes import SIZES
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
 
 Scale = Literal["paper", "code"]
@@ -143,7 +144,7 @@ class BSL(Method):
     settings_class: ClassVar[type[Any]] = BSLConfig
     paper: ClassVar[str] = "Zhang et al., ACL 2021"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2, rows=2)
-    presets: ClassVar[Presets] = dict.fromkeys(("tiny", "mini", "small"), _PRESET)
+    presets: ClassVar[Presets] = dict.fromkeys(SIZES, _PRESET)
     paired: ClassVar[Presets] = {"predictor=code": {"optim": {"lr": 1e-4}}}
 
     def __init__(self, encoder: SentenceEncoder, config: BSLConfig, *, seed: int) -> None:

@@ -48,9 +48,9 @@ class CKD(Distillation):
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
     config: CKDConfig
     presets: ClassVar[Presets] = {
-        "tiny": congen_preset(lr=5e-4, queue_size=16_384),
-        "mini": congen_preset(lr=3e-4, queue_size=16_384),
-        "small": congen_preset(lr=3e-4, queue_size=65_536),
+        "bert-tiny": congen_preset(lr=5e-4, queue_size=16_384),
+        "bert-mini": congen_preset(lr=3e-4, queue_size=16_384),
+        "bert-small": congen_preset(lr=3e-4, queue_size=65_536),
     }
 
     def __init__(self, encoder: SentenceEncoder, config: CKDConfig, *, seed: int, teacher_dimension: int) -> None:

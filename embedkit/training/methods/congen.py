@@ -85,9 +85,9 @@ class ConGen(Distillation):
     config: ConGenConfig
     # README of the authors' code.
     presets: ClassVar[Presets] = {
-        "tiny": congen_preset(lr=5e-4, queue_size=16_384, teacher_temperature=0.05, temperature=0.05),
-        "mini": congen_preset(lr=3e-4, queue_size=16_384, teacher_temperature=0.05, temperature=0.07),
-        "small": congen_preset(lr=3e-4, queue_size=65_536, teacher_temperature=0.05, temperature=0.07),
+        "bert-tiny": congen_preset(lr=5e-4, queue_size=16_384, teacher_temperature=0.05, temperature=0.05),
+        "bert-mini": congen_preset(lr=3e-4, queue_size=16_384, teacher_temperature=0.05, temperature=0.07),
+        "bert-small": congen_preset(lr=3e-4, queue_size=65_536, teacher_temperature=0.05, temperature=0.07),
     }
 
     def __init__(
@@ -126,9 +126,9 @@ class MSE(Distillation):
     paper: ClassVar[str] = "baseline of Limkonchotiwat et al., Findings of EMNLP 2022"
     batch_spec: ClassVar[BatchSpec] = BatchSpec(teacher=True)
     presets: ClassVar[Presets] = {
-        "tiny": congen_preset(lr=5e-4),
-        "mini": congen_preset(lr=3e-4),
-        "small": congen_preset(lr=3e-4),
+        "bert-tiny": congen_preset(lr=5e-4),
+        "bert-mini": congen_preset(lr=3e-4),
+        "bert-small": congen_preset(lr=3e-4),
     }
 
     def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:

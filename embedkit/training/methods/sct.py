@@ -208,9 +208,9 @@ class SCT(Method):
     batch_spec: ClassVar[BatchSpec] = BatchSpec(views=2)
     # Table 1 of the paper.
     presets: ClassVar[Presets] = {
-        "tiny": _preset(lr=5e-4, queue_size=131_072, reference_temperature=0.03, temperature=0.04),
-        "mini": _preset(lr=3e-4, queue_size=131_072, reference_temperature=0.01, temperature=0.03),
-        "small": _preset(lr=3e-4, queue_size=65_536, reference_temperature=0.02, temperature=0.03),
+        "bert-tiny": _preset(lr=5e-4, queue_size=131_072, reference_temperature=0.03, temperature=0.04),
+        "bert-mini": _preset(lr=3e-4, queue_size=131_072, reference_temperature=0.01, temperature=0.03),
+        "bert-small": _preset(lr=3e-4, queue_size=65_536, reference_temperature=0.02, temperature=0.03),
     }
 
     def __init__(self, encoder: SentenceEncoder, config: SCTConfig, *, seed: int) -> None:
@@ -269,9 +269,9 @@ class SCTDistillation(Distillation):
     config: SCTDistillationConfig
     # README of the authors' code.
     presets: ClassVar[Presets] = {
-        "tiny": _preset(lr=5e-4, queue_size=131_072, reference_temperature=0.03, temperature=0.04),
-        "mini": _preset(lr=1e-4, queue_size=65_536, reference_temperature=0.04, temperature=0.05),
-        "small": _preset(lr=1e-4, queue_size=131_072, reference_temperature=0.04, temperature=0.05),
+        "bert-tiny": _preset(lr=5e-4, queue_size=131_072, reference_temperature=0.03, temperature=0.04),
+        "bert-mini": _preset(lr=1e-4, queue_size=65_536, reference_temperature=0.04, temperature=0.05),
+        "bert-small": _preset(lr=1e-4, queue_size=131_072, reference_temperature=0.04, temperature=0.05),
     }
 
     def __init__(

@@ -20,6 +20,7 @@ from embedkit.errors import ConfigError
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, ndcg, rank_documents
 from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.sizes import SIZES
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
@@ -32,9 +33,8 @@ from embedkit.training.corpus import Corpus, Rows
 from embedkit.training.loop import Scores
 from embedkit.training.method import Batch, BatchSpec, View
 from embedkit.training.methods.contrastive import Contrastive, ListLoss
-from embedkit.training.mining import nearest_negatives
+from embedkit.training.mining import PairTeacher, nearest_negatives
 from embedkit.training.pairs import Judgement, LabelledQueries, read_queries
-from embedkit.training.recipes.score_distillation import load_pair_teachers
 from embedkit.training.recipes.stage import Recipe, Stage
 from embedkit.training.run_folder import TrainState
 
@@ -253,11 +253,18 @@ def _check(config: RunConfig, settings: ContrastiveConfig, corpus: Corpus) -> No
         raise ConfigError(f"{config.method} continues the training of an encoder: name it in student.source")
     if processes.count() > 1:
         raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
-    if settings.loss != "info-nce" and not config.every_teacher:
-        raise ConfigError(f"settings.loss = {settings.loss} needs a cross-encoder: name it with --teacher")
     for rows in (labelled, graded):
         if rows is not None:
             check_count(len(rows), config.optim.batch_size)
+
+
+def _teacher_problem(settings: ContrastiveConfig, teachers: int) -> str | None:
+    """Return what is wrong with the number of teachers, or None."""
+    if settings.loss != "info-nce" and not teachers:
+        return f"settings.loss = {settings.loss} needs a cross-encoder: name it with --teacher"
+    if settings.loss == "info-nce" and teachers:
+        return "settings.loss = info-nce uses no teacher: remove it, or set margin-mse or kl"
+    return None
 
 
 def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) -> TrainState:
@@ -268,7 +275,8 @@ def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) 
     kinds: list[Batches] = []
     if (labelled := _labelled(config, settings, stage.data.corpus)) is not None:
         vectors = start(labelled.queries, "query"), start(labelled.passages)
-        scored = None if settings.loss == "info-nce" else _scored(config, settings, labelled, vectors)
+        (teacher,) = stage.data.pair_teachers or (None,)
+        scored = None if teacher is None else _scored(teacher, settings, labelled, vectors)
         kinds.append(QueryBatches(labelled, encoder, settings, vectors, scored=scored, **made))
     if (graded := _graded(config, settings)) is not None:
         kinds.append(GradedBatches(graded, encoder, start, **made))
@@ -284,13 +292,12 @@ def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) 
 
 
 def _scored(
-    config: RunConfig,
+    teacher: PairTeacher,
     settings: ContrastiveConfig,
     labelled: LabelledQueries,
     vectors: tuple[FloatArray, FloatArray],
 ) -> list[dict[int, float]]:
     """Return a cross-encoder's score of each query's best positive, and of the passages nearest to it."""
-    teacher = load_pair_teachers(config, settings.length)[0]
     nearest = nearest_negatives(
         *vectors, [rows[:0] for rows in labelled.positives], depth=settings.candidates, margin=np.inf
     )
@@ -343,7 +350,9 @@ CONTRASTIVE = Recipe(
     ContrastiveConfig,
     _train,
     _check,
-    presets=dict.fromkeys(("tiny", "mini", "small"), _PRESET),
-    batch_spec=BatchSpec(several_teachers=True, scores=True),
+    presets=dict.fromkeys(SIZES, _PRESET),
+    batch_spec=BatchSpec(scores=True),
     paper="van den Oord et al., 2018",
+    settings_problem=_teacher_problem,
+    pair_teachers=True,
 )

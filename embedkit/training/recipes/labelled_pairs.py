@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError, DataError
+from embedkit.modeling.sizes import SIZES
 from embedkit.protocols import FloatArray
 from embedkit.records import Record
 from embedkit.runtime.tokenization import PairTokenizer
@@ -247,7 +248,7 @@ LABELLED_PAIRS = Recipe(
     LabelledPairsConfig,
     _train,
     _check,
-    presets=dict.fromkeys(("tiny", "mini", "small"), _PRESET),
+    presets=dict.fromkeys(SIZES, _PRESET),
     batch_spec=BatchSpec(scores=True),
     paper="Zhuang et al., SIGIR 2023",
     scores_pairs=True,

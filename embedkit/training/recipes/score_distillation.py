@@ -265,7 +265,7 @@ def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs)
         zip(pairs.queries.texts(rows), pairs.passages.texts(pairs.candidates[rows, places]), strict=True)
     )
     size = SIZES[student.size]
-    shape = Size(student.layers or size.layers, student.hidden or size.hidden, 1, student.inner)
+    shape = Size(student.layers or size.layers, student.hidden or size.hidden, 1, student.intermediate_size)
     cut = cross_from_layers(
         PairEncoder.load(_origin(config)),
         shape,
@@ -331,9 +331,10 @@ SCORE_DISTILLATION = Recipe(
     ScoreDistillationConfig,
     _train,
     _check,
-    presets=dict.fromkeys(("tiny", "mini", "small"), _PRESET),
+    presets=dict.fromkeys(SIZES, _PRESET),
     batch_spec=BatchSpec(several_teachers=True, scores=True),
     paper="Hofstaetter et al., 2020",
     settings_problem=_missing,
     scores_pairs=True,
+    pair_teachers=True,
 )

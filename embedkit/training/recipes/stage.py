@@ -342,6 +342,7 @@ class Recipe(NamedTuple):
         settings_problem: returns what is wrong with the settings for a number of teachers, or None.
         scores_pairs: whether it trains a cross-encoder, which it builds itself; then its settings have
             ``dev``, and ``inputs`` and ``epoch_rows`` of what ``check`` returns.
+        pair_teachers: whether teachers are cross-encoders, for pairs of at most ``settings.length`` tokens.
     """
 
     settings_class: type[Any]
@@ -353,6 +354,7 @@ class Recipe(NamedTuple):
     paired: Presets = MappingProxyType({})
     settings_problem: Callable[[Any, int], str | None] = lambda _settings, _teachers: None
     scores_pairs: bool = False
+    pair_teachers: bool = False
 
 
 def one_stage(name: str) -> Recipe:

@@ -34,6 +34,7 @@ from embedkit.evaluation.sts import evaluate_cross_encoder, evaluate_pairs
 from embedkit.evaluation.tasks import cosines
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.sizes import SIZES
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder, to_device
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
@@ -315,7 +316,7 @@ TRANS_ENCODER = Recipe(
     TransEncoderConfig,
     _train,
     _check,
-    presets=dict.fromkeys(("tiny", "mini", "small"), _PRESET),  # Table 16 differs for Large only
+    presets=dict.fromkeys(SIZES, _PRESET),  # Table 16 differs for Large only
     batch_spec=BatchSpec(views=2, scores=True),
     paper="Liu et al., ICLR 2022",
 )

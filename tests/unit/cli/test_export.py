@@ -78,7 +78,7 @@ def test_embeddings_are_spread_over_a_file_of_texts(model, tmp_path):
     command = ["export", str(model), "--precision", "fp32", "--calibration", str(tmp_path / "texts.txt")]
 
     assert main([*command, "-o", str(tmp_path / "plain.onnx")]) == 0
-    assert main([*command, "-o", str(tmp_path / "spread.onnx"), "--spread", "0.4"]) == 0
+    assert main([*command, "-o", str(tmp_path / "spread.onnx"), "--whitening-power", "0.4"]) == 0
 
     texts = [" ".join(row) for row in words]
     plain, spread = (Encoder.load(tmp_path / f"{name}.onnx").encode(texts) for name in ("plain", "spread"))
@@ -88,7 +88,10 @@ def test_embeddings_are_spread_over_a_file_of_texts(model, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--spread", "1.5", "--calibration", "no texts"], "error: --spread must be from 0 to 1, not 1.5\n"),
+        (
+            ["--whitening-power", "1.5", "--calibration", "no texts"],
+            "error: --whitening-power must be from 0 to 1, not 1.5\n",
+        ),
         (["--vocabulary-size", "9"], "error: --vocabulary-size limits a vocabulary that is pruned to texts"),
     ],
 )

@@ -68,7 +68,7 @@ class TestConfiguration:
         [
             (["--name", "tiny 😀"], {"name": "tiny 😀"}),
             (["--name", "5"], {"name": "5"}),
-            (["--size", "mini"], {"student": {"size": "mini"}, "optim": {"lr": 3e-4}}),
+            (["--size", "bert-mini"], {"student": {"size": "bert-mini"}, "optim": {"lr": 3e-4}}),
             (["--student", "org/model"], {"student": {"source": "org/model"}}),
             (["--start", "random"], {"student": {"start": "random"}}),
             (["--tokenizer", "org/model"], {"student": {"tokenizer": "org/model"}}),
@@ -153,13 +153,15 @@ class TestConfiguration:
         first.write_text('[teacher]\nprompt = "query: "\n')
         assert check(capsys, str(first), *flags, "--teacher", "d")["teacher"]["prompt"] == "query: "
 
-    @pytest.mark.parametrize(("hidden", "size"), [(768, "small"), (384, "small"), (256, "mini"), (64, "tiny")])
+    @pytest.mark.parametrize(
+        ("hidden", "size"), [(768, "bert-small"), (384, "bert-small"), (256, "bert-mini"), (64, "bert-tiny")]
+    )
     def test_a_student_gets_the_settings_of_the_size_nearest_to_it(self, capsys, tmp_path, hidden, size):
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text(json.dumps({"hidden_size": hidden}))
         flags = [*self.BARE, "--data", str(tmp_path), "--student", "model"]
         assert check(capsys, *flags) == check(capsys, *flags, "--size", size)
-        assert check(capsys, *flags, "--size", "tiny")["student"]["size"] == "tiny"
+        assert check(capsys, *flags, "--size", "bert-tiny")["student"]["size"] == "bert-tiny"
 
     def test_epochs_replace_the_steps_of_a_recipe(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
@@ -173,9 +175,9 @@ class TestConfiguration:
 
     def test_flags_override_the_recipe(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
-        recipe.write_text('method = "sct"\nseed = 3\n[student]\nsize = "mini"\n[[corpus]]\npath = "r.txt"\n')
+        recipe.write_text('method = "sct"\nseed = 3\n[student]\nsize = "bert-mini"\n[[corpus]]\npath = "r.txt"\n')
         found = check(capsys, str(recipe), "--seed", "4")
-        assert (found["seed"], found["student"]["size"], found["corpus"][0]["path"]) == (4, "mini", "r.txt")
+        assert (found["seed"], found["student"]["size"], found["corpus"][0]["path"]) == (4, "bert-mini", "r.txt")
         assert check(capsys, str(recipe), "--corpus", "b.txt")["corpus"][0]["path"] == "b.txt"
 
     def test_a_table_of_set_replaces_that_of_the_recipe(self, capsys, tmp_path):
@@ -186,12 +188,12 @@ class TestConfiguration:
 
     def test_check_prints_a_recipe_of_the_same_run(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
-        flags = ["--name", 'a "b" \\ c', "--size", "small", "--set", "optim.lr=0.1"]
+        flags = ["--name", 'a "b" \\ c', "--size", "bert-small", "--set", "optim.lr=0.1"]
         assert main(["train", "--check", *self.BARE, *flags]) == 0
         recipe.write_text(capsys.readouterr().out, encoding="utf-8")
         first = resolve(tomllib.loads(recipe.read_text(encoding="utf-8")))
         assert first == resolve(check(capsys, str(recipe)))
-        assert (first.name, first.optim.lr, first.student.size) == ('a "b" \\ c', 0.1, "small")
+        assert (first.name, first.optim.lr, first.student.size) == ('a "b" \\ c', 0.1, "bert-small")
 
     def test_check_in_json(self, capsys):
         assert main(["train", "--check", "--json", *self.BARE]) == 0
@@ -205,7 +207,7 @@ class TestConfiguration:
             (["--method", "stc", "--corpus", "a"], "did you mean 'sct'?"),
             (["--method", "sct"], "corpus is missing"),
             (["--corpus", "a"], "method is missing"),
-            ([*BARE, "--size", "large"], "student.size is one of tiny, mini, small"),
+            ([*BARE, "--size", "large"], "student.size is one of bert-tiny, bert-mini, bert-small"),
             ([*BARE, "--set", "optim.lrr=1"], "optim.lrr is not a setting; did you mean 'lr'?"),
             ([*BARE, "--set", "nonsense"], "reads key=value"),
             (["--method", "sct-distillation", "--corpus", "a"], "needs a teacher"),
@@ -282,7 +284,7 @@ class TestCheck:
         [
             (
                 "student.layers=99999",
-                "99,999 layers of hidden = 128 and inner = 512 have 19,660,603,392",
+                "99,999 layers of hidden = 128 and intermediate_size = 512 have 19,660,603,392",
             ),
             ("student.hidden=128000", "have 393,216,000,000 parameters, more than any bundle holds"),
             ("student.heads=5", "hidden = 128 is not divisible by heads = 5"),

@@ -245,7 +245,7 @@ def test_unsupported_models_are_refused(make_encoder, make_pair_encoder, tmp_pat
     export(make_encoder(), tmp_path / "toy.onnx", precision="fp32")
     export(make_pair_encoder(), tmp_path / "pairs.onnx", precision="fp32")
 
-    for changed in ({"vocabulary": ["the"]}, {"spread": 0.0, "calibration": ["the"]}):
+    for changed in ({"vocabulary": ["the"]}, {"whitening_power": 0.0, "calibration": ["the"]}):
         with pytest.raises(ExportError, match=f"torch weights, which {next(iter(changed))} would change"):
             export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32", **changed)
     with pytest.raises(ExportError, match="cross-encoder; export the model"):

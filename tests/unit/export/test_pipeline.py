@@ -180,13 +180,13 @@ def test_a_folder_is_not_overwritten(encoder, tmp_path):
         ({"precision": "int8-static"}, "int8-static needs calibration texts"),
         ({"precision": "fp32", "calibration": []}, "at least one text"),
         ({"precision": "fp32", "vocabulary_size": 200}, "set vocabulary"),
-        ({"precision": "fp32", "spread": 0.4}, "spread needs calibration texts"),
+        ({"precision": "fp32", "whitening_power": 0.4}, "whitening_power needs calibration texts"),
         *(
             (
-                {"precision": "fp32", "calibration": PROBE_TEXTS, "spread": spread},
-                "^spread must be from 0 to 1, not",
+                {"precision": "fp32", "calibration": PROBE_TEXTS, "whitening_power": power},
+                "^whitening_power must be from 0 to 1, not",
             )
-            for spread in (-0.1, 1.1, float("nan"), "0.4")
+            for power in (-0.1, 1.1, float("nan"), "0.4")
         ),
     ],
 )
@@ -228,7 +228,7 @@ def test_unknown_options_are_refused_before_any_work(tmp_path):
 def test_a_vocabulary_that_is_too_small_is_refused_before_any_work(encoder, tmp_path, monkeypatch):
     for name in ("spread_embeddings", "prune_vocabulary"):
         monkeypatch.setattr(pipeline, name, None)
-    options = {"precision": "fp32", "calibration": PROBE_TEXTS, "spread": 0.4, "vocabulary": PROBE_TEXTS}
+    options = {"precision": "fp32", "calibration": PROBE_TEXTS, "whitening_power": 0.4, "vocabulary": PROBE_TEXTS}
 
     with pytest.raises(InputError, match="a vocabulary of 3 pieces is too small"):
         export(encoder, tmp_path / "toy.onnx", vocabulary_size=3, **options)

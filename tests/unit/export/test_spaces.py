@@ -28,7 +28,7 @@ def spaces():
     axes = np.linalg.qr(generator.standard_normal((11, 8)))[0].astype(np.float32)
     old = JoinedSpace(name="one + two", means=means, weights=np.array([1.4, 1.0], dtype=np.float32), axes=axes)
     rows = generator.standard_normal((50, 8)).astype(np.float32) * np.geomspace(1, 9, 8, dtype=np.float32)
-    return old, SCRIPT["spread"](old, rows, 0.5)
+    return old, SCRIPT["whiten"](old, rows, 0.5)
 
 
 @pytest.mark.parametrize("of_a_student", [False, True])

@@ -136,7 +136,7 @@ def test_the_same_seed_gives_the_same_student(teacher, words_of_texts):
         (Size(2, 32, 4, 48), (4, 1), "ascending"),
         (Size(2, 32, 4, 48), (1, 5), "of a teacher's 4"),
         (Size(2, 64, 4, 48), None, "hidden = 64 exceeds the 32"),
-        (Size(2, 32, 4, 96), None, "inner = 96 exceeds the 48"),
+        (Size(2, 32, 4, 96), None, "intermediate_size = 96 exceeds the 48"),
         (Size(2, 12, 4, 24), None, "not a multiple of the teacher's head width 8"),
     ],
 )

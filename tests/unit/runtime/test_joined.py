@@ -39,7 +39,7 @@ def teachers():
 
 @pytest.fixture
 def vectors(teachers):
-    return JoinedVectors(teachers, JoinConfig(weights=(1.4, 1.0), dimension=7, spread=0.2), ROWS)
+    return JoinedVectors(teachers, JoinConfig(weights=(1.4, 1.0), dimension=7, whitening_power=0.2), ROWS)
 
 
 def parts_of(vectors):

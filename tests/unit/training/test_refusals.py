@@ -122,7 +122,7 @@ class TestLabels:
     [
         ({"student": {"layers": 0}}, "student.layers = 0 is a static encoder"),
         ({"student": {"heads": 2}}, "student.heads is for encoders"),
-        ({"student": {"memory": 8}}, "student.memory is for encoders"),
+        ({"student": {"bag_of_words": 8}}, "student.bag_of_words is for encoders"),
         ({"student": {"start": "random"}}, 'student.start = "random" is for encoders'),
         ({"student": {"start": "teacher"}}, 'student.start = "teacher" is for encoders'),
         ({"views": {"first": "deletion"}}, r"\[views\] augments texts for encoders"),

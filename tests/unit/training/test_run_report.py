@@ -16,7 +16,7 @@ from embedkit.training.run_report import Curve, draw_svg, read_curves, write_cur
 CONFIG = {
     "method": "sct",
     "name": "a <b> & c",
-    "student": {"size": "tiny", "start": "teacher"},
+    "student": {"size": "bert-tiny", "start": "teacher"},
     "corpus": [{"path": "texts.txt", "licence": "CC0"}],
     "teacher": {"source": "org/model"},
     "optim": {"lr": 5e-4},
@@ -24,7 +24,7 @@ CONFIG = {
 }
 CARD = {
     "name": "a <b> & c",
-    "base": "tiny, started from teacher",
+    "base": "bert-tiny, started from teacher",
     "corpus": [{"name": "texts", "rows": 1234, "sha256": "ab" * 32, "licence": "CC0"}],
     "teacher": {"name": "model", "fingerprint": "cd" * 32},
     "dev": "data/dev.tsv",

@@ -80,7 +80,9 @@ def test_a_limited_vocabulary_has_the_corpus_pieces_before_the_student_is_made(
 
     monkeypatch.setattr(TorchEncoder, "encode_ids", count)
 
-    student = limited(wide_teacher, text, start=start, layers=1, hidden=16, heads=2, inner=16, memory=8)
+    student = limited(
+        wide_teacher, text, start=start, layers=1, hidden=16, heads=2, intermediate_size=16, bag_of_words=8
+    )
 
     assert student.tokenizer.vocabulary_size == len(words(student)) == len(student.memory.rows.weight) == 95
     assert max(embedded, default=0) < 95  # the teacher is never asked for a piece that the student lacks
@@ -165,17 +167,19 @@ def cut(teacher, text, **student):
 
 
 def test_from_layers_it_has_the_requested_shape(wide_teacher, text):
-    student = cut(wide_teacher, text, layers=2, hidden=16, inner=24, teacher_layers=(1, 3))
+    student = cut(wide_teacher, text, layers=2, hidden=16, intermediate_size=24, teacher_layers=(1, 3))
     shape = student.config
     assert (shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size) == (2, 16, 24)
     assert shape.num_attention_heads == 2  # as wide as the teacher's
-    assert student.fingerprint() == cut(wide_teacher, text, layers=2, hidden=16, inner=24).fingerprint()
+    assert (
+        student.fingerprint() == cut(wide_teacher, text, layers=2, hidden=16, intermediate_size=24).fingerprint()
+    )
 
 
 def test_words_and_layers_can_come_from_a_bundle(wide_teacher, text):
     bundle = text / "wide.onnx"
     export(SentenceEncoder.load(wide_teacher), bundle, precision="fp32")
-    shape = {"layers": 2, "hidden": 16, "memory": 8, "teacher_layers": (1, 3)}
+    shape = {"layers": 2, "hidden": 16, "bag_of_words": 8, "teacher_layers": (1, 3)}
     folder, file = (cut(source, text, **shape).state_dict() for source in (wide_teacher, str(bundle)))
     for name, weights in folder.items():  # the bundle's positions contain the type row: fits differ a little
         rows = 1 if "token_type" in name else len(weights)  # and the type of a second text is not in it
@@ -184,7 +188,7 @@ def test_words_and_layers_can_come_from_a_bundle(wide_teacher, text):
 
 @pytest.mark.parametrize("start", ["teacher", "layers", "random"])
 def test_without_layers_it_is_a_static_encoder(wide_teacher, text, start):
-    static = config(wide_teacher, data=text, start=start, layers=0, hidden=32, heads=4, inner=32)
+    static = config(wide_teacher, data=text, start=start, layers=0, hidden=32, heads=4, intermediate_size=32)
     student = build_student(dataclasses.replace(static, cache=str(text / "cache")))
     assert student.config.num_hidden_layers == 0
     mask = torch.ones(1, 4, dtype=torch.int64)
@@ -200,14 +204,14 @@ def test_a_shape_beyond_the_teachers_is_refused(wide_teacher, text):
 
 def test_a_memory_starts_from_the_teacher_s_words_unless_the_student_is_random(teacher):
     known, blind = (
-        build_student(config(teacher, start=start, memory=8)).memory for start in ("teacher", "random")
+        build_student(config(teacher, start=start, bag_of_words=8)).memory for start in ("teacher", "random")
     )
     assert known.width == blind.width == 8
     assert known.rows.weight.abs().max() > 0 == blind.rows.weight.abs().max()
 
 
 def test_free_shapes_have_heads_as_wide_as_their_size(teacher):
-    student = build_student(config(teacher, start="random", layers=1, hidden=192, inner=100))
+    student = build_student(config(teacher, start="random", layers=1, hidden=192, intermediate_size=100))
     assert (student.hidden, student.config.num_attention_heads, student.config.intermediate_size) == (192, 3, 100)
 
 
@@ -233,7 +237,7 @@ def test_heads_that_do_not_divide_are_refused(teacher):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"source": "x", "memory": 8},
+        {"source": "x", "bag_of_words": 8},
         {"start": "teacher", "teacher_layers": (1,)},
     ],
 )
@@ -245,11 +249,11 @@ def test_settings_that_would_change_nothing_are_refused(settings):
 @pytest.mark.parametrize(
     ("student", "base"),
     [
-        ({}, "tiny, started from its teacher's words"),
-        ({"start": "layers", "memory": 8}, "memory 8, started from its teacher's layers"),
-        ({"start": "layers", "tokenizer": "runs/mini/model"}, "tiny, started from mini's layers"),
-        ({"start": "layers", "tokenizer": "models/mini-minilm.onnx"}, "tiny, started from mini-minilm's layers"),
-        ({"tokenizer": "org/bert"}, "tiny, started from bert's words"),
+        ({}, "bert-tiny, started from its teacher's words"),
+        ({"start": "layers", "bag_of_words": 8}, "bag of words 8, started from its teacher's layers"),
+        ({"start": "layers", "tokenizer": "runs/mini/model"}, "bert-tiny, started from mini's layers"),
+        ({"start": "layers", "tokenizer": "models/mini.onnx"}, "bert-tiny, started from mini's layers"),
+        ({"tokenizer": "org/bert"}, "bert-tiny, started from bert's words"),
         ({"source": "org/bert"}, "org/bert"),
     ],
 )

@@ -203,8 +203,8 @@ def test_spread_evens_out_the_variances():
     table = np.random.default_rng(0).standard_normal((ROWS, 4)) * (4.0, 2.0, 1.0, 0.5)
     teacher = TableTeacher(unit_rows(table), "one")
 
-    def ratio(spread):
-        found = JoinedVectors([teacher], JoinConfig(spread=spread), ROWS).read(ALL, 0)
+    def ratio(power):
+        found = JoinedVectors([teacher], JoinConfig(whitening_power=power), ROWS).read(ALL, 0)
         deviations = np.sort(found.std(axis=0))
         return deviations[-1] / deviations[0]
 
@@ -215,7 +215,7 @@ def test_spread_evens_out_the_variances():
 def test_fewer_rows_than_dimensions_give_finite_vectors(rows):
     generator = np.random.default_rng(2)
     several = [TableTeacher(unit_rows(generator.standard_normal((rows, 48))), name) for name in ("one", "two")]
-    joined = JoinedVectors(several, JoinConfig(dimension=96, spread=0.2), rows)
+    joined = JoinedVectors(several, JoinConfig(dimension=96, whitening_power=0.2), rows)
     assert np.allclose(np.linalg.norm(joined.read(np.arange(rows), 0), axis=1), 1, atol=1e-5)
 
 
@@ -227,7 +227,7 @@ def test_the_fingerprint_follows_teachers_and_settings(teachers):
         fingerprint(teachers),
         fingerprint(teachers, weights=(2.0, 1.0)),
         fingerprint(teachers, dimension=3),
-        fingerprint(teachers, spread=0.5),
+        fingerprint(teachers, whitening_power=0.5),
         fingerprint(teachers[::-1]),
     }
     assert len(known) == 5
@@ -254,7 +254,7 @@ def test_a_run_writes_its_space(mapping, tmp_path):
 def test_a_run_joins_its_teachers_in_the_space_of_an_earlier_one(mapping, tmp_path):
     """Its corpus does not change the space, so that both runs' students embed alike."""
     del mapping["matryoshka"]
-    join = {"dimension": 8, "spread": 0.2}
+    join = {"dimension": 8, "whitening_power": 0.2}
     run(resolve({**mapping, "join": join}), tmp_path / "earlier", QUIET)
     corpus = [{**source, "limit": 12} for source in mapping["corpus"]]
     later = {**mapping, "corpus": corpus, "data": str(tmp_path), "join": {"space": "earlier/space.npz"}}
@@ -306,7 +306,7 @@ def test_the_space_of_an_earlier_run_fits_the_teachers(teachers, tmp_path):
 
 def test_the_space_of_an_earlier_run_has_no_other_settings():
     with pytest.raises(ConfigError, match=r"join\.space is a space that already exists"):
-        JoinConfig(space="space.npz", spread=0.2)
+        JoinConfig(space="space.npz", whitening_power=0.2)
 
 
 RUN = {"method": "mse", "corpus": [{"path": "texts.txt"}], "teachers": [{"source": "a"}, {"source": "b"}]}

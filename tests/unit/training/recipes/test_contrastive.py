@@ -90,6 +90,8 @@ def test_lists_scored_by_a_cross_encoder_are_learnt(recipe, tmp_path, loss, enco
     PairEncoder.from_encoder(encoder, max_length=12, seed=3).save(tmp_path / "teacher")
     recipe = override(recipe, {"settings": {"loss": loss}, "teacher": {"source": str(tmp_path / "teacher")}})
     assert train(recipe, tmp_path / "run").finished
+    assert json.loads((tmp_path / "run/run.json").read_text())["teacher"]["name"] == "teacher"
+    assert not (tmp_path / "cache" / "vectors").exists()  # it is not asked for vectors of the documents
 
 
 def test_the_anchor_keeps_vectors_near_those_of_the_start(recipe, tmp_path):
@@ -150,6 +152,7 @@ def test_a_passage_that_may_answer_a_query_is_no_negative():
     [
         ({"settings": {"pairs": []}}, "learns from labels"),
         ({"settings": {"loss": "kl"}}, "needs a cross-encoder"),
+        ({"teacher": {"source": "start"}}, "info-nce uses no teacher"),
         ({"optim": {"batch_size": 50}}, "fewer than optim.batch_size"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Journeys through a run: each start, with and without word memory, through each recipe, whole and interrupted."""
+"""Journeys through a run: each start, with and without bag of words, each recipe, whole and interrupted."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ def go(mapping, folder, stops=()):
     return SentenceEncoder.load(folder / "model")
 
 
-@pytest.mark.parametrize("memory", [None, 8])
+@pytest.mark.parametrize("words", [None, 8])
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_an_interrupted_run_ends_like_a_whole_one(mapping, tmp_path, recipe, start, memory):
-    if memory and start == "pre-trained":
-        pytest.skip("a pre-trained student has the memory that it has")
-    recipe = mapping(recipe, start, **({} if memory is None else {"memory": memory}))
+def test_an_interrupted_run_ends_like_a_whole_one(mapping, tmp_path, recipe, start, words):
+    if words and start == "pre-trained":
+        pytest.skip("a pre-trained student has the bag of words that it has")
+    recipe = mapping(recipe, start, **({} if words is None else {"bag_of_words": words}))
     stages = {"sct-two-stage": 2, "distillcse-rounds": 3}.get(recipe["method"], 1)
     stops = (1,) + (2,) * (stages - 1)  # in the first stage, then one step into each later stage
     whole = go(recipe, tmp_path / "whole")
     assert whole.fingerprint() == go(recipe, tmp_path / "parts", stops).fingerprint()
-    assert (whole.memory is None) == (memory is None)
+    assert (whole.memory is None) == (words is None)
 
 
 @pytest.mark.parametrize("stops", [(), (1, 2)])

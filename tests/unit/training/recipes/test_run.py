@@ -33,12 +33,12 @@ class TestResolve:
     @pytest.mark.parametrize(
         ("method", "size", "lr", "queue", "reference", "online"),
         [
-            ("sct", "tiny", 5e-4, 131_072, 0.03, 0.04),  # table 1 of the paper
-            ("sct", "mini", 3e-4, 131_072, 0.01, 0.03),
-            ("sct", "small", 3e-4, 65_536, 0.02, 0.03),
-            ("sct-distillation", "tiny", 5e-4, 131_072, 0.03, 0.04),  # of the authors' code
-            ("sct-distillation", "mini", 1e-4, 65_536, 0.04, 0.05),
-            ("sct-distillation", "small", 1e-4, 131_072, 0.04, 0.05),
+            ("sct", "bert-tiny", 5e-4, 131_072, 0.03, 0.04),  # table 1 of the paper
+            ("sct", "bert-mini", 3e-4, 131_072, 0.01, 0.03),
+            ("sct", "bert-small", 3e-4, 65_536, 0.02, 0.03),
+            ("sct-distillation", "bert-tiny", 5e-4, 131_072, 0.03, 0.04),  # of the authors' code
+            ("sct-distillation", "bert-mini", 1e-4, 65_536, 0.04, 0.05),
+            ("sct-distillation", "bert-small", 1e-4, 131_072, 0.04, 0.05),
         ],
     )
     def test_sct_has_the_published_settings(self, method, size, lr, queue, reference, online):
@@ -50,7 +50,7 @@ class TestResolve:
         assert (config.optim.batch_size, config.optim.epochs, config.optim.warmup) == (128, 10, 0.1)
         assert (config.optim.epsilon, config.optim.correct_bias, config.optim.weight_decay) == (1e-6, False, 0.01)
 
-    @pytest.mark.parametrize("size", ["tiny", "mini", "small"])
+    @pytest.mark.parametrize("size", ["bert-tiny", "bert-mini", "bert-small"])
     def test_two_stages_have_those_of_each(self, size):
         both = resolve({**TAUGHT, "student": {"size": size}})
         first = resolve({**BARE, "student": {"size": size}})
@@ -81,13 +81,13 @@ class TestResolve:
             "r.toml: sead is not a setting; did you mean 'seed'?",
             "r.toml: settings.queue_syze is not a setting; did you mean 'queue_size'?",
             "r.toml: settings.weight is greater than 0, not 0.0",
-            "r.toml: student.size is one of tiny, mini, small, not 'huge'",
+            "r.toml: student.size is one of bert-tiny, bert-mini, bert-small, not 'huge'",
             "this method needs a teacher: name one with --teacher or [teacher]",
         ]
 
     @pytest.mark.parametrize(
         "over",
-        [{"student": 5}, {"student": {"size": ["tiny"]}}, {"optim": 5}, {"settings": 5}, {"corpus": []},
+        [{"student": 5}, {"student": {"size": ["bert-tiny"]}}, {"optim": 5}, {"settings": 5}, {"corpus": []},
          {"corpus": {"path": "a.txt"}}, {"corpus": [{"path": "a", "view_columns": ["x"]}]}, {"teacher": {}}],
         ids=str,
     )  # fmt: skip
@@ -447,7 +447,9 @@ class TestRun:
     def test_a_student_of_another_shape_than_its_settings_logs_a_warning(self, mapping, tmp_path, caplog):
         run(resolve(mapping), tmp_path / "run", QUIET)
         (found,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert found.startswith("no settings are published for a student of 1 x 16; using those of tiny, 2 x 128")
+        assert found.startswith(
+            "no settings are published for a student of 1 x 16; using those of bert-tiny, 2 x 128"
+        )
 
     def test_two_stages_leave_both_runs(self, taught, tmp_path):
         state = run(resolve(taught), tmp_path / "run", QUIET)

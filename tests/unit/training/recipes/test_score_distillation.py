@@ -38,7 +38,7 @@ RECIPES = Path(__file__).parents[4] / "recipes"
 WHO, WHAT = ("the cat", "a good dog", "my sister", "an old king"), ("will sleep", "wants to read", "likes music")
 QUERIES = [f"{who} {what}" for who, what in itertools.product(WHO, WHAT)]
 PASSAGES = [f"{query} {where}" for query in QUERIES for where in ("in the garden", "by the sea", "today")]
-MINING = MiningConfig(encoder="tiny", dense=3, words=3, random=2, depth=8)
+MINING = MiningConfig(encoder="tiny", dense=3, bm25=3, random=2, depth=8)
 
 
 class Encoder:
@@ -77,7 +77,7 @@ def recipe(toy_tokenizer_json, toy_bundle, corpora, tmp_path):
         "device": "cpu",
         "corpus": [{"path": str(tmp_path / "passages.txt")}],
         "teacher": {"source": str(tmp_path / "teacher")},
-        "student": {"layers": 2, "hidden": 16, "inner": 24},
+        "student": {"layers": 2, "hidden": 16, "intermediate_size": 24},
         "optim": {"batch_size": 8, "steps": 6, "lr": 1e-3},
         "settings": {
             "queries": [{"path": str(tmp_path / "queries.txt")}],
