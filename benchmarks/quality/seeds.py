@@ -22,12 +22,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from run import HERE, SHARED, TASKS, figures, markdown
+from run import HERE, SHARED, TASKS, add_means, figures, load, markdown
 from scipy.stats import t
 
 from embedkit import Encoder
 from embedkit.atomic import atomic_file
-from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.tasks import evaluate
 from embedkit.progress import Progress
 
@@ -50,8 +49,9 @@ def main() -> None:
         for path in arguments.bundles:
             encoder, seeds = Encoder.load(path), known.setdefault(_NUMBER.sub("", Path(path).stem), {})
             if encoder.fingerprint not in seeds:
-                found = [evaluate(encoder, load_task(task, data=arguments.data)) for task in TASKS]
+                found = [evaluate(encoder, load(task, arguments.data)) for task in TASKS]
                 seeds[encoder.fingerprint] = figures(found)
+                add_means(seeds[encoder.fingerprint])
                 with atomic_file(saved) as temporary:
                     temporary.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
             progress.advance(note=path)

@@ -3,7 +3,9 @@
 import ast
 import importlib
 import json
+import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,19 @@ def test_scripts_import_names_that_exist(path):
             raise
         pytest.skip(str(error))
     assert not gone
+
+
+def test_every_result_is_measured_by_a_figure():
+    plan = tomllib.loads((ROOT / "benchmarks" / "figures.toml").read_text(encoding="utf-8"))
+    commands = [row["command"] for row in plan["figure"]]
+    scripts = {word for command in commands for word in command.split() if word.startswith("benchmarks/")}
+    assert [script for script in scripts if script.endswith(".py") and not (ROOT / script).exists()] == []
+    measured = {Path(script).parent.name for script in scripts}
+    assert {path.parent.name for path in (ROOT / "benchmarks").glob("*/results*")} - measured == set()
+    places = {"data", "teachers", "peers", "work"}
+    assert {found for command in commands for found in re.findall(r"{(\w+)}", command)} <= places
+    environments = {found for command in commands for found in re.findall(r"{peers}/([\w-]+)/", command)}
+    assert environments == set(plan["peers"])
 
 
 def test_the_list_of_models_is_what_its_script_writes():
