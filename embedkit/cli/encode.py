@@ -55,9 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "input",
         type=location,
         metavar="FILE",
-        help="texts: .txt, .csv, .tsv or .jsonl (each also .gz or .xz), or .parquet; - for standard input, JSON "
-        "or a text a line; for an output folder also a folder or a pattern of .parquet; each also at s3://, gs:// "
-        "or abfs://, and hf:// data sets",
+        help="texts: .txt, .csv, .tsv, .jsonl or .parquet, - for standard input, a URL, or a data set hf://...; "
+        "for an output folder also a folder or pattern of .parquet",
     )
     parser.add_argument("-m", "--model", required=True, help=MODEL)
     parser.add_argument(

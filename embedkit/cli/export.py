@@ -32,20 +32,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("bundle", "sentence-transformers"),
         default="bundle",
-        help="sentence-transformers writes a folder for it and fastembed, with graphs in float32 and the "
-        "requested precision, or a bundle's own graph; default: bundle",
+        help="a folder for sentence-transformers and fastembed, or a bundle, the default",
     )
     parser.add_argument("--name", help="name of the bundle; default: the run's or the model's name")
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="let transformers run the Python code that comes with the model; read it first",
+        help="run the Python code that comes with the model; read it first",
     )
     parser.add_argument("--licence", default="", metavar="SPDX", help="licence of the weights, e.g. Apache-2.0")
     parser.add_argument(
         "--dev",
         metavar="PAIRS",
-        help="file or hub id of scored pairs; the bundle must rank them like the model",
+        help="scored pairs, which the bundle must rank like the model",
     )
     _add_arithmetic(parser.add_argument_group("arithmetic"))
     _add_vocabulary(parser.add_argument_group("vocabulary and length"))
@@ -55,34 +54,30 @@ def _add_arithmetic(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--precision",
         choices=("fp32", "fp16", "int8", "int8-static"),
-        help="precision of matrix products; int8-static makes embeddings batch-invariant; fp16 is for GPUs; "
-        "default: int8, or fp16 with --target gpu",
+        help="of matrix products; int8-static is batch-invariant, fp16 for GPUs; default: int8",
     )
     group.add_argument(
         "--target",
         choices=("cpu-avx2", "cpu-vnni", "arm64", "gpu"),
-        help="target processor: cpu-avx2 (7-bit weights) is correct on every CPU, cpu-vnni and arm64 use "
-        "8 bits; default: cpu-avx2",
+        help="processor: cpu-avx2, the default, has 7-bit weights and suits every CPU",
     )
     group.add_argument(
         "--word-table",
         choices=("float32", "int8", "int4"),
-        help="format of the word table: 4, 1 or half a byte per value; default: int8, or float32 with fp32",
+        help="of word vectors; default: int8, or float32 with fp32",
     )
     group.add_argument(
         "--calibration",
         type=Path,
         metavar="TEXTS",
-        help="file of a few thousand representative texts (.txt, or a column `text`): the ranges of their "
-        "embeddings are stored in the bundle for int8 and uint8 output, and biases compensate for rounded "
-        "weights; required by --precision int8-static and --whitening-power",
+        help="a few thousand texts (.txt, or a column `text`) that set the ranges of int8 output and "
+        "the biases; required by int8-static and --whitening-power",
     )
     group.add_argument(
         "--whitening-power",
         type=float,
         metavar="POWER",
-        help="with --calibration: subtract the mean embedding, and divide principal components by their standard "
-        "deviation to this power, from 0 to 1, which is whitening; `multilingual` has 0.4",
+        help="with --calibration: whiten embeddings, from 0 to 1; `multilingual` has 0.4",
     )
 
 
@@ -91,8 +86,8 @@ def _add_vocabulary(group: argparse._ArgumentGroup) -> None:
         "--vocabulary",
         type=Path,
         metavar="TEXTS",
-        help="file of texts (.txt, or a column `text`), or a run folder, for the text it was trained on; "
-        "word pieces that they do not need are removed",
+        help="texts (.txt, or a column `text`), or a run folder for its text: word pieces that they do not "
+        "need are removed",
     )
     group.add_argument(
         "--vocabulary-size",

@@ -44,7 +44,7 @@ embedkit index verify idx/ --json
 """
 
 _NAMED = 5  # unknown ids in a warning
-_KINDS = "exact, flat, sq8, binary, hnsw or ivf-pq"
+_KINDS = "exact, sq8, hnsw or ivf-pq"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -139,13 +139,13 @@ def _configure_build(actions: Any) -> None:
     build.add_argument(
         "--kind",
         default="auto",
-        help=f"{_KINDS}; default: auto, which chooses by cost; on Milvus, the name of its index: FLAT, HNSW...",
+        help=f"{_KINDS}; default: auto, by cost; on Milvus, its own: FLAT, HNSW...",
     )
     build.add_argument(
         "--lexical",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="keep a keyword index, so that searches rank by keywords, too; default: yes",
+        help="whether to rank by keywords, too; default: yes",
     )
     build.add_argument(
         "--language",
@@ -158,34 +158,32 @@ def _configure_documents(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "documents",
         metavar="DOCS",
-        help="a .jsonl, .csv, .tsv, .txt or .parquet file; - for standard input, JSON or a text a line; or a "
-        "folder: of Parquet, of shards of `embedkit encode` or of another collection, which bring embeddings; "
-        "files and Parquet also at s3://, gs:// or abfs://; or a data set hf://org/name[@revision][:split]",
+        help="a .jsonl, .csv, .tsv, .txt or .parquet file, - for standard input, a folder of Parquet, the shards "
+        "of `embedkit encode`, a collection, a URL, or hf://org/name[@revision][:split]",
     )
     parser.add_argument(
         "--embeddings",
         metavar="NAME|FILE.npy",
-        help="existing embeddings: a column of DOCS, or a file aligned with its rows",
+        help="existing embeddings: a column of DOCS, or a file by row",
     )
     parser.add_argument("--processes", type=int, metavar="N", help="embed with N processes; default: in this one")
     add_text_column(parser)
     parser.add_argument(
         "--id-column",
         metavar="NAME",
-        help="default: id if the first record has it, otherwise the row number (add requires ids)",
+        help="default: id if the first record has it, otherwise the row number",
     )
     parser.add_argument(
         "--metadata-columns",
         type=lambda names: [name for name in names.split(",") if name],
         metavar="NAME,...",
-        help="columns to keep as metadata, separated by commas; default: all others",
+        help="columns to keep as metadata; default: all others",
     )
     parser.add_argument("--skip-empty", action="store_true", help="leave out documents without text")
     parser.add_argument(
         "--split",
         action="store_true",
-        help="divide long documents into windows that the model encodes completely; DOCS may also be a folder of "
-        ".txt, .md and .html, or one such file; hits have document, section, start and end as metadata",
+        help="divide long documents into windows; DOCS may also be a folder of .txt, .md and .html",
     )
     _configure_windows(parser)
 

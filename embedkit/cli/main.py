@@ -27,32 +27,41 @@ logger = logging.getLogger("embedkit")
 
 
 class Command(NamedTuple):
-    """The module of a command, and the extras that provide its dependencies, in pip's syntax."""
+    """The module of a command, its page in docs/, and the extras of its dependencies, in pip's syntax."""
 
     module: str
+    page: str
     extra: str | None = None
 
 
 COMMANDS = {
-    "train": Command("embedkit.cli.train", extra="train"),
-    "adapt": Command("embedkit.cli.adapt", extra="train,export"),
-    "methods": Command("embedkit.cli.methods", extra="train"),
-    "report": Command("embedkit.cli.report", extra="train"),
-    "export": Command("embedkit.cli.export", extra="export"),
-    "distill-static": Command("embedkit.cli.distill_static", extra="export"),
-    "push": Command("embedkit.cli.push", extra="export"),
-    "models": Command("embedkit.cli.models"),
-    "inspect": Command("embedkit.cli.inspect"),
-    "encode": Command("embedkit.cli.encode"),
-    "evaluate": Command("embedkit.cli.evaluate", extra="export"),
-    "bench": Command("embedkit.cli.bench", extra="export"),
-    "dedup": Command("embedkit.cli.dedup", extra="serve"),
-    "cluster": Command("embedkit.cli.cluster", extra="serve"),
-    "index": Command("embedkit.cli.index", extra="serve"),
-    "search": Command("embedkit.cli.search", extra="serve"),
-    "serve": Command("embedkit.cli.serve", extra="serve"),
-    "mcp": Command("embedkit.cli.mcp", extra="mcp"),
-    "doctor": Command("embedkit.cli.doctor"),
+    "train": Command("embedkit.cli.train", "training", extra="train"),
+    "adapt": Command("embedkit.cli.adapt", "distil", extra="train,export"),
+    "methods": Command("embedkit.cli.methods", "methods", extra="train"),
+    "report": Command("embedkit.cli.report", "benchmarks", extra="train"),
+    "export": Command("embedkit.cli.export", "models", extra="export"),
+    "distill-static": Command("embedkit.cli.distill_static", "distil", extra="export"),
+    "push": Command("embedkit.cli.push", "models", extra="export"),
+    "models": Command("embedkit.cli.models", "choose"),
+    "inspect": Command("embedkit.cli.inspect", "models"),
+    "encode": Command("embedkit.cli.encode", "scale"),
+    "evaluate": Command("embedkit.cli.evaluate", "evaluation", extra="export"),
+    "bench": Command("embedkit.cli.bench", "benchmarks", extra="export"),
+    "dedup": Command("embedkit.cli.dedup", "dedup", extra="serve"),
+    "cluster": Command("embedkit.cli.cluster", "dedup", extra="serve"),
+    "index": Command("embedkit.cli.index", "search", extra="serve"),
+    "search": Command("embedkit.cli.search", "search", extra="serve"),
+    "serve": Command("embedkit.cli.serve", "server", extra="serve"),
+    "mcp": Command("embedkit.cli.mcp", "server", extra="mcp"),
+    "doctor": Command("embedkit.cli.doctor", "install"),
+}
+
+_DOCS = "https://github.com/embedkit-onnx/embedkit/blob/main/docs"
+_COMMON_OPTIONS = {
+    ("--json",): "print the result as JSON",
+    ("--debug",): "show the traceback of an error",
+    ("-v", "--verbose"): "show all messages",
+    ("-q", "--quiet"): "show only errors",
 }
 
 # The first matching row decides. 0 is success, 2 (wrong usage) comes from argparse. Anything else is a bug and
@@ -195,20 +204,47 @@ def command_parser(name: str) -> argparse.ArgumentParser:
     module = _load(COMMANDS[name])
     parser = argparse.ArgumentParser(prog=f"embedkit {name}", description=module.HELP, allow_abbrev=False)
     module.configure(parser)
-    _add_examples(name, parser, module.EXAMPLES)
-    _add_common_options(parser)
+    _end_help(name, parser, module.EXAMPLES, f"{_DOCS}/{COMMANDS[name].page}.md")
+    _add_common_options(parser, shown=False)
     return parser
 
 
-def _add_examples(name: str, parser: argparse.ArgumentParser, examples: str) -> None:
-    """Add examples to the end of the help of a command and of each sub-command."""
+def _end_help(name: str, parser: argparse.ArgumentParser, examples: str, page: str) -> None:
+    """End the help of a command and of each sub-command with common options, examples and the page."""
     lines = examples.strip().splitlines()
-    parser.epilog = "\n".join(["examples:", *(f"  {line.strip()}" for line in lines)])
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    ending = [
+        "also: --json, --debug, -v, -q (embedkit --help)",
+        "examples:",
+        *(f"  {line.strip()}" for line in lines),
+    ]
+    parser.epilog = "\n".join([*ending, f"more: {page}"])
+    parser.formatter_class = _HelpFormatter
     for word, sub_parser in _sub_parsers(parser):
         start = f"embedkit {name} {word} "
         own = [line for line in lines if line.startswith(start)]
-        _add_examples(f"{name} {word}", sub_parser, "\n".join(own))
+        _end_help(f"{name} {word}", sub_parser, "\n".join(own), page)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Short usage, and one metavar for an option and its short form: the help of a command fits a screen."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+        self._prog += " [options]"
+        super().add_usage(
+            usage,
+            [action for action in actions if not action.option_strings or action.required],
+            groups[:0],
+            prefix,
+        )
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        values = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {values}"
 
 
 def _sub_parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -225,19 +261,17 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, str]:
     return flags
 
 
-def _add_common_options(parser: argparse.ArgumentParser) -> None:
+def _add_common_options(parser: argparse.ArgumentParser, *, shown: bool = True) -> None:
     """Add the options shared by all commands, also to the parsers of sub-commands.
 
     They set no defaults, so each can be given before or after the command's name.
     """
     group = parser.add_argument_group("common options")
-    absent = argparse.SUPPRESS
-    group.add_argument("--json", action="store_true", default=absent, help="print the result as JSON")
-    group.add_argument("--debug", action="store_true", default=absent, help="show the traceback of an error")
-    group.add_argument("-v", "--verbose", action="store_true", default=absent, help="show all messages")
-    group.add_argument("-q", "--quiet", action="store_true", default=absent, help="show only errors")
+    for flags, text in _COMMON_OPTIONS.items():
+        said = text if shown else argparse.SUPPRESS
+        group.add_argument(*flags, action="store_true", default=argparse.SUPPRESS, help=said)
     for _, sub_parser in _sub_parsers(parser):
-        _add_common_options(sub_parser)
+        _add_common_options(sub_parser, shown=shown)
 
 
 # Messages

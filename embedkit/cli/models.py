@@ -61,8 +61,12 @@ def _table(models: list[PublishedModel]) -> str:
             model.licence,
             "no" if model.find() is None else "yes",
             f"{model.size_bytes / 1e6:.1f}",
-            *(f"{model.figures[name]:g}" if name in model.figures else "" for name in _FIGURES),
+            *(_figure(model.figures.get(name)) for name in _FIGURES),
         ]
         for model in models
     ]
     return Table("", header, rows, words=5).to_text()
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else f"{value}"

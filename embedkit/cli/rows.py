@@ -89,7 +89,7 @@ def configure_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kind",
         default="auto",
-        help="exact, or an approximate index: hnsw, ivf-pq, sq8 or binary; default: auto, which compares up to "
+        help="exact, or an approximate index: hnsw, ivf-pq or sq8; default: auto, which compares up to "
         "300,000 texts exactly and more over ivf-pq",
     )
     parser.add_argument(

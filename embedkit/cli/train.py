@@ -54,10 +54,10 @@ _FLAGS = {
 
 # Flags for a student's shape, with their help.
 _SHAPE = {
-    "layers": "number of transformer layers, overriding the size; 0: a static encoder",
+    "layers": "transformer layers, overriding the size; 0: a static encoder",
     "hidden": "hidden width, overriding the size",
     "intermediate_size": "width of the feed-forward blocks; default: 4 x hidden",
-    "bag_of_words": "width of a table of word vectors whose mean is fed directly to the head; default: none",
+    "bag_of_words": "width of word vectors whose mean goes to the head; default: none",
 }
 
 
@@ -65,73 +65,70 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recipe",
         nargs="*",
-        help="TOML recipes; later ones override earlier ones, and flags and --set override all",
+        help="TOML files; later ones override earlier ones, flags override all",
     )
-    parser.add_argument("-o", "--output", help="the run folder; default: runs/NAME")
+    parser.add_argument("-o", "--output", metavar="RUN", help="the run folder; default: runs/NAME")
     parser.add_argument(
         "--method",
-        help="see `embedkit methods`; sct with --teacher is sct-distillation, and with --student as well it is "
-        "sct-two-stage: self-supervision, then distillation",
+        metavar="NAME",
+        help="of `embedkit methods`; sct with --teacher and --student has two stages",
     )
     parser.add_argument(
-        "--size", help="bert-tiny, bert-mini or bert-small; with --student, selects the published settings to use"
+        "--size", metavar="NAME", help="bert-tiny, bert-mini or bert-small; its published settings are used"
     )
     parser.add_argument(
         "--corpus", action="append", metavar="FILE", help="text file, - for standard input; may be repeated"
     )
-    parser.add_argument("--text-column", help="column of the text in .csv, .jsonl, .parquet and hub sets")
-    parser.add_argument(
-        "--view-columns", nargs=2, metavar="COLUMN", help="two columns with views of the same sentence"
-    )
+    parser.add_argument("--text-column", metavar="NAME", help="column of the text in tables and hub sets")
+    parser.add_argument("--view-columns", nargs=2, metavar="NAME", help="two columns with views of the same text")
     parser.add_argument(
         "--teacher",
         action="append",
         metavar="MODEL",
-        help="folder, hub id, bundle, or .npy/.parquet/.jsonl of vectors aligned by row; may be repeated for "
-        "methods with several teachers",
+        help="model, or .npy, .parquet or .jsonl of vectors by row; may be repeated",
     )
     parser.add_argument(
         "--teacher-name", action="append", metavar="NAME", help="name of each --teacher on model cards"
     )
     _add_student(parser)
-    parser.add_argument("--dev", help="scored sentence pairs for checkpoint selection, for example STS-B dev")
+    parser.add_argument("--dev", metavar="PAIRS", help="scored pairs that select a checkpoint, such as STS-B dev")
     duration = parser.add_mutually_exclusive_group()
-    duration.add_argument("--epochs", type=int, help="passes over the corpus")
-    duration.add_argument("--steps", type=int, help="number of steps, instead of epochs")
-    parser.add_argument("--seed", type=int, help="seed of all random numbers; default: 1000")
+    duration.add_argument("--epochs", type=int, metavar="N", help="passes over the corpus")
+    duration.add_argument("--steps", type=int, metavar="N", help="number of steps, instead of epochs")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers; default: 1000")
     parser.add_argument("--name", help="name of the encoder")
-    parser.add_argument("--data", help="base folder for relative paths in the recipe")
-    parser.add_argument("--cache", help="folder of prepared corpora and teacher vectors")
-    add_settings(parser, "any setting")
+    parser.add_argument("--data", metavar="DIR", help="base folder for relative paths in the recipe")
+    parser.add_argument("--cache", metavar="DIR", help="folder of prepared corpora and teacher vectors")
+    add_settings(parser, "any setting of docs/training.md")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="check configuration and corpus, and print the configuration, without training",
+        help="check corpus and configuration, print it, and stop",
     )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="allow a recipe or run folder that asks for it to run Python code that comes with its teacher",
+        help="run Python code that comes with a teacher, where a recipe asks for it",
     )
 
 
 def _add_student(parser: argparse.ArgumentParser) -> None:
     """Add the choice of the model to train."""
     parser.add_argument(
-        "--student", help="pre-trained model to start from: a folder, a hub id, a bundle or a bundled name"
+        "--student", metavar="MODEL", help="pre-trained model to start from: folder, hub id or bundle"
     )
-    parser.add_argument("--start", help="initialisation: teacher (its words), layers (of the teacher) or random")
+    parser.add_argument("--start", metavar="FROM", help="teacher (its words), layers (of the teacher) or random")
     for flag, what in _SHAPE.items():
-        parser.add_argument(f"--{flag.replace('_', '-')}", type=int, help=what)
+        parser.add_argument(f"--{flag.replace('_', '-')}", type=int, metavar="N", help=what)
     parser.add_argument(
-        "--tokenizer", help="model that provides the student's tokenizer, words and layers; default: the teacher"
+        "--tokenizer", metavar="MODEL", help="source of tokenizer, words and layers; default: the teacher"
     )
     parser.add_argument(
         "--vocabulary-size",
         type=int,
-        help="maximum number of pieces that the student keeps of its tokenizer, by their use in the corpus; "
-        "default: all",
+        metavar="N",
+        help="word pieces to keep, by their use in the corpus; default: all",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import logging
@@ -10,14 +11,16 @@ import subprocess
 import sys
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 
 import embedkit
 from embedkit import errors
 from embedkit.cli import main as cli
-from embedkit.cli.main import COMMANDS, EXIT_CODES, Command, main
+from embedkit.cli.main import COMMANDS, EXIT_CODES, Command, command_parser, main
 
+ROOT = Path(__file__).parents[3]
 ERRORS = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
 
 
@@ -30,7 +33,7 @@ def play(monkeypatch):
         module.HELP, module.EXAMPLES = "plays", "embedkit play one\nembedkit play two"
         module.configure, module.run = configure, run
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(COMMANDS, "play", Command(module.__name__, extra="toys"))
+        monkeypatch.setitem(COMMANDS, "play", Command(module.__name__, "quickstart", extra="toys"))
 
     return install
 
@@ -151,7 +154,7 @@ class TestMissingPackages:
 
 
 def assert_ends_in_examples(shown, command):
-    examples = shown.rstrip().partition("\nexamples:\n")[2].splitlines()
+    *examples, _page = shown.rstrip().partition("\nexamples:\n")[2].splitlines()
     assert len(examples) >= 2
     assert all(line.startswith(f"  {command}") for line in examples)
 
@@ -174,6 +177,18 @@ class TestUsage:
             main([name, "--help"])
         assert exit_.value.code == 0
         assert_ends_in_examples(capsys.readouterr().out, f"embedkit {name}")
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_help_fits_a_screen_and_names_a_page_that_exists(self, name, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "100")
+        parser = command_parser(name)
+        sub_parsers = [
+            action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+        ]
+        for each in [parser, *(each for choices in sub_parsers for each in choices.values())]:
+            *lines, page = each.format_help().splitlines()
+            assert len(lines) < 45
+            assert (ROOT / "docs" / page.rpartition("/")[2]).is_file()
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_options_of_commands_are_not_guessed(self, name):
