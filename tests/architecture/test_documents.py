@@ -150,7 +150,7 @@ def table_after(text, start):
     return header[1:], rows
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/choose.md", "docs/models.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/models.md"])
 def test_tables_of_models_have_the_figures_of_their_benchmarks(name):
     """A heading begins with the name of its figure."""
     quality = {label.partition(",")[0]: row for label, row in results("quality").items()}
