@@ -220,10 +220,11 @@ class LexicalIndex:
         scores = np.zeros(self._count, dtype=np.float32)
         for term, factor in factors.items():
             start, end = self._slice(term)
-            rows = self._rows[start:end]
-            if len(rows) and not 0 <= rows.min() <= rows.max() < self._count:
-                raise CollectionError(f"{self._path} is damaged: it names rows that are not there")
-            scores[rows] += np.float32(factor) * self._weights[start:end]
+            rows = self._rows[start:end].view(np.uint32)  # so that negative ones of a damaged file do not exist
+            try:
+                np.add.at(scores, rows, np.float32(factor) * self._weights[start:end])
+            except IndexError:
+                raise CollectionError(f"{self._path} is damaged: it names rows that are not there") from None
         return scores
 
     def _slice(self, term: int) -> tuple[int, int]:
