@@ -26,7 +26,7 @@ from embedkit.runtime.arguments import (
 )
 from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.manifest import Manifest
-from embedkit.runtime.model import Model, log_truncation
+from embedkit.runtime.model import Model
 from embedkit.runtime.options import EncodeCall, EncodeOptions, Role, check_run_options, with_prompt
 from embedkit.runtime.packing import Packing, Precision, Ranges, unit_rows
 from embedkit.runtime.pool import EncoderPool
@@ -104,8 +104,7 @@ class Encoder(Model[Tokenizer, EncodeCall]):
             texts = texts.item()
         if isinstance(texts, str):
             rows, truncated = self._run_chunk([texts], 0, call)
-            if truncated:
-                log_truncation(truncated, 1, unit=self._unit, max_length=self.max_length)
+            self._truncation_log.add(truncated, 1, unit=self._unit, max_length=self.max_length)
             embedding: npt.NDArray[Any] = rows[0]
             return embedding
         listed = list(check_iterable(texts))

@@ -71,6 +71,19 @@ class Verification(TypedDict):
     tolerance: float
 
 
+class TruncationLog:
+    """Warns when a model first truncates items; later calls log at level INFO, so that searches do not repeat it."""
+
+    def __init__(self) -> None:
+        self._level = logging.WARNING
+
+    def add(self, truncated: int, done: int, *, unit: str, max_length: int) -> None:
+        """Log one line if items were truncated."""
+        if truncated:
+            logger.log(self._level, "%d of %d %s were cut to %d tokens", truncated, done, unit, max_length)
+            self._level = logging.INFO
+
+
 class Model(ABC, Generic[AnyTokenizer, AnyCall]):
     """A model on ONNX Runtime or embedkit's own kernel. Create it with :meth:`load`; it is thread-safe.
 
@@ -119,6 +132,7 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
         self._max_tokens_per_batch = max_tokens_per_batch
         self._shape = self._check_shape(self._backend.width)
         self._runner = self._make_runner(self._backend)
+        self._truncation_log = TruncationLog()
 
     @classmethod
     def load(
@@ -268,7 +282,7 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
                     done += len(chunk)
                     yield rows
         finally:
-            log_truncation(truncated, done, unit=unit, max_length=self.max_length)
+            self._truncation_log.add(truncated, done, unit=unit, max_length=self.max_length)
 
     @abstractmethod
     def _run_chunk(
@@ -338,12 +352,6 @@ def _reload(kind: type[Model[Any, Any]], origin: Origin, fingerprint: str, name:
         raise ModelError(f"{origin.source} is another model than the one that was pickled")
     model._manifest = replace(model._manifest, name=name)  # noqa: SLF001 - a path of the hub's cache names no model
     return model
-
-
-def log_truncation(truncated: int, done: int, *, unit: str, max_length: int) -> None:
-    """Log one line if items were truncated."""
-    if truncated:
-        logger.warning("%d of %d %s were cut to %d tokens", truncated, done, unit, max_length)
 
 
 BUNDLE_FOLDER_KEY = "embedkit_bundle"

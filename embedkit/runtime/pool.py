@@ -16,7 +16,7 @@ from embedkit.progress import Progress
 from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.batching import read_chunks
 from embedkit.runtime.child import Child
-from embedkit.runtime.model import Origin, log_truncation
+from embedkit.runtime.model import Origin, TruncationLog
 from embedkit.runtime.options import EncodeOptions, with_prompt
 from embedkit.threads import available_threads, most_processes
 
@@ -65,6 +65,7 @@ class EncoderPool:
         self.fingerprint, self.numerics = encoder.fingerprint, encoder.numerics
         self.dimension, self.max_length = encoder.dimension, encoder.max_length
         self._encoder = encoder
+        self._truncation_log = TruncationLog()
         self._closed = False
         self._submitting = threading.Lock()
         self._workers: list[_Worker] = []
@@ -148,7 +149,7 @@ class EncoderPool:
         finally:
             for request in waiting:
                 request.cancelled = True
-            log_truncation(truncated, done, unit="texts", max_length=self.max_length)
+            self._truncation_log.add(truncated, done, unit="texts", max_length=self.max_length)
 
     def _answers(self, texts: Iterable[str], options: EncodeOptions, waiting: deque[_Request]) -> Iterator[_Part]:
         if self._closed:

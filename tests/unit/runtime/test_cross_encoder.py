@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import pickle
 import re
 from dataclasses import replace
@@ -115,16 +116,16 @@ def test_no_documents_are_no_error(model):
 # Truncation
 
 
-def test_truncation_is_reported_once_per_call(model, caplog, monkeypatch):
+def test_the_first_call_that_truncates_warns_and_later_ones_only_inform(model, caplog, monkeypatch):
     monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
-    model.predict(PAIRS)
-    assert caplog.messages == ["2 of 5 pairs were cut to 12 tokens"]
-    caplog.clear()
-    model.rank("a", ["b", "dog " * 20])
-    assert caplog.messages == ["1 of 2 documents were cut to 12 tokens"]
-    caplog.clear()
-    model.predict(PAIRS[:2])
-    assert caplog.messages == []
+    with caplog.at_level(logging.INFO, logger="embedkit"):
+        model.predict(PAIRS)
+        model.predict(PAIRS[:2])
+        model.rank("a", ["b", "dog " * 20])
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (logging.WARNING, "2 of 5 pairs were cut to 12 tokens"),
+        (logging.INFO, "1 of 2 documents were cut to 12 tokens"),
+    ]
 
 
 def test_truncation_can_be_an_error(model):

@@ -191,14 +191,16 @@ def test_batches_of_a_stream_are_what_encode_gives(encoder):
 # Truncation
 
 
-def test_truncation_is_reported_once_per_call(encoder, caplog, monkeypatch):
+def test_the_first_call_that_truncates_warns_and_later_ones_only_inform(encoder, caplog, monkeypatch):
     monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
     long = "dog " * 20
-    for _ in range(2):
-        caplog.clear()
+    with caplog.at_level(logging.INFO, logger="embedkit"):
         encoder.encode(["a", long, "b", long, long])
-        assert [record.getMessage() for record in caplog.records] == ["3 of 5 texts were cut to 12 tokens"]
-        assert caplog.records[0].levelno == logging.WARNING
+        encoder.encode(long)
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (logging.WARNING, "3 of 5 texts were cut to 12 tokens"),
+        (logging.INFO, "1 of 1 texts were cut to 12 tokens"),
+    ]
 
 
 def test_truncation_of_one_text_is_reported_or_refused(encoder, caplog):
