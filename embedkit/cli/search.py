@@ -57,7 +57,7 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--rerank-weight",
         type=float,
         metavar="X",
-        help="weight of the re-ranker's scores, 0 to 1, beside those of the search; default: half, and less "
+        help="weight of the re-ranker's scores, 0 to 1, beside those of the search; default: 0.7, and less "
         "where it finds no answer",
     )
     parser.add_argument(

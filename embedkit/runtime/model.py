@@ -72,7 +72,7 @@ class Verification(TypedDict):
 
 
 class TruncationLog:
-    """Warns when a model first truncates items; later calls log at level INFO, so that searches do not repeat it."""
+    """Warns when a model first truncates items; later calls log at level INFO, so searches do not repeat it."""
 
     def __init__(self) -> None:
         self._level = logging.WARNING

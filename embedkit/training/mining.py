@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import bm25s
 import numpy as np
 import numpy.typing as npt
 
@@ -34,6 +36,7 @@ from embedkit.write_lock import write_lock
 
 _WORD = re.compile(r"\w+")
 _QUERIES_PER_PART = 64
+_K1, _B = 1.5, 0.75
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,18 +212,44 @@ def _by_words(queries: Corpus, passages: Corpus, config: MiningConfig, *, show_p
     """Return each query's best passages by BM25, ``(Q, depth)``."""
     if not config.bm25:
         return np.empty((len(queries), 0), dtype=np.int64)
-    known: dict[str, int] = {}
-    numbered = [[known.setdefault(word, len(known)) for word in _words(text)] for text in passages.stream()]
-    model = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
-    model.index((numbered, known), create_empty_token=False, show_progress=False)
+    postings = _Postings(passages.stream())
     best = []
     with Progress("search words", len(queries), unit="queries", enabled=show_progress) as progress:
         for text in queries.stream():
-            terms = [known[word] for word in set(_words(text)) if word in known]
-            scores = model.get_scores_from_ids(terms) if terms else np.zeros(len(passages), np.float32)
-            best.append(_top(scores[None], config.depth))
+            best.append(_top(postings.scores(text)[None], config.depth))
             progress.advance()
     return np.vstack(best)
+
+
+class _Postings:
+    """BM25 (Robertson et al., TREC-3) with Lucene's inverse document frequency, over whole words."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        words, lengths = array("q"), array("q")
+        for text in texts:
+            before = len(words)
+            words.extend(self._numbers[word] for word in _words(text))
+            lengths.append(len(words) - before)
+        self._count = count = len(lengths)
+        sizes = np.frombuffer(lengths, np.int64)
+        keys = np.frombuffer(words, np.int64) * count + np.repeat(np.arange(count), sizes)
+        keys, frequencies = np.unique(keys, return_counts=True)
+        numbers, self._rows = np.divmod(keys, count)
+        self._starts = np.searchsorted(numbers, np.arange(len(self._numbers) + 1))
+        having = np.diff(self._starts)
+        rarities = np.log1p((count - having + 0.5) / (having + 0.5))
+        norms = _K1 * (1 - _B + _B * sizes / max(sizes.mean(), 1))
+        weights = rarities[numbers] * frequencies / (frequencies + norms[self._rows])
+        self._weights = weights.astype(np.float32)
+
+    def scores(self, query: str) -> FloatArray:
+        """Return the scores of all texts, ``(N,) float32``; a repeated word of the query counts once."""
+        scores = np.zeros(self._count, np.float32)
+        for word in set(_words(query)) & self._numbers.keys():
+            start, end = self._starts[self._numbers[word] :][:2]
+            np.add.at(scores, self._rows[start:end], self._weights[start:end])
+        return scores
 
 
 def _top(scores: FloatArray, depth: int) -> Rows:

@@ -598,7 +598,7 @@ class Collection:
                 - ``rerank``: reorders the candidates: a :class:`CrossEncoder`, which reads query and document
                   together; its bundled name or path, loaded by the first search that names it; or another encoder.
                 - ``rerank_weight``: weight of the re-ranker's scores in the final order, 0 to 1; the stage before
-                  has the rest. By default it is half, and less where a cross-encoder finds no candidate that
+                  has the rest. By default it is 0.7, and less where a cross-encoder finds no candidate that
                   answers the query.
                 - ``candidates``: number of documents that a stage passes to the next; by default 50, and 30 to
                   the re-ranker, but at least ``k``.

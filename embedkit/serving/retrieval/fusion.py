@@ -24,10 +24,13 @@ FEEDBACK: Final = 1 / 3
 
 FEEDBACK_DOCUMENTS: Final = 3
 
-RERANK_WEIGHT: Final = 0.5
-"""Weight of a re-ranker that is sure that a candidate answers the query."""
+RERANK_WEIGHT: Final = 0.7
+"""Weight of a cross-encoder that is sure that a candidate answers the query."""
 
-_CONFIDENCE = -3.0, 1.0  # best logits at which a re-ranker has no weight, and all of it
+ENCODER_WEIGHT: Final = 0.5
+"""Weight of an encoder as re-ranker."""
+
+_CONFIDENCE = -2.0, 3.0  # best logits at which a re-ranker has no weight, and all of it
 _LEAST_PROBABILITY = 1e-7
 
 SAMPLE: Final = 1024
@@ -97,7 +100,7 @@ class AllKeywords:
 
 
 def _floor(scores: FloatArray, k: int) -> np.float32:
-    """Return a bound that at least ``k`` scores reach: the k-th of the maxima of groups, which are read quickly."""
+    """Return a bound that at least ``k`` scores reach: the k-th largest maximum of a group."""
     groups = scores[: len(scores) // _GROUP * _GROUP].reshape(_GROUP, -1).max(axis=0)
     return np.float32(np.partition(groups, -k)[-k] if len(groups) >= k else 0)
 
@@ -136,16 +139,17 @@ def _moved(query: FloatArray, vectors: FloatArray, scores: FloatArray) -> FloatA
 def blend(before: Ranking, scores: FloatArray, weight: float | None, *, trusted: bool) -> Ranking:
     """Return the rows of a ranking by its scores and those of a re-ranker, both standardised, best first.
 
-    Without a weight, the re-ranker has half of it, and less the lower its best logit is, unless it is ``trusted``:
-    where no document answers the query, a cross-encoder that was trained on answers knows less than the search.
+    Without a weight, a cross-encoder has :data:`RERANK_WEIGHT`, and less the lower its best logit is: where no
+    document answers the query, a model that was trained on answers knows less than the search. An encoder, which
+    is ``trusted``, always has :data:`ENCODER_WEIGHT`.
     """
     probable = not trusted and scores.min() >= 0 and scores.max() <= 1
     clipped = np.clip(scores.astype(np.float64), _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
     logits = np.log(clipped / (1 - clipped)) if probable else scores.astype(np.float64)
     if weight is None:
         low, high = _CONFIDENCE
-        confidence = 1.0 if trusted else float(np.clip((logits.max() - low) / (high - low), 0, 1))
-        weight = RERANK_WEIGHT * confidence
+        confidence = float(np.clip((logits.max() - low) / (high - low), 0, 1))
+        weight = ENCODER_WEIGHT if trusted else RERANK_WEIGHT * confidence
     blended = (1 - weight) * _standardised(before.scores) + weight * _standardised(logits)
     order = np.lexsort((before.rows, -blended))
     return Ranking(blended[order].astype(np.float32), before.rows[order])

@@ -84,18 +84,6 @@ def test_a_rare_word_wins_where_embeddings_do_not_know_it(library):
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
-def test_scores_by_words_are_those_of_bm25s(tmp_path, encoder):
-    bm25s = pytest.importorskip("bm25s")
-    library = Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx", language="none")
-    model = bm25s.BM25(method="lucene")
-    texts = [text for _, text in DOCS]
-    model.index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
-    query = "how the pump find way way"
-    expected = dict(zip((id_ for id_, _ in DOCS), model.get_scores(query.split()), strict=True))
-    found = {hit.id: hit.score for hit in library.search(query, mode="lexical")}
-    assert found == pytest.approx({id_: score for id_, score in expected.items() if score > 0})
-
-
 def test_a_word_has_the_same_weight_in_all_segments(encoder, tmp_path):
     """Texts of one length, so that only the frequencies of words can differ between segments."""
     texts = [(f"n{n}", f"pump word{n % 3} {'milk' if n % 7 == 0 else 'tea'}") for n in range(40)]

@@ -43,7 +43,6 @@ def test_a_small_write_appends_one_record_and_flushes_once(collection, monkeypat
 
 
 def test_the_tail_is_found_by_meaning_words_filters_and_id(tmp_path, encoder):
-    pytest.importorskip("bm25s")
     collection = Collection.build(
         [{"id": "a", "text": "old tea", "year": 1}, {"id": "b", "text": "rye bread", "year": 2}],
         encoder=encoder,

@@ -1,0 +1,141 @@
+"""The cost of keywords: time of a hybrid search beside a dense one, and of indexing beside another version.
+
+    python benchmarks/search/keywords.py --texts DATA/train --documents 100000 --beside CHECKOUT
+
+``DATA/train`` holds text files, ``NAME.txt.xz``, a text a line. Documents are passages of the six files of
+``PASSAGES``, in turns; queries are search queries, questions and sentences of the three of ``QUERIES``. Each query
+is searched with ``mode="dense"`` and ``"hybrid"`` in turns, one at a time, by an exact index on one thread.
+Indexing keywords is the difference between building with and without them, with an encoder that returns a fixed
+embedding; this version and the checkout of another one take turns in processes of their own. The time of the
+processor hardly depends on other work on the machine. Writes results-keywords.json beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import lzma
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedkit import Collection, Encoder
+
+HERE = Path(__file__).parent
+PASSAGES = (
+    *("pmc-passages", "openstax-passages", "software-docs-bsd-mit-apache"),
+    *("digitalgov", "medquad-passages", "conference-abstracts"),
+)
+QUERIES = ("nq-open", "medquad-questions", "abstract-sentences")
+MOST_OF_A_FILE = 30_000
+STEP = 40  # lines between two queries, neighbours being alike
+
+
+class Fixed:
+    """An encoder with one embedding."""
+
+    name, dimension, max_length, fingerprint = "fixed", 8, 512, "0" * 64
+
+    def encode(self, texts: Sequence[str], /) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Embed texts: ``(N, D) float32, unit rows``."""
+        return np.eye(1, self.dimension, dtype=np.float32).repeat(len(texts), axis=0)
+
+
+def main() -> None:
+    """Measure, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path, required=True)
+    parser.add_argument("--documents", type=int, default=100_000)
+    parser.add_argument("--queries", type=int, default=100, help="of each file")
+    parser.add_argument("--rounds", type=int, default=3, help="builds by each version")
+    parser.add_argument("--beside", type=Path, help="checkout of another version, with its kernels built")
+    parser.add_argument("--index-only", action="store_true", help=argparse.SUPPRESS)  # a child
+    arguments = parser.parse_args()
+    documents = list(itertools.islice(in_turns(arguments.texts, PASSAGES, MOST_OF_A_FILE), arguments.documents))
+    if arguments.index_only:
+        print(keywords_s(documents))
+        return
+    queries = list(in_turns(arguments.texts, QUERIES, arguments.queries, STEP))
+    results: dict[str, Any] = {"documents": len(documents), "threads": 1, "search": searches(documents, queries)}
+    if arguments.beside is not None:
+        results["indexing, processor s"] = indexing(arguments)
+    print(json.dumps(results, indent=1))
+    (HERE / "results-keywords.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def in_turns(folder: Path, names: Sequence[str], count: int, step: int = 1) -> list[str]:
+    """Return up to ``count`` lines of each file, one of each in turns."""
+    files = []
+    for name in names:
+        with lzma.open(folder / f"{name}.txt.xz", "rt", encoding="utf-8") as file:
+            lines = (line.strip() for line in file)
+            files.append(list(itertools.islice(filter(None, lines), 0, count * step, step)))
+    return [text for texts in itertools.zip_longest(*files) for text in texts if text]
+
+
+def searches(documents: list[str], queries: list[str]) -> dict[str, Any]:
+    """Return the median milliseconds of a search in both modes, and of the difference for one query."""
+    times: dict[str, list[tuple[float, float]]] = {"dense": [], "hybrid": []}
+    encoder = Encoder.load("tiny", threads=1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "idx"
+        collection = Collection.build(documents, encoder=encoder, path=path, show_progress_bar=False)
+        for query in (*queries[:20], *queries):
+            for mode, taken in times.items():
+                began, processor = time.perf_counter(), time.process_time()
+                collection.search(query, mode=mode)
+                ended = time.process_time()
+                taken.append((1e3 * (time.perf_counter() - began), 1e3 * (ended - processor)))
+    dense, hybrid = (np.array(taken[20:]) for taken in times.values())  # the first ones read files
+    figures = {"dense": dense, "hybrid": hybrid, "difference": hybrid - dense}
+    return {"queries": len(dense)} | {
+        name: {
+            clock: round(float(np.median(of_clock)), 3)
+            for clock, of_clock in zip(("ms", "processor ms"), both.T, strict=True)
+        }
+        for name, both in figures.items()
+    }
+
+
+def keywords_s(documents: list[str]) -> float:
+    """Return the processor seconds of indexing keywords."""
+    taken = []
+    for lexical in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.process_time()
+            path = Path(folder) / "idx"
+            Collection.build(documents, encoder=Fixed(), path=path, lexical=lexical, show_progress_bar=False)
+            taken.append(time.process_time() - began)
+    return taken[1] - taken[0]
+
+
+def indexing(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the median processor seconds of this version and of the other one, in turns."""
+    places = {"this": HERE.parents[1], "other": arguments.beside}
+    taken: dict[str, list[float]] = {name: [] for name in places}
+    command = [sys.executable, __file__, "--index-only", "--texts", arguments.texts]
+    for _, (name, place) in itertools.product(range(arguments.rounds), places.items()):
+        environment = {**os.environ, "PYTHONPATH": str(place.resolve())}
+        child = subprocess.run(
+            [*command, "--documents", str(arguments.documents)],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        taken[name].append(float(child.stdout))
+    medians = {name: round(statistics.median(values), 2) for name, values in taken.items()}
+    return {**medians, "ratio": round(medians["this"] / medians["other"], 3)}
+
+
+if __name__ == "__main__":
+    main()
