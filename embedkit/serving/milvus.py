@@ -12,9 +12,7 @@ import dataclasses
 import json
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -25,16 +23,14 @@ from pymilvus.exceptions import MilvusException
 from embedkit.errors import CollectionError, DataError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import is_unicode
-from embedkit.serving.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
+from embedkit.serving.remote import RemoteCollectionInfo, RemoteFilter, RemoteStore, ScoredDocuments
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import (
     Combination,
     Comparison,
     Condition,
     comparisons,
-    selected_rows,
 )
-from embedkit.serving.retrieval.store.columns import Column, ColumnBuilder, flattened, moment_of
 from embedkit.serving.retrieval.store.index_kinds import AUTO
 
 TOKEN_VARIABLE: Final = "EMBEDKIT_MILVUS_TOKEN"  # noqa: S105 - its name, not its value
@@ -56,26 +52,6 @@ _ABOUT = "embedkit"
 _BREADTHS: Final = {"HNSW": ("ef", 96, True), "IVF": ("nprobe", 16, False), "DISKANN": ("search_list", 100, True)}
 
 _Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    """A filter in Milvus's form, and conditions that documents found by it may still fail."""
-
-    expression: str
-    recheck: Sequence[Condition] = ()
-
-    def kept(self, hits: ScoredDocuments) -> ScoredDocuments:
-        """Return the hits for which all conditions hold."""
-        builders: dict[str, ColumnBuilder] = defaultdict(ColumnBuilder)
-        for row, (_, document) in enumerate(hits if self.recheck else []):
-            for field, value in flattened(document.metadata or {}):
-                builders[field].add(row, value)
-        columns = {field: builder.column(len(hits)) for field, builder in builders.items()}
-        holds = np.ones(len(hits), dtype=np.bool_)
-        for condition in self.recheck:
-            holds &= selected_rows(condition, lambda field: columns.get(field) or Column.empty(len(hits)))
-        return [hit for hit, is_kept in zip(hits, holds, strict=True) if is_kept]
 
 
 class MilvusDocuments(RemoteStore):
@@ -143,14 +119,14 @@ class MilvusDocuments(RemoteStore):
         with self._asking():
             self._client.drop_collection(self._name)
 
-    def nearest(self, queries: FloatArray, k: int, where: _Filter, effort: float) -> list[ScoredDocuments]:
+    def nearest(self, queries: FloatArray, k: int, where: RemoteFilter, effort: float) -> list[ScoredDocuments]:
         """Return the documents nearest to each query; at most 16,384 of them."""
         if k > MOST_RESULTS:
             raise InputError(f"k must be at most {MOST_RESULTS:,}, the most that Milvus gives, not {k}")
         parameters = {"metric_type": _METRIC, "params": _breadth(self.info.index, k, effort)}
         return self._hit_lists(list(queries), "embedding", k, where, parameters)
 
-    def matching(self, query: str, k: int, where: _Filter) -> ScoredDocuments:
+    def matching(self, query: str, k: int, where: RemoteFilter) -> ScoredDocuments:
         """Return the documents that share words with a query, best first."""
         if not query.strip():
             return []
@@ -158,7 +134,7 @@ class MilvusDocuments(RemoteStore):
         return [(abs(score), document) for score, document in ranking]  # Lite's scores are negative
 
     def _hit_lists(
-        self, queries: Sequence[Any], field: str, k: int, where: _Filter, parameters: _Row
+        self, queries: Sequence[Any], field: str, k: int, where: RemoteFilter, parameters: _Row
     ) -> list[ScoredDocuments]:
         """Return the best ``k`` documents for each query; asks again for more while some fail the recheck."""
         limit = k
@@ -281,7 +257,7 @@ class MilvusDocuments(RemoteStore):
             for some in _blocks(keys):
                 self._client.delete(self._name, filter=_among(some))
 
-    def _matching(self, where: _Filter) -> Iterator[Document]:
+    def _matching(self, where: RemoteFilter) -> Iterator[Document]:
         for rows in self._all(_FIELDS, where.expression):
             yield from (document for _, document in where.kept([(0.0, _document(row)) for row in rows]))
 
@@ -306,12 +282,17 @@ class MilvusDocuments(RemoteStore):
                 )
             )
 
-    def _filter_of(self, conditions: Sequence[Condition]) -> _Filter:
+    def _filter_of(self, conditions: Sequence[Condition]) -> RemoteFilter:
+        where = super()._filter_of(conditions)
         if "://" in self._address:
-            return _Filter(filter_expression(conditions))
-        doubtful = [condition for condition in conditions if any(map(_is_doubtful, comparisons([condition])))]
-        sure = [condition for condition in conditions if condition not in doubtful or not _may_lose(condition)]
-        return _Filter(filter_expression(sure), doubtful)
+            return where
+        rest = [condition for condition in conditions if condition not in where.recheck]
+        doubtful = [condition for condition in rest if any(map(_is_doubtful, comparisons([condition])))]
+        sure = [condition for condition in rest if condition not in doubtful or not _may_lose(condition)]
+        return RemoteFilter(filter_expression(sure), [*where.recheck, *doubtful])
+
+    def _expression_of(self, conditions: Sequence[Condition]) -> str:
+        return filter_expression(conditions)
 
     def _rows(self, ids: Sequence[str], fields: Sequence[str]) -> list[_Row]:
         with self._asking():
@@ -393,19 +374,12 @@ def _expression(condition: Condition) -> str:
         parts = joint.join(f"({_expression(part)})" for part in condition.parts)
         return f"not ({parts})" if condition.operator == "not" else parts
     field, operator, value = condition.field, condition.operator, condition.value
-    if operator not in _EXPRESSIONS or any(moment_of(one) is not None for one in _listed(value)):
-        what = "compares times in a zone" if operator in _EXPRESSIONS else f"has {operator}"
-        raise InputError(f"filter: {field!r}: no collection on Milvus {what}; a folder does")
     places = [_place(field)] if "." not in field else [_place(field), _nested_place(field)]
     is_negative = operator in ("ne", "not_in") or (operator == "exists" and not value)
     forms = [_EXPRESSIONS[operator](place, value) for place in places]
     if len(forms) == 1:
         return forms[0]
     return (" and " if is_negative else " or ").join(f"({part})" for part in forms)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _may_lose(condition: Condition) -> bool:

@@ -22,11 +22,10 @@ from qdrant_client.http.exceptions import ApiException
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import is_unicode
-from embedkit.serving.remote import RemoteCollectionInfo, RemoteStore, ScoredDocuments
+from embedkit.serving.remote import RemoteCollectionInfo, RemoteFilter, RemoteStore, ScoredDocuments
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Combination, Comparison, Condition
 from embedkit.serving.retrieval.store.analyzer import Analyzer
-from embedkit.serving.retrieval.store.columns import moment_of
 from embedkit.serving.retrieval.store.files import text_hash
 from embedkit.serving.retrieval.store.index_kinds import AUTO
 
@@ -80,15 +79,13 @@ class QdrantDocuments(RemoteStore):
         rows = np.array([point.vector["embedding"] for point in points], dtype=np.float32)
         return [_document(point) for point in points], rows.reshape(len(points), self.info.dimension)
 
-    def nearest(
-        self, queries: FloatArray, k: int, where: rest.Filter | None, effort: float
-    ) -> list[ScoredDocuments]:
+    def nearest(self, queries: FloatArray, k: int, where: RemoteFilter, effort: float) -> list[ScoredDocuments]:
         """Return the documents nearest to each query, with their inner products."""
         wide = rest.SearchParams(hnsw_ef=max(k, round(_USUAL_EF * effort)))
         breadth = wide if "://" in self._address else None  # search in a folder is exact and has no parameters
         return [self._hit_lists(row.tolist(), "embedding", k, where, breadth) for row in queries]
 
-    def matching(self, query: str, k: int, where: rest.Filter | None) -> ScoredDocuments:
+    def matching(self, query: str, k: int, where: RemoteFilter) -> ScoredDocuments:
         """Return the documents that share words with a query, best first."""
         words = _sparse(Analyzer.named(self.info.analyzer).query_terms(query))  # weighted by rarity
         return self._hit_lists(words, "words", k, where, None) if words.indices else []
@@ -98,14 +95,25 @@ class QdrantDocuments(RemoteStore):
         query: Any,
         vector: str,
         k: int,
-        where: rest.Filter | None,
+        where: RemoteFilter,
         breadth: rest.SearchParams | None,
     ) -> ScoredDocuments:
-        with self._asking():
-            answer = self._client.query_points(
-                self._name, query=query, using=vector, limit=k, query_filter=where, search_params=breadth
-            )
-        return [(point.score, _document(point)) for point in answer.points]
+        """Return the best ``k`` documents; asks again for more while some fail the recheck."""
+        limit = k
+        while True:
+            with self._asking():
+                answer = self._client.query_points(
+                    self._name,
+                    query=query,
+                    using=vector,
+                    limit=limit,
+                    query_filter=where.expression,
+                    search_params=breadth,
+                )
+            kept = where.kept([(point.score, _document(point)) for point in answer.points])[:k]
+            if len(kept) == k or len(answer.points) < limit:
+                return kept
+            limit *= 4
 
     @staticmethod
     def _connect(place: str) -> QdrantClient:
@@ -163,8 +171,10 @@ class QdrantDocuments(RemoteStore):
         with self._asking():
             self._client.delete(self._name, rest.PointIdsList(points=list(keys)))
 
-    def _matching(self, where: rest.Filter | None) -> Iterator[Document]:
-        return map(_document, self._all(where))
+    def _matching(self, where: RemoteFilter) -> Iterator[Document]:
+        points = self._all(where.expression)
+        while some := [(0.0, _document(point)) for point in itertools.islice(points, _ROWS_PER_REQUEST)]:
+            yield from (document for _, document in where.kept(some))
 
     def _all_embeddings(self) -> Iterator[FloatArray]:
         points = self._all()
@@ -183,7 +193,7 @@ class QdrantDocuments(RemoteStore):
         with self._asking():
             return bool(self._client.count(self._name, count_filter=has_field).count)
 
-    def _filter_of(self, conditions: Sequence[Condition]) -> rest.Filter | None:
+    def _expression_of(self, conditions: Sequence[Condition]) -> rest.Filter | None:
         return rest.Filter(must=[_condition(condition) for condition in conditions]) if conditions else None
 
     def _points(self, ids: Sequence[str], *, with_payload: bool, with_vectors: Any = False) -> list[rest.Record]:
@@ -228,10 +238,6 @@ def _condition(condition: Condition) -> rest.Filter:
 def _comparison(condition: Comparison, field: str) -> rest.Filter:
     """Return the filter of a comparison; a field in an object is ``address"."city``."""
     value = condition.value
-    if condition.operator in ("contains", "prefix"):
-        raise InputError(f"filter: {field!r}: no collection on Qdrant has {condition.operator}; a folder does")
-    if any(moment_of(one) is not None for one in (value if isinstance(value, list) else [value])):
-        raise InputError(f"filter: {field!r}: no collection on Qdrant compares times in a zone; a folder does")
     if condition.operator in ("eq", "in"):
         nothing = rest.HasIdCondition(has_id=[])
         return rest.Filter(should=_equal_to(field, value)) if value != [] else rest.Filter(must=[nothing])

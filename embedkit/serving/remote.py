@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import tempfile
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,19 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import largest_deviation
-from embedkit.serving.retrieval.filters import Condition, comparisons, unknown_field
+from embedkit.serving.retrieval.filters import (
+    ON_TEXTS,
+    Comparison,
+    Condition,
+    comparisons,
+    selected_rows,
+    unknown_field,
+)
 from embedkit.serving.retrieval.fusion import Sample
 from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel, Root, evenly_spaced
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
 from embedkit.serving.retrieval.store.analyzer import PLAIN, VERSION, Analyzer
+from embedkit.serving.retrieval.store.columns import Column, ColumnBuilder, flattened, moment_of
 from embedkit.serving.retrieval.store.exact import Ranking, RowNumbers, checked_queries
 from embedkit.serving.retrieval.store.index_kinds import AUTO
 from embedkit.serving.retrieval.store.keywords import PostingsBuilder, recorded_analyzer
@@ -63,6 +72,26 @@ class RemoteCollectionInfo(CollectionInfo):
         facts = dataclasses.asdict(self)
         del facts["count"]
         return {"kind": _KIND, **facts}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFilter:
+    """A filter in the database's form, and conditions that documents found by it may still fail."""
+
+    expression: Any
+    recheck: Sequence[Condition] = ()
+
+    def kept(self, hits: ScoredDocuments) -> ScoredDocuments:
+        """Return the hits for which all conditions hold."""
+        builders: dict[str, ColumnBuilder] = defaultdict(ColumnBuilder)
+        for row, (_, document) in enumerate(hits if self.recheck else []):
+            for field, value in flattened(document.metadata or {}):
+                builders[field].add(row, value)
+        columns = {field: builder.column(len(hits)) for field, builder in builders.items()}
+        holds = np.ones(len(hits), dtype=np.bool_)
+        for condition in self.recheck:
+            holds &= selected_rows(condition, lambda field: columns.get(field) or Column.empty(len(hits)))
+        return [hit for hit, is_kept in zip(hits, holds, strict=True) if is_kept]
 
 
 class RemoteView:
@@ -452,8 +481,13 @@ class RemoteStore(ABC):
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
         """Send documents, replacing those with the same ids."""
 
+    def _filter_of(self, conditions: Sequence[Condition]) -> RemoteFilter:
+        """Convert conditions to the database's own form, but for those that it cannot express."""
+        rechecked = [one for one in conditions if any(map(_is_beyond, comparisons([one])))]
+        return RemoteFilter(self._expression_of([one for one in conditions if one not in rechecked]), rechecked)
+
     @abstractmethod
-    def _matching(self, where: Any) -> Iterator[Document]:
+    def _matching(self, where: RemoteFilter) -> Iterator[Document]:
         """Yield all documents of a filter, in an order that is stable while nothing is written."""
 
     @abstractmethod
@@ -465,16 +499,22 @@ class RemoteStore(ABC):
         """Whether a document has a value in a field."""
 
     @abstractmethod
-    def _filter_of(self, conditions: Sequence[Condition]) -> Any:
+    def _expression_of(self, conditions: Sequence[Condition]) -> Any:
         """Convert conditions to the database's own form."""
 
     @abstractmethod
-    def nearest(self, queries: FloatArray, k: int, where: Any, effort: float) -> list[ScoredDocuments]:
+    def nearest(self, queries: FloatArray, k: int, where: RemoteFilter, effort: float) -> list[ScoredDocuments]:
         """Return the documents nearest to each query, with their inner products."""
 
     @abstractmethod
-    def matching(self, query: str, k: int, where: Any) -> ScoredDocuments:
+    def matching(self, query: str, k: int, where: RemoteFilter) -> ScoredDocuments:
         """Return the documents that share words with a query, best first."""
+
+
+def _is_beyond(condition: Comparison) -> bool:
+    """Whether no database expresses a condition: one on a part of a text, or on a time in a zone."""
+    values = condition.value if isinstance(condition.value, list) else [condition.value]
+    return condition.operator in ON_TEXTS or any(moment_of(value) is not None for value in values)
 
 
 def _analyzer_of(documents: DocumentStore, options: BuildOptions) -> Analyzer:

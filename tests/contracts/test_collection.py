@@ -259,6 +259,40 @@ def test_filters(collection: Collection, features: frozenset[str], conditions: d
         assert sorted(ids(collection.search("the dog", 10, filter=conditions))) == list(expected)
 
 
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({"title": {"contains": "Hive"}}, "ab"),
+        ({"place.city": {"prefix": "Ber"}}, "ac"),
+        ({"not": {"title": {"contains": "Hive"}}}, "cd"),
+        ({"or": [{"title": {"prefix": "A hive"}}, {"n": 4}]}, "bd"),
+        ({"at": {"lt": "2024-05-01T09:00:00+00:00"}}, "a"),
+        ({"at": "2024-05-01T09:30Z", "n": 2}, "b"),
+    ],
+    ids=str,
+)
+def test_parts_of_texts_and_times_in_zones(
+    address: str, encoder: Encoder, conditions: dict, expected: str
+) -> None:
+    documents = [
+        {
+            "id": "a",
+            "text": "dog",
+            "n": 1,
+            "title": "The Hive",
+            "at": "2024-05-01T10:00+02:00",
+            "place": {"city": "Bern"},
+        },
+        {"id": "b", "text": "dog", "n": 2, "title": "A hive, a Hive", "at": "2024-05-01T11:30+02:00"},
+        {"id": "c", "text": "dog", "n": 3, "title": "hives", "place": {"city": "Berlin"}},
+        {"id": "d", "text": "dog", "n": 4, "place": {"city": "Ulm"}},
+    ]
+    with closing(Collection.build(documents, encoder=encoder, path=address)) as collection:
+        assert sorted(ids(collection.search("a dog", 10, filter=conditions))) == list(expected)
+        assert ids(collection.search("a dog", 1, filter=conditions))[0] in expected
+        assert sorted(document.id for document in collection.find(conditions)) == list(expected)
+
+
 def test_documents_are_found_by_their_metadata_alone(collection: Collection) -> None:
     def found(**conditions: object) -> list[str]:
         return sorted(document.id for document in collection.store.find(parse_filter(conditions)))

@@ -36,7 +36,8 @@ _SIGNS: Final = {"=": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=":
 _PART = re.compile(r'(?:"(?:\\.|[^"\\])*+(?:"|\\?(?P<open>\Z))|[^,|"])++', re.DOTALL)
 _CONDITION = re.compile(r'("(?:\\.|[^"\\])*+"\s*+|[^"=!<>]++)([!<>]?+=|[<>])(?![=!<>])\s*+(.+)', re.DOTALL)
 _WORDED = re.compile(r'("(?:\\.|[^"\\])*+"|[^\s"]++)\s++(contains|prefix)\s++(.+)', re.DOTALL)
-_ON_TEXTS: Final = ("contains", "prefix")
+ON_TEXTS: Final = ("contains", "prefix")
+"""Operators on a part of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def _read_condition(part: str, group: dict[str, Any]) -> None:
     field, sign, value = condition[1].rstrip(), condition[2], condition[3]
     field = str(_read_value(field)) if field.startswith('"') else field
     operator = _SIGNS.get(sign, sign)
-    wanted = value.strip('"') if operator in _ON_TEXTS and not value.startswith('"') else _read_value(value)
+    wanted = value.strip('"') if operator in ON_TEXTS and not value.startswith('"') else _read_value(value)
     if negated:
         group.setdefault("and", []).append({"not": {field: {operator: wanted}}})
         return
