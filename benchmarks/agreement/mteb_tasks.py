@@ -13,16 +13,12 @@ from datasets import Dataset, DatasetDict
 from mteb.abstasks.text.reranking import OLD_FORMAT_RERANKING_TASKS, AbsTaskReranking
 
 from embedkit.evaluation.pairs import LabelledPairs
-from embedkit.evaluation.sts import StsSet
+from embedkit.evaluation.sts import ScoredPairs
 
 
-def similarity(name: str, sts: StsSet) -> Any:
+def similarity(name: str, pairs: ScoredPairs) -> Any:
     """Return an STS task with the pairs of all subsets."""
-    rows = {
-        "sentence1": [text for each in sts.subsets for text in each.first],
-        "sentence2": [text for each in sts.subsets for text in each.second],
-        "score": [float(score) for each in sts.subsets for score in each.scores],
-    }
+    rows = {"sentence1": pairs.first, "sentence2": pairs.second, "score": pairs.scores.tolist()}
     return _filled(name, DatasetDict({"test": Dataset.from_dict(rows)}))
 
 

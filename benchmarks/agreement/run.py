@@ -27,7 +27,7 @@ from embedkit.cli.backends import load_model
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.pairs import LabelledPairs
-from embedkit.evaluation.sts import StsSet
+from embedkit.evaluation.sts import ScoredPairs
 from embedkit.evaluation.tasks import Task, evaluate
 from embedkit.integrations.mteb import MtebEncoder
 from embedkit.protocols import FloatArray, TextEncoder
@@ -119,7 +119,7 @@ def sets(data: Path) -> Iterator[tuple[Task, Callable[[], Any]]]:
 def theirs_of(name: str, task: Task, data: Path) -> Any:
     """Return MTEB's task over the same rows."""
     loaded = task.sets[0]
-    if isinstance(loaded, StsSet):
+    if isinstance(loaded, ScoredPairs):
         return mteb_tasks.similarity(SIMILARITY[name], loaded)
     if isinstance(loaded, LabelledPairs):
         return mteb_tasks.pairs(loaded)

@@ -21,12 +21,11 @@ from pathlib import Path
 
 from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.quality import match_by_fingerprint
+from embedkit.evaluation.comparison import match_by_fingerprint, quality_table
 from embedkit.evaluation.speed.figures import to_markdown
 from embedkit.evaluation.speed.plan import Plan
 from embedkit.evaluation.speed.process import Candidate
 from embedkit.evaluation.speed.rounds import measure
-from embedkit.evaluation.tables import Table
 from embedkit.evaluation.tasks import evaluate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export, export_source
@@ -86,12 +85,8 @@ def main() -> None:
         {model.label: model.about["fingerprint"] for model in reports[0].models}, evaluations
     )
     text = to_markdown(reports, "Students and teachers on a CPU")
-    if quality.figures:
-        text += (
-            "\n"
-            + Table("Quality, times 100", *quality.table([m.label for m in reports[0].models])).to_markdown()
-            + "\n"
-        )
+    if quality:
+        text += f"\n{quality_table(quality, [model.label for model in reports[0].models]).to_markdown()}\n"
     output.write_text(text, encoding="utf-8")
     content = {"reports": [report.to_json() for report in reports], "evaluations": evaluations}
     output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _compare(sources: list[str], arguments: argparse.Namespace) -> str:
     """Read everything, then write: nothing is written unless all sources can be read."""
-    from embedkit.evaluation.comparison import distinct, write_comparison
-    from embedkit.evaluation.quality import read_evaluations
+    from embedkit.evaluation.comparison import distinct, read_evaluations, write_comparison
     from embedkit.evaluation.speed.figures import read_reports
 
     page = arguments.output or Path("comparison.md")

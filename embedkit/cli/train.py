@@ -232,16 +232,10 @@ def _check(config: RunConfig) -> None:
 
 def _report(folder: Path) -> None:
     """Draw the run's curves; a failure does not affect the trained model."""
-    try:
-        from embedkit.training.run_report import write_report
+    from embedkit.training.run_report import write_report
 
+    try:
         logger.info("curves: %s", write_report(folder))
-    except ModuleNotFoundError as error:
-        logger.info(
-            "no report: %s is not installed; `embedkit report %s` prints the command that installs it",
-            (error.name or "a package").partition(".")[0],
-            folder,
-        )
     except EmbedkitError as error:
         logger.warning("no report: %s", error)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TypeGuard
@@ -11,7 +13,7 @@ from embedkit.atomic import expanded
 from embedkit.errors import DataError, InputError, did_you_mean
 from embedkit.evaluation import pairs, sts
 from embedkit.evaluation.pairs import PAIR_TASKS, TRIPLET_COLUMNS, collect_labelled, collect_triplets
-from embedkit.evaluation.reranking import RERANKING_TASKS, mteb_task
+from embedkit.evaluation.reranking import RERANKING_TASKS, load_mteb
 from embedkit.evaluation.retrieval import JUDGED_COLUMNS, RETRIEVAL_TASKS, collect_judgements, load_retrieval
 from embedkit.evaluation.sources import (
     DataLocation,
@@ -24,15 +26,15 @@ from embedkit.evaluation.sources import (
     plain_suffix,
     read_rows,
 )
-from embedkit.evaluation.sts import STS_TASKS, StsSet, collect_pairs
-from embedkit.evaluation.tasks import Conventions, PublishedAverage, PublishedSet, Task
+from embedkit.evaluation.sts import STS_TASKS, collect_pairs
+from embedkit.evaluation.tasks import Conventions, EvaluationSet, Published, PublishedAverage, Task, by_convention
 from embedkit.evaluation.transfer import TRANSFER_TASKS
 from embedkit.records import HubDataset, Row
 from embedkit.runtime.arguments import check_choice, check_path, check_text
 
 _CONVENTIONS = ("useb", "mteb")
 
-TASKS: dict[str, PublishedSet | PublishedAverage] = {
+TASKS: dict[str, Published | PublishedAverage] = {
     **STS_TASKS,
     **RERANKING_TASKS,
     **RETRIEVAL_TASKS,
@@ -112,33 +114,27 @@ def _load_own(source: Source, conventions: Conventions, split: str) -> Task:
     name = source.id if isinstance(source, HubDataset) else plain_stem(source)
     if _is_judgements(source):
         name = f"{source.parents[1].name}-{name}"
-        return Task(name, [load_retrieval(source, name=name)])
+    read = _read_own(name, source, split)
+    sets = by_convention({read.convention: lambda: read}, conventions, source) if read.convention else [read]
+    return Task(name, [replace(one, source=str(source)) for one in sets])
+
+
+def _read_own(name: str, source: Source, split: str) -> EvaluationSet:
+    """Read a set; the first row of a file determines its form."""
+    if _is_judgements(source):
+        return load_retrieval(source, name=name)
     if has_tables(source) and not has_top_ranked(source):
-        return Task(name, [load_retrieval(source, name=name, split=split)])
+        return load_retrieval(source, name=name, split=split)
     if has_tables(source) or (isinstance(source, Path) and source.is_dir()):
-        return mteb_task(name, source, conventions, split)
-    return _load_rows(name, source, conventions, split)
-
-
-def _load_rows(name: str, source: Source, conventions: Conventions, split: str) -> Task:
-    """Load a set whose first row determines its form."""
+        return load_mteb(source, name=name, split=split)
     read = source.rows(split=split) if isinstance(source, HubDataset) else read_rows(source, headless=True)
     rows = of_split(read, split)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{source}: expected rows, found none")
-    rows = chain([first], rows)
-    match _form(first):
-        case "scored pairs":
-            return Task(name, [StsSet(name, [collect_pairs(name, rows)], {}, str(source))])
-        case "labelled pairs":
-            return Task(name, [collect_labelled(name, rows, source=str(source))])
-        case "re-ranking":
-            return mteb_task(name, source, conventions, split)
-        case "triplets":
-            return Task(name, [collect_triplets(name, rows, str(source))])
-        case _:
-            return Task(name, [collect_judgements(name, rows, str(source))])
+    if (form := _form(first)) == "re-ranking":
+        return load_mteb(source, name=name, split=split)
+    return _COLLECT[form](name, chain([first], rows))
 
 
 def _form(row: Row) -> str:
@@ -168,6 +164,13 @@ _FORMS = {
     "judged documents": JUDGED_COLUMNS,
 }
 """Form -> the accepted names of each column; lists in ``positive`` make it re-ranking."""
+
+_COLLECT: dict[str, Callable[[str, Iterable[Row]], EvaluationSet]] = {
+    "scored pairs": collect_pairs,
+    "labelled pairs": collect_labelled,
+    "triplets": collect_triplets,
+    "judged documents": collect_judgements,
+}
 
 
 def _is_judgements(source: Source) -> TypeGuard[Path]:

@@ -1,4 +1,4 @@
-"""Students, teachers and variants in one Markdown file: quality, speed, size and recipe of each."""
+"""Runs and models in one Markdown file: quality, speed, size and recipe of each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,74 @@ from typing import Any
 
 from embedkit.atomic import atomic_file
 from embedkit.config import flat
-from embedkit.evaluation.quality import Quality, match_by_fingerprint
+from embedkit.errors import DataError
 from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, WorkloadFigures, about_the_machine
 from embedkit.evaluation.tables import Table
+from embedkit.records import read_json
 
 _DEVELOPMENT = "development Spearman"
+
+
+Figures = dict[str, dict[str, float]]
+"""Figure -> label of a model -> value times 100."""
+
+
+def read_evaluations(path: Path) -> list[dict[str, Any]]:
+    """Read the evaluations in a JSON file written by `embedkit evaluate`, or in an object of several of them.
+
+    Raises:
+        DataError: the file cannot be read, or contains no evaluations.
+    """
+    evaluations = list(_find(read_json(path)))
+    if not evaluations:
+        raise DataError(f"{path} contains no evaluations; create them with `embedkit evaluate --json`")
+    return evaluations
+
+
+def match_by_fingerprint(models: Mapping[str, str], evaluations: Sequence[Mapping[str, Any]]) -> Figures:
+    """Return the figures of models, given their fingerprints by label; those of other models are ignored.
+
+    Raises:
+        DataError: an evaluation lacks a field.
+    """
+    figures: Figures = {}
+    try:
+        for evaluation in evaluations:
+            labels = [label for label, mark in models.items() if mark == evaluation["fingerprint"]]
+            for result in evaluation["results"] if labels else ():
+                if result["value"] is not None:
+                    figures.setdefault(_name(result), {}).update(dict.fromkeys(labels, 100 * result["value"]))
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"an evaluation does not have the format of `embedkit evaluate --json`: {error}"
+        ) from error
+    return figures
+
+
+def quality_table(figures: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> Table:
+    """Return a row for those of the models with any figures."""
+    rows = [
+        [label, *(f"{values[label]:.2f}" if label in values else "" for values in figures.values())]
+        for label in labels
+        if any(label in values for values in figures.values())
+    ]
+    return Table("Quality, times 100", ["model", *figures], rows)
+
+
+def _find(content: Any) -> Iterator[dict[str, Any]]:
+    if not isinstance(content, dict):
+        return
+    if isinstance(content.get("evaluations"), list):
+        yield from content["evaluations"]
+    else:
+        for value in content.values():
+            yield from _find(value)
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    convention = f" ({result['convention']})" if result.get("convention") else ""
+    measure = "" if result["measure"] == "all" else f" {result['measure']}"
+    return f"{result['name']}{convention}{measure}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +135,7 @@ def write_comparison(
     shown = [*entries, *_timed_only(reports, entries)]
     quality = _quality(shown, evaluations)
     text = "\n\n".join(["# Comparison", *_parts(shown, quality, reports)]) + "\n"
-    content = {"entries": [dataclasses.asdict(entry) for entry in shown], "quality": quality.figures}
+    content = {"entries": [dataclasses.asdict(entry) for entry in shown], "quality": quality}
     for place, written in ((path, text), (path.with_suffix(".json"), json.dumps(content, indent=2) + "\n")):
         with atomic_file(place) as temporary:
             temporary.write_text(written, encoding="utf-8", errors="backslashreplace")
@@ -97,23 +160,22 @@ def _timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> lis
     ]
 
 
-def _quality(entries: Sequence[Entry], evaluations: Sequence[Mapping[str, Any]]) -> Quality:
+def _quality(entries: Sequence[Entry], evaluations: Sequence[Mapping[str, Any]]) -> Figures:
     """Return the evaluations, plus development scores."""
-    quality = match_by_fingerprint(
+    figures = match_by_fingerprint(
         {entry.label: entry.fingerprint for entry in entries if entry.fingerprint}, evaluations
     )
-    own: dict[str, dict[str, float]] = {}
     for entry in entries:
         if entry.development is not None:
             name = f"{_DEVELOPMENT}, {entry.development_set}" if entry.development_set else _DEVELOPMENT
-            own.setdefault(name, {})[entry.label] = entry.development
-    return Quality(quality.headline, {**quality.figures, **own})
+            figures.setdefault(name, {})[entry.label] = entry.development
+    return figures
 
 
-def _parts(entries: Sequence[Entry], quality: Quality, reports: Sequence[SpeedReport]) -> Iterator[str]:
+def _parts(entries: Sequence[Entry], quality: Figures, reports: Sequence[SpeedReport]) -> Iterator[str]:
     yield _overview(entries, reports).to_markdown()
-    if quality.figures:
-        yield Table("Quality, times 100", *quality.table([entry.label for entry in entries])).to_markdown()
+    if quality:
+        yield quality_table(quality, [entry.label for entry in entries]).to_markdown()
     recipes = [entry for entry in entries if entry.recipe]
     rows = differences(entries)
     if rows:

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.results import Resampler, Result, build_result
+from embedkit.evaluation.results import Resampler, Result
 from embedkit.evaluation.sources import Source, first_file, read_rows
-from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, RoleText, without_role
+from embedkit.evaluation.tasks import EvaluationSet, Pool, Published, RoleText, without_role
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 
@@ -79,7 +78,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
-class LabelledPairs:
+class LabelledPairs(EvaluationSet):
     """Pairs of texts that match or do not.
 
     Attributes:
@@ -87,21 +86,15 @@ class LabelledPairs:
         second: N texts.
         labels: ``(N,) bool``.
         headline: a name in :data:`MEASURES`.
-        expected: the published number of pairs, None if unknown.
 
     Raises:
         DataError: all pairs have the same label.
     """
 
-    needs_embeddings: ClassVar[bool] = False
-
-    name: str
     first: list[str]
     second: list[str]
     labels: BoolArray
-    source: str = ""
     headline: str = "ap"
-    expected: int | None = None
 
     def __post_init__(self) -> None:
         true = int(self.labels.sum())
@@ -119,15 +112,12 @@ class LabelledPairs:
         scores = pool.similarities(self.first, self.second)
         thresholds = Thresholds.of(scores, self.labels)
         broken = sum("\N{REPLACEMENT CHARACTER}" in a + b for a, b in zip(self.first, self.second, strict=True))
-        return build_result(
-            self.name,
+        return self._result(
             {name: measure(thresholds) for name, measure in MEASURES.items()},
+            {"pairs": len(self.first)},
+            separation(scores, self.labels, MEASURES[self.headline]),
             headline=self.headline,
-            sizes={"pairs": len(self.first)},
-            published=None if self.expected is None else {"pairs": self.expected},
-            source=self.source,
             notes=[f"{broken:,} pairs contain unreadable characters"] if broken else [],
-            resampler=separation(scores, self.labels, MEASURES[self.headline]),
         )
 
 
@@ -155,9 +145,7 @@ _LABELS = {
 }  # fmt: skip
 
 
-def collect_labelled(
-    name: str, rows: Iterable[Row], *, source: str = "", headline: str = "ap", expected: int | None = None
-) -> LabelledPairs:
+def collect_labelled(name: str, rows: Iterable[Row], headline: str = "ap") -> LabelledPairs:
     """Collect labelled pairs from rows of two texts and a label; a row may hold whole columns, as in MTEB 1.
 
     Raises:
@@ -168,7 +156,7 @@ def collect_labelled(
         first.append(row.text(*FIRST))
         second.append(row.text(*SECOND))
         labels.append(_label(row))
-    return LabelledPairs(name, first, second, np.array(labels, dtype=np.bool_), source, headline, expected)
+    return LabelledPairs(name, first, second, np.array(labels, dtype=np.bool_), headline)
 
 
 def _read_headless(path: Path) -> Iterator[Row]:
@@ -214,17 +202,13 @@ TRIPLET_COLUMNS = (ANCHOR, ("positive",), ("negative",))
 
 
 @dataclass(frozen=True)
-class Triplets:
+class Triplets(EvaluationSet):
     """Anchors with a positive and a negative each, as lists of N texts.
 
     Raises:
         DataError: the set is empty.
     """
 
-    needs_embeddings: ClassVar[bool] = False
-
-    name: str
-    source: str
     anchors: list[str]
     positives: list[str]
     negatives: list[str]
@@ -242,69 +226,60 @@ class Triplets:
         near = pool.similarities(self.anchors, self.positives)
         far = pool.similarities(self.anchors, self.negatives)
         right = (near > far).astype(np.float64)
-        return build_result(
-            self.name,
-            {"accuracy": float(right.mean())},
-            sizes={"triplets": len(right)},
-            published=None,
-            source=self.source,
-            resampler=Resampler.of_rows(right),
-        )
+        return self._result({"accuracy": float(right.mean())}, {"triplets": len(right)}, Resampler.of_rows(right))
 
 
-def collect_triplets(name: str, rows: Iterable[Row], source: str) -> Triplets:
+def collect_triplets(name: str, rows: Iterable[Row]) -> Triplets:
     """Collect triplets from rows of ``anchor, positive, negative``."""
     texts = [(row.text(*ANCHOR), row.text("positive"), row.text("negative")) for row in rows]
-    return Triplets(name, source, *([text[column] for text in texts] for column in range(3)))
+    return Triplets(name, *([text[column] for text in texts] for column in range(3)))
 
 
 _GLUE = HubDataset("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")
 
 
-@dataclass(frozen=True)
-class _Set(PublishedSet):
-    """A published set: its number of pairs, its headline, its file names, and its place in the hub's data set."""
+def _table(
+    what: str,
+    folders: tuple[str, ...],
+    hub: HubDataset | None,
+    size: int,
+    *files: str,
+    headline: str = "auc",
+    configuration: str | None = None,
+    split: str = "test",
+    rows: Callable[[Path], Iterator[Row]] = read_rows,
+) -> Published:
+    """Return a set in one table: one of the files, or a part of the hub's data set."""
 
-    pairs: int
-    headline: str
-    files: tuple[str, ...]
-    configuration: str | None = None
-    split: str = "test"
-    reader: Callable[[Path], Iterator[Row]] = read_rows
-
-    @property
-    def size(self) -> str:
-        return f"{self.pairs:,} pairs"
-
-    def read(self, name: str, source: Source, _: Conventions, /) -> list[LabelledPairs]:
+    def read(name: str, source: Source) -> LabelledPairs:
         if isinstance(source, HubDataset):
-            rows = source.rows(configuration=self.configuration, split=self.split)
-        else:
-            rows = self.reader(first_file(source, *self.files))
-        headline, expected = self.headline, self.pairs
-        return [collect_labelled(name, rows, source=str(source), headline=headline, expected=expected)]
+            return collect_labelled(name, source.rows(configuration=configuration, split=split), headline)
+        return collect_labelled(name, rows(first_file(source, *files)), headline)
+
+    return Published(what, folders, hub, {"pairs": size}, read)
 
 
-def _mteb(what: str, rows: int, name: str, revision: str) -> _Set:
+def _mteb(what: str, size: int, name: str, revision: str) -> Published:
     id_ = f"{name}-pairclassification"
-    return _Set(what, (id_, name), HubDataset(f"mteb/{id_}", revision), rows, "ap", _MTEB_FILES)
+    return _table(what, (id_, name), HubDataset(f"mteb/{id_}", revision), size, *_MTEB_FILES, headline="ap")
 
 
 _MTEB_FILES = ("test.jsonl.gz", "test.jsonl", "data/test-00000-of-00001.parquet")
 _QQP = ("qqp", "QQP")
 _MRPC = ("mrpc", "MRPC", "MSRParaphraseCorpus")
 
-PAIR_TASKS: dict[str, PublishedSet] = {
-    "qqp": _Set("duplicate questions on Quora", _QQP, None, 10000, "auc", ("test.tsv",), reader=_read_headless),
-    "qqp-dev": _Set("development part of qqp", _QQP, None, 10000, "auc", ("dev.tsv",), reader=_read_headless),
-    "qnli": _Set(
+PAIR_TASKS: dict[str, Published] = {
+    "qqp": _table("duplicate questions on Quora", _QQP, None, 10000, "test.tsv", rows=_read_headless),
+    "qqp-dev": _table("development part of qqp", _QQP, None, 10000, "dev.tsv", rows=_read_headless),
+    "qnli": _table(
         "does a sentence answer a question? GLUE's development part",
-        ("qnli", "QNLI"), _GLUE, 5463, "auc", ("dev.tsv",), "qnli", "validation",
+        ("qnli", "QNLI"), _GLUE, 5463, "dev.tsv", configuration="qnli", split="validation",
     ),
-    "mrpc": _Set(
-        "paraphrases in news", _MRPC, _GLUE, 1725, "auc", ("msr-para-test.tsv", "msr_paraphrase_test.txt"), "mrpc",
+    "mrpc": _table(
+        "paraphrases in news",
+        _MRPC, _GLUE, 1725, "msr-para-test.tsv", "msr_paraphrase_test.txt", configuration="mrpc",
     ),
-    "mrpc-dev": _Set("development part of mrpc", _MRPC, None, 500, "auc", ("msr-para-val.tsv",)),
+    "mrpc-dev": _table("development part of mrpc", _MRPC, None, 500, "msr-para-val.tsv"),
     "twitter-semeval": _mteb(
         "paraphrases in tweets", 16777, "twittersemeval2015", "70970daeab8776df92f5ea462b6173c0b46fd2d1"
     ),

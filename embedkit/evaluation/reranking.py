@@ -17,18 +17,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.pairs import BoolArray, Thresholds
-from embedkit.evaluation.results import Resampler, Result, build_result
+from embedkit.evaluation.results import Part, Resampler, Result
 from embedkit.evaluation.sources import (
     Source,
     Tables,
@@ -39,7 +39,7 @@ from embedkit.evaluation.sources import (
     read_rows,
     unique,
 )
-from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, RoleText, Task
+from embedkit.evaluation.tasks import EvaluationSet, Loads, Pool, Published, RoleText
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines, read_object
 
@@ -62,25 +62,28 @@ class Query:
     missing: int = 0
 
 
+Rule = Callable[[FloatArray, Query], float]
+"""Computes the average precision in [0, 1] of a query's candidates from their scores ``(C,) float32``."""
+
+
 @dataclass(frozen=True)
-class RerankingSet:
+class RerankingSet(EvaluationSet):
     """Queries that each have a relevant document.
 
     Attributes:
-        skipped: reason -> number of skipped queries.
-        notes: caveats for readers, one sentence each.
+        rules: scoring rule by measure; the first is the headline.
+        parts: number of queries of each part, in their order; the headline is the unweighted mean of their MAPs.
 
     Raises:
         DataError: no query remains.
     """
 
-    name: str
     queries: list[Query]
-    skipped: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    rules: Mapping[str, Rule] = field(kw_only=True)
+    parts: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not self.queries:
+        if not self.queries or 0 in self.parts.values():
             skipped = "".join(f"; {count} {reason}" for reason, count in self.skipped.items())
             raise DataError(f"{self.name}: expected queries with candidates, found none{skipped}")
 
@@ -90,9 +93,23 @@ class RerankingSet:
             yield "query", query.text
             yield from (("document", text) for text in query.candidates)
 
-
-Rule = Callable[[FloatArray, Query], float]
-"""Computes the average precision in [0, 1] of a query's candidates from their scores ``(C,) float32``."""
+    def result(self, pool: Pool) -> Result:
+        """Score every query by every rule."""
+        ends = np.cumsum(list(self.parts.values()), dtype=np.int64)[:-1]
+        precisions = {
+            measure: np.split(average_precisions(pool, self.queries, rule), ends)
+            for measure, rule in self.rules.items()
+        }
+        first = next(iter(precisions.values()))
+        return self._result(
+            {m: float(np.mean([part.mean() for part in several])) for m, several in precisions.items()},
+            {"queries": len(self.queries)},
+            Resampler.of_sets(map(Resampler.of_rows, first)),
+            parts={
+                name: Part(len(values), float(values.mean()))
+                for name, values in zip(self.parts, first, strict=bool(self.parts))
+            },
+        )
 
 
 def average_precisions(pool: Pool, queries: list[Query], rule: Rule) -> npt.NDArray[np.float64]:
@@ -135,9 +152,21 @@ def mean_precision(relevant: npt.NDArray[np.bool_ | np.float64], total: int) -> 
     return float(np.sum(np.arange(1, len(ranks) + 1) / ranks) / total)
 
 
+_LIST_RULES: Mapping[str, Rule] = {"map": merged, "map_at_1000": trec_eval_1000}
+_TABLE_RULES: Mapping[str, Rule] = {"map_at_1000": trec_eval_1000}
+
 _NO_POSITIVE = "without a positive"
 _NO_NEGATIVE = "without a negative"
 _NO_CANDIDATE = "without candidates"
+
+
+def load_mteb(source: Source, *, name: str, split: str = "test") -> RerankingSet:
+    """Load a set in one of MTEB's two forms.
+
+    Raises:
+        DataError: it is malformed.
+    """
+    return (load_tables if has_tables(source) else load_lists)(source, name=name, split=split)
 
 
 def load_lists(source: Source, *, name: str, split: str = "test") -> RerankingSet:
@@ -178,7 +207,7 @@ def load_tables(source: Source, *, name: str, split: str = "test") -> RerankingS
         )
     if missing:
         tables.notes.append(f"{missing:,} of {total:,} relevant documents are no candidates, and so not found")
-    return RerankingSet(name, queries, dict(skipped), tables.notes)
+    return _mteb_set(name, queries, _TABLE_RULES, skipped=dict(skipped), notes=tables.notes)
 
 
 def collect_lists(name: str, rows: Iterable[Row]) -> RerankingSet:
@@ -195,88 +224,11 @@ def collect_lists(name: str, rows: Iterable[Row]) -> RerankingSet:
         ids = [f"apositive_{i:05d}" for i in range(len(positives))]
         ids += [f"negative_{i:05d}" for i in range(len(negatives))]
         queries.append(Query(text, ids, [*positives, *negatives], np.arange(len(ids)) < len(positives)))
-    return RerankingSet(name, queries, dict(skipped))
+    return _mteb_set(name, queries, _LIST_RULES, skipped=dict(skipped))
 
 
-@dataclass(frozen=True)
-class RankingTest:
-    """Candidates ranked by one convention.
-
-    Attributes:
-        convention: ``"useb"`` or ``"mteb"``.
-        sets: the headline is the unweighted mean of their MAPs.
-        rules: measure -> scoring rule; the first is the headline.
-        expected: the published number of queries, None if unknown.
-    """
-
-    needs_embeddings: ClassVar[bool] = False
-
-    name: str
-    convention: str
-    sets: list[RerankingSet]
-    rules: dict[str, Rule]
-    source: str
-    expected: int | None = None
-
-    def texts(self) -> Iterator[RoleText]:
-        """Yield every text to encode, including repeated ones."""
-        return chain.from_iterable(reranking.texts() for reranking in self.sets)
-
-    def result(self, pool: Pool) -> Result:
-        """Score every set by every rule."""
-        precisions = {
-            measure: [average_precisions(pool, reranking.queries, rule) for reranking in self.sets]
-            for measure, rule in self.rules.items()
-        }
-        first = next(iter(precisions.values()))
-        skipped = Counter[str]()
-        for reranking in self.sets:
-            skipped.update(reranking.skipped)
-        return build_result(
-            self.name,
-            {m: float(np.mean([part.mean() for part in values])) for m, values in precisions.items()},
-            convention=self.convention,
-            sizes={"queries": sum(map(len, first))},
-            published=None if self.expected is None else {"queries": self.expected},
-            source=self.source,
-            parts={
-                reranking.name: (len(values), float(values.mean()))
-                for reranking, values in zip(self.sets, first, strict=True)
-                if len(self.sets) > 1
-            },
-            skipped=skipped,
-            notes=[note for reranking in self.sets for note in reranking.notes],
-            resampler=Resampler.of_sets(map(Resampler.of_rows, first)),
-        )
-
-
-_LIST_RULES: dict[str, Rule] = {"map": merged, "map_at_1000": trec_eval_1000}
-_TABLE_RULES: dict[str, Rule] = {"map_at_1000": trec_eval_1000}
-
-
-Tests = Mapping[str, Callable[[], RankingTest]]
-"""How to load the test of each convention that a source supports."""
-
-
-def mteb_task(name: str, source: Source, conventions: Conventions, split: str = "test") -> Task:
-    """Return a task for a custom set in MTEB's form.
-
-    Raises:
-        DataError: it is malformed, or MTEB's convention was not requested.
-    """
-    return Task(name, _load(source, {"mteb": partial(_mteb_test, name, source, None, split)}, conventions))
-
-
-def _load(source: Source, tests: Tests, conventions: Conventions) -> list[RankingTest]:
-    wanted = [load() for convention, load in tests.items() if convention in conventions]
-    if not wanted:
-        raise DataError(f"{source} supports only the convention {' or '.join(tests)}")
-    return wanted
-
-
-def _mteb_test(name: str, source: Source, expected: int | None, split: str = "test") -> RankingTest:
-    load, rules = (load_tables, _TABLE_RULES) if has_tables(source) else (load_lists, _LIST_RULES)
-    return RankingTest(name, "mteb", [load(source, name=name, split=split)], rules, str(source), expected)
+def _mteb_set(name: str, queries: list[Query], rules: Mapping[str, Rule], **about: Any) -> RerankingSet:
+    return RerankingSet(name, queries, rules=rules, convention="mteb", **about)
 
 
 _SCIDOCS_TASKS = ("cite", "cocite", "coview", "coread")
@@ -315,7 +267,14 @@ def load_askubuntu(folder: Path, split: str = "test") -> RerankingSet:
             relevant = np.isin(question.candidates, question.similar)
             queries.append(Query(titles[question.id], question.candidates, candidates, relevant))
     skipped = len(questions) - len(queries)
-    return RerankingSet(f"askubuntu-{split}", queries, {_NO_POSITIVE: skipped} if skipped else {})
+    return RerankingSet(
+        "askubuntu" if split == "test" else f"askubuntu-{split}",
+        queries,
+        rules={"map": stable},
+        convention="useb",
+        expected={"queries": _ASKUBUNTU_QUERIES[split]},
+        skipped={_NO_POSITIVE: skipped} if skipped else {},
+    )
 
 
 def load_askubuntu_pooled(folder: Path) -> RerankingSet:
@@ -335,7 +294,8 @@ def load_askubuntu_pooled(folder: Path) -> RerankingSet:
             question.place, {"query": titles[question.id], "positive": texts[True], "negative": texts[False]}
         )
 
-    return collect_lists("askubuntu", map(row, questions))
+    expected = {"queries": _ASKUBUNTU_POOLED}
+    return replace(collect_lists("askubuntu", map(row, questions)), expected=expected)
 
 
 def _questions(path: Path) -> Iterator[_Question]:
@@ -379,8 +339,8 @@ def has_scidocs(folder: Path) -> bool:
     return (folder / "data.json").is_file() or (folder / "cite" / "test.qrel").is_file()
 
 
-def load_scidocs(folder: Path) -> list[RerankingSet]:
-    """Load SciDocs: one set for each of cite, co-cite, co-view and co-read.
+def load_scidocs(folder: Path) -> RerankingSet:
+    """Load SciDocs: one set of four parts, cite, co-cite, co-view and co-read.
 
     As in USEB, queries and candidates without a title are skipped; a relevant paper without one still counts as
     not retrieved.
@@ -402,13 +362,21 @@ def load_scidocs(folder: Path) -> list[RerankingSet]:
     if missing:
         raise DataError(f"{folder}: expected the tasks {', '.join(_SCIDOCS_TASKS)}; missing: {', '.join(missing)}")
     titles = {paper: (fields.get("title") or "") for paper, fields in papers.items()}
-    return [_scidocs_set(task, judgements[task], titles) for task in _SCIDOCS_TASKS]
+    skipped = Counter[str]()
+    parts = {task: list(_scidocs_queries(judgements[task], titles, skipped)) for task in _SCIDOCS_TASKS}
+    return RerankingSet(
+        "scidocs",
+        list(chain.from_iterable(parts.values())),
+        rules={"map": trec_eval},
+        convention="useb",
+        parts={task: len(queries) for task, queries in parts.items()},
+        skipped=skipped,
+    )
 
 
-def _scidocs_set(
-    task: str, judgements: Mapping[str, Mapping[str, float]], titles: Mapping[str, str]
-) -> RerankingSet:
-    queries, skipped = [], Counter[str]()
+def _scidocs_queries(
+    judgements: Mapping[str, Mapping[str, float]], titles: Mapping[str, str], skipped: Counter[str]
+) -> Iterator[Query]:
     for paper, marks in judgements.items():
         wanted = sum(mark > 0 for mark in marks.values())
         if not wanted or not titles.get(paper):
@@ -417,8 +385,7 @@ def _scidocs_set(
         ids = [candidate for candidate in marks if titles.get(candidate)]
         relevant = np.array([marks[candidate] > 0 for candidate in ids], dtype=np.bool_)
         candidates = [titles[candidate].strip() for candidate in ids]
-        queries.append(Query(titles[paper].strip(), ids, candidates, relevant, wanted - int(relevant.sum())))
-    return RerankingSet(task, queries, dict(skipped))
+        yield Query(titles[paper].strip(), ids, candidates, relevant, wanted - int(relevant.sum()))
 
 
 def _read_qrel(path: Path) -> dict[str, dict[str, float]]:
@@ -439,63 +406,50 @@ def _read_json(path: Path, *keys: str) -> dict[str, Any]:
     return data
 
 
-@dataclass(frozen=True)
-class _Ranking(PublishedSet):
-    """A published set, with a test by each convention that its source supports."""
-
-    queries: str
-    tests: Callable[[str, Source], Tests]
-
-    @property
-    def size(self) -> str:
-        return self.queries
-
-    def read(self, name: str, source: Source, conventions: Conventions, /) -> list[RankingTest]:
-        return _load(source, self.tests(name, source), conventions)
+def _mteb(name: str, source: Source, queries: int) -> RerankingSet:
+    return replace(load_mteb(source, name=name), expected={"queries": queries})
 
 
-def _askubuntu(name: str, source: Source) -> Tests:
+def _askubuntu(name: str, source: Source) -> Loads:
     if isinstance(source, Path) and has_askubuntu(source):
-        pooled = partial(RankingTest, name, "mteb", rules=_LIST_RULES, source=str(source), expected=361)
-        return {
-            "useb": partial(_useb_askubuntu, name, source, "test", 186),
-            "mteb": lambda: pooled([load_askubuntu_pooled(source)]),
-        }
-    return {"mteb": partial(_mteb_test, name, source, 361)}
+        return {"useb": partial(load_askubuntu, source), "mteb": partial(load_askubuntu_pooled, source)}
+    return {"mteb": partial(_mteb, name, source, _ASKUBUNTU_POOLED)}
 
 
-def _askubuntu_dev(name: str, source: Source) -> Tests:
-    return {"useb": partial(_useb_askubuntu, name, Path(str(source)), "dev", 189)}
+def _askubuntu_dev(_name: str, source: Source) -> Loads:
+    return {"useb": partial(load_askubuntu, Path(str(source)), "dev")}
 
 
-def _useb_askubuntu(name: str, folder: Path, split: str, expected: int) -> RankingTest:
-    return RankingTest(name, "useb", [load_askubuntu(folder, split)], {"map": stable}, str(folder), expected)
-
-
-def _scidocs(name: str, source: Source) -> Tests:
+def _scidocs(name: str, source: Source) -> Loads:
     if isinstance(source, Path) and has_scidocs(source):
-        return {"useb": lambda: RankingTest(name, "useb", load_scidocs(source), {"map": trec_eval}, str(source))}
-    return {"mteb": partial(_mteb_test, name, source, 3978)}
+        return {"useb": partial(load_scidocs, source)}
+    return {"mteb": partial(_mteb, name, source, _SCIDOCS_QUERIES)}
 
 
+_ASKUBUNTU_QUERIES = {"test": 186, "dev": 189}
+_ASKUBUNTU_POOLED, _SCIDOCS_QUERIES = 361, 3978
 _ASKUBUNTU = ("askubuntu", "AskUbuntu", "askubuntu-master")
 _ASKUBUNTU_MTEB = ("askubuntudupquestions-reranking", "AskUbuntuDupQuestions", "askubuntu.jsonl")
 _ASKUBUNTU_HUB = HubDataset("mteb/askubuntudupquestions-reranking", "2000358ca161889fa9c082cb41daa8dcfb161a54")
 _SCIDOCS = ("scidocs", "SciDocs", "scidocs-reranking", "SciDocsRR", "scidocs.jsonl")
 _SCIDOCS_HUB = HubDataset("mteb/scidocs-reranking", "d3c5e1fc0b855ab6097bf1cda04dd73947d7caab")
 
-RERANKING_TASKS: dict[str, PublishedSet] = {
-    "askubuntu": _Ranking(
+RERANKING_TASKS: dict[str, Published] = {
+    "askubuntu": Published(
         "re-ranking of similar questions",
         (*_ASKUBUNTU, *_ASKUBUNTU_MTEB),
         _ASKUBUNTU_HUB,
-        "186 queries (useb), 361 (mteb)",
+        {"queries (useb)": _ASKUBUNTU_QUERIES["test"], "queries (mteb)": _ASKUBUNTU_POOLED},
         _askubuntu,
     ),
-    "askubuntu-dev": _Ranking(
-        "development questions of askubuntu", _ASKUBUNTU, None, "189 queries (useb)", _askubuntu_dev
+    "askubuntu-dev": Published(
+        "development questions of askubuntu",
+        _ASKUBUNTU,
+        None,
+        {"queries (useb)": _ASKUBUNTU_QUERIES["dev"]},
+        _askubuntu_dev,
     ),
-    "scidocs": _Ranking(
-        "re-ranking of related papers", _SCIDOCS, _SCIDOCS_HUB, "four tasks (useb), 3,978 queries (mteb)", _scidocs
+    "scidocs": Published(
+        "re-ranking of related papers", _SCIDOCS, _SCIDOCS_HUB, {"queries (mteb)": _SCIDOCS_QUERIES}, _scidocs
     ),
 }

@@ -120,51 +120,6 @@ class Evaluation:
         return fields | {"results": [result.to_json() for result in self.results]}
 
 
-def build_result(
-    name: str,
-    measures: Mapping[str, float],
-    *,
-    sizes: Mapping[str, int],
-    published: Mapping[str, int] | None,
-    source: object,
-    resampler: Resampler,
-    headline: str | None = None,
-    convention: str | None = None,
-    parts: Mapping[str, tuple[int, float]] | None = None,
-    skipped: Mapping[str, int] | None = None,
-    notes: Sequence[str] = (),
-) -> Result:
-    """Build the result of one set, see :class:`Result`.
-
-    ``measures`` are NaN where undefined, and the first is the headline unless another is named. ``sizes`` and
-    ``published`` are by unit, of which the first is scored; a difference between the two is noted. ``parts`` are
-    size and headline by subset.
-    """
-    unit, rows = next(iter(sizes.items()))
-    complete = None if published is None else dict(sizes) == dict(published)
-    differs = (
-        [f"{_listed(sizes)}; the published set has {_listed(published)}"] if published and not complete else []
-    )
-    figures = {measure: defined(value) for measure, value in measures.items()}
-    measure = headline or next(iter(figures))
-    return Result(
-        name=name,
-        convention=convention,
-        measure=measure,
-        value=figures[measure],
-        measures=figures,
-        rows=rows,
-        unit=unit,
-        source=str(source),
-        expected=published[unit] if published else None,
-        complete=complete,
-        parts={part: Part(size, defined(value)) for part, (size, value) in (parts or {}).items()},
-        skipped=dict(skipped or {}),
-        notes=[*notes, *differs],
-        resampler=resampler,
-    )
-
-
 def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mapping[str, str]) -> Result:
     """Return the unweighted mean over the complete sets; it is an average only if it has ``wanted`` of them.
 
@@ -196,7 +151,3 @@ def average(name: str, results: Sequence[Result], *, wanted: int, missing: Mappi
 def defined(value: float) -> float | None:
     """Replace NaN, which JSON lacks, by None."""
     return None if math.isnan(value) else value
-
-
-def _listed(sizes: Mapping[str, int]) -> str:
-    return " and ".join(f"{size:,} {unit}" for unit, size in sizes.items())

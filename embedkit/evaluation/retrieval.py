@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.reranking import mean_precision
-from embedkit.evaluation.results import Resampler, Result, build_result
+from embedkit.evaluation.results import Resampler, Result
 from embedkit.evaluation.sources import Source, Tables, by_query, plain_stem, unique
-from embedkit.evaluation.tasks import Conventions, Pool, PublishedSet, RoleText, cosines
+from embedkit.evaluation.tasks import EvaluationSet, Pool, Published, RoleText, cosines
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
 
@@ -51,14 +51,11 @@ class JudgedQuery:
 
 
 @dataclass(frozen=True)
-class RetrievalSet:
+class RetrievalSet(EvaluationSet):
     """A corpus, and queries that each have a relevant document.
 
     Attributes:
         documents: text by id.
-        skipped: reason -> number of skipped queries.
-        notes: caveats for readers, one sentence each.
-        expected: published numbers of queries and documents, None if unknown.
 
     Raises:
         DataError: there are no documents, or no query remains.
@@ -66,13 +63,8 @@ class RetrievalSet:
 
     needs_embeddings: ClassVar[bool] = True
 
-    name: str
     documents: dict[str, str]
     queries: list[JudgedQuery]
-    skipped: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    source: str = ""
-    expected: dict[str, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.documents or not self.queries:
@@ -97,18 +89,14 @@ class RetrievalSet:
         """Return the measures of rankings of the queries, the first of which is the headline."""
         scores = {name: np.array([measure(ranking) for ranking in rankings]) for name, measure in measures.items()}
         hidden = sum(query.hidden is not None for query in self.queries)
-        notes = [f"searched among {documents:,} documents", *self.notes]
+        notes = [f"searched among {documents:,} documents"]
         if hidden:
             notes.append(f"{hidden:,} queries are themselves documents, which are excluded from their own ranking")
-        return build_result(
-            self.name,
+        return self._result(
             {name: float(values.mean()) for name, values in scores.items()},
-            sizes={"queries": len(rankings), "documents": documents},
-            published=self.expected,
-            source=self.source,
-            skipped=self.skipped,
+            {"queries": len(rankings), "documents": documents},
+            Resampler.of_rows(next(iter(scores.values()))),
             notes=notes,
-            resampler=Resampler.of_rows(next(iter(scores.values()))),
         )
 
 
@@ -226,14 +214,13 @@ def load_retrieval(source: Source, *, name: str, split: str = "test") -> Retriev
     Raises:
         DataError: a table is missing, empty or malformed, or the corpus has none of the relevant documents.
     """
-    written = str(source)
     if isinstance(source, Path) and source.is_file():
         source, split = source.parent.parent, plain_stem(source)
     tables = Tables(source, split)
-    return _collect(name, tables.documents(), tables.queries(), tables.judgements(), tables.notes, written)
+    return _collect(name, tables.documents(), tables.queries(), tables.judgements(), tables.notes)
 
 
-def collect_judgements(name: str, rows: Iterable[Row], source: str) -> RetrievalSet:
+def collect_judgements(name: str, rows: Iterable[Row]) -> RetrievalSet:
     """Collect a set from rows of ``query, document, score``; the corpus consists of all documents in them.
 
     Raises:
@@ -243,7 +230,7 @@ def collect_judgements(name: str, rows: Iterable[Row], source: str) -> Retrieval
     notes: list[str] = []
     judgements = by_query(unique(items, "judgement", notes))
     documents = {document: document for marks in judgements.values() for document in marks}
-    return _collect(name, documents, {query: query for query in judgements}, judgements, notes, source)
+    return _collect(name, documents, {query: query for query in judgements}, judgements, notes)
 
 
 def _collect(
@@ -252,7 +239,6 @@ def _collect(
     texts: Mapping[str, str],
     judgements: Mapping[str, dict[str, float]],
     notes: list[str],
-    source: str,
 ) -> RetrievalSet:
     queries, skipped = [], Counter[str]()
     for query, relevance in judgements.items():
@@ -267,7 +253,7 @@ def _collect(
     missing = [name for name in wanted if name not in documents]
     if wanted and len(missing) == len(wanted):
         raise DataError(
-            f"{source}: the corpus has none of the {len(wanted):,} relevant documents, such as {missing[0]!r}; "
+            f"{name}: the corpus has none of the {len(wanted):,} relevant documents, such as {missing[0]!r}; "
             f"its ids are like {next(iter(documents), '')!r}"
         )
     if missing:
@@ -275,7 +261,7 @@ def _collect(
             f"the corpus lacks {len(missing):,} of {len(wanted):,} relevant documents, for example "
             f"{missing[0]!r}; they count as not retrieved"
         )
-    return RetrievalSet(name, documents, queries, dict(skipped), notes, source)
+    return RetrievalSet(name, documents, queries, skipped=dict(skipped), notes=notes)
 
 
 def _is_source(query: str, text: str, relevance: Mapping[str, float], documents: Mapping[str, str]) -> bool:
@@ -287,36 +273,25 @@ def _is_source(query: str, text: str, relevance: Mapping[str, float], documents:
     return relevance.get(query, 0.0) <= 0 and bool(text.strip()) and text.strip() in documents.get(query, "")
 
 
-@dataclass(frozen=True)
-class _Corpus(PublishedSet):
-    """A published corpus, with its numbers of queries and documents."""
-
-    queries: int
-    documents: int
-
-    @property
-    def size(self) -> str:
-        return f"{self.queries:,} queries, {self.documents:,} documents"
-
-    def read(self, name: str, source: Source, _: Conventions, /) -> list[RetrievalSet]:
-        expected = {"queries": self.queries, "documents": self.documents}
-        return [replace(load_retrieval(source, name=name), expected=expected)]
+def _corpus(what: str, folders: tuple[str, ...], hub: HubDataset, queries: int, documents: int) -> Published:
+    sizes = {"queries": queries, "documents": documents}
+    return Published(what, folders, hub, sizes, lambda name, source: load_retrieval(source, name=name))
 
 
-RETRIEVAL_TASKS: dict[str, PublishedSet] = {
-    "scifact": _Corpus(
+RETRIEVAL_TASKS: dict[str, Published] = {
+    "scifact": _corpus(
         "retrieval of abstracts for scientific claims",
         ("scifact",), HubDataset("mteb/scifact", "d56462d0e63a25450459c4f213e49ffdb866f7f9"), 300, 5183,
     ),
-    "nfcorpus": _Corpus(
+    "nfcorpus": _corpus(
         "retrieval of medical abstracts",
         ("nfcorpus",), HubDataset("mteb/nfcorpus", "ec0fa4fe99da2ff19ca1214b7966684033a58814"), 323, 3633,
     ),
-    "arguana": _Corpus(
+    "arguana": _corpus(
         "retrieval of counter-arguments",
         ("arguana",), HubDataset("mteb/arguana", "c22ab2a51041ffd869aaddef7af8d8215647e41a"), 1406, 8674,
     ),
-    "scidocs-retrieval": _Corpus(
+    "scidocs-retrieval": _corpus(
         "retrieval of cited papers",
         ("scidocs-retrieval", "scidocs-beir"),
         HubDataset("mteb/scidocs", "f8c2fcf00f625baaa80f62ec5bd9e1fff3b8ae88"), 1000, 25657,

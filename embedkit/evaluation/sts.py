@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import DataError
-from embedkit.evaluation.results import Resampler, Result, build_result
+from embedkit.evaluation.results import Part, Resampler, Result, defined
 from embedkit.evaluation.sources import Source, locate, of_split, plain_stem, read_rows
 from embedkit.evaluation.tasks import (
-    Conventions,
     EmbeddingCache,
+    EvaluationSet,
     Pool,
+    Published,
     PublishedAverage,
-    PublishedSet,
     RoleText,
     without_role,
 )
@@ -30,22 +29,23 @@ Float64Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class ScoredPairs:
+class ScoredPairs(EvaluationSet):
     """Pairs of texts with human similarity scores.
 
     Attributes:
         first: N texts.
         second: N texts; ``second[i]`` was compared with ``first[i]``.
         scores: ``(N,) float64``, finite, on any scale: only their order matters.
+        subsets: number of pairs of each subset, in their order, if the source separates them.
 
     Raises:
         DataError: the set is empty, the three differ in length, or a score is not finite.
     """
 
-    name: str
     first: list[str]
     second: list[str]
     scores: Float64Array
+    subsets: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         if not len(self.first) == len(self.second) == len(self.scores):
@@ -60,6 +60,36 @@ class ScoredPairs:
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def texts(self) -> Iterator[RoleText]:
+        """Yield every text to encode, including repeated ones."""
+        return without_role(chain(self.first, self.second))
+
+    def result(self, pool: Pool) -> Result:
+        """Return Spearman's correlation over all pairs, the headline of papers since SimCSE.
+
+        With several subsets also their plain mean, the figure of the original SentEval, and the one weighted by
+        size.
+        """
+        similarities = pool.similarities(self.first, self.second)
+        measures = {"all": spearman(similarities, self.scores)}
+        sizes = list(self.subsets.values())
+        ends = np.cumsum(sizes)[:-1]
+        figures = list(map(spearman, np.split(similarities, ends), np.split(self.scores, ends))) if sizes else []
+        if len(sizes) > 1:
+            measures |= {"mean": float(np.mean(figures)), "wmean": float(np.average(figures, weights=sizes))}
+        undefined = _why_undefined(similarities, self.scores)
+        return self._result(
+            measures,
+            {"pairs": len(self), **self.subsets},
+            correlation(similarities, self.scores),
+            parts={
+                name: Part(size, defined(figure))
+                for (name, size), figure in zip(self.subsets.items(), figures, strict=True)
+                if len(sizes) > 1
+            },
+            notes=[f"Spearman's correlation is undefined: {undefined}"] if undefined else [],
+        )
 
 
 def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
@@ -169,136 +199,38 @@ _YEAR_REVISIONS = {
 }
 
 
-_CASED = (*STS_YEARS, "stsb", "stsb-dev")
-"""Sets that SentEval lower-cases."""
+_LOWER_CASED = "the text is lower-cased, as in SentEval's copy"
 
 
-@dataclass(frozen=True)
-class StsSet:
-    """A published or custom set of scored pairs.
-
-    Attributes:
-        subsets: its parts; a single one if the source does not separate them.
-        expected: published number of scored pairs by subset, or in total under the set's own name.
-        source: the folder, file or hub id of the set.
-        notes: caveats for readers, one sentence each.
-    """
-
-    needs_embeddings: ClassVar[bool] = False
-
-    name: str
-    subsets: list[ScoredPairs]
-    expected: dict[str, int]
-    source: str
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def lower_cased(self) -> bool:
-        """Whether no text contains a capital letter, as in SentEval's copies; the published texts contain many."""
-        return all(text == text.lower() for _, text in self.texts())
-
-    def texts(self) -> Iterator[RoleText]:
-        """Yield every text to encode, including repeated ones."""
-        for pairs in self.subsets:
-            yield from without_role(chain(pairs.first, pairs.second))
-
-    def differences(self) -> list[str]:
-        """Return differences from the published numbers of pairs, one sentence each."""
-        sizes = {pairs.name: len(pairs) for pairs in self.subsets}
-        return [
-            ("" if name == self.name else f"{name}: ")
-            + f"{sizes.get(name, 0)} scored pairs; the published set has {size}"
-            for name, size in self.expected.items()
-            if sizes.get(name, 0) != size
-        ]
-
-    def result(self, pool: Pool) -> Result:
-        """Return Spearman's correlation over all pairs, the headline of papers since SimCSE.
-
-        With several subsets also their plain mean, the figure of the original SentEval, and the one weighted by
-        size.
-        """
-        predicted = [pool.similarities(pairs.first, pairs.second) for pairs in self.subsets]
-        figures = [spearman(part, pairs.scores) for part, pairs in zip(predicted, self.subsets, strict=True)]
-        similarities = np.concatenate(predicted)
-        scores = np.concatenate([pairs.scores for pairs in self.subsets])
-        measures = {"all": spearman(similarities, scores)}
-        sizes = list(map(len, self.subsets))
-        if several := len(self.subsets) > 1:
-            measures |= {"mean": float(np.mean(figures)), "wmean": float(np.average(figures, weights=sizes))}
-        result = build_result(
-            self.name,
-            measures,
-            sizes={"pairs": sum(sizes)},
-            published=None,
-            source=self.source,
-            resampler=correlation(similarities, scores),
-            parts={
-                pairs.name: (size, figure)
-                for pairs, size, figure in zip(self.subsets, sizes, figures, strict=True)
-                if several
-            },
-            notes=self._caveats(similarities, scores),
-        )
-        # The sizes of subsets must match, not only their sum.
-        complete = not self.differences() if self.expected else None
-        return replace(result, expected=sum(self.expected.values()) or None, complete=complete)
-
-    def _caveats(self, similarities: FloatArray, scores: Float64Array) -> list[str]:
-        notes = [*self.differences(), *self.notes]
-        if undefined := _why_undefined(similarities, scores):
-            notes.append(f"Spearman's correlation is undefined: {undefined}")
-        if len(self.subsets) == 1 and self.name in STS_YEARS and self.name in self.expected:
-            notes.append("no mean and wmean: the source does not separate the subsets")
-        if self.name in _CASED and self.lower_cased and not self.notes:
-            notes.append("the text is lower-cased, as in SentEval's copy")
-        return notes
+def _note_case(pairs: ScoredPairs) -> ScoredPairs:
+    """Note that no text has a capital letter, as in SentEval's copies; the published texts have many."""
+    lower_cased = all(text == text.lower() for _, text in pairs.texts())
+    return replace(pairs, notes=[*pairs.notes, *([_LOWER_CASED] if lower_cased else [])])
 
 
-@dataclass(frozen=True)
-class _Table(PublishedSet):
-    """A published set in one table: its number of pairs, its file names, and its place in the hub's data set."""
-
-    pairs: int
-    files: tuple[str, ...]
-    split: str = "test"
-    configuration: str | None = None
-
-    @property
-    def size(self) -> str:
-        return f"{self.pairs:,} pairs"
-
-    def read(self, name: str, source: Source, _: Conventions, /) -> list[StsSet]:
-        if isinstance(source, HubDataset):
-            pairs = collect_pairs(name, source.rows(configuration=self.configuration, split=self.split))
-        else:
-            files = [source / file for file in self.files]
-            pairs = load_scored_pairs(next(filter(Path.is_file, files), files[0]), name=name)
-        return [StsSet(name, [pairs], {name: self.pairs}, str(source))]
-
-
-@dataclass(frozen=True)
-class _Year(PublishedSet):
-    """STS12 to STS16: a folder of ``STS.input.SUBSET.txt`` and ``STS.gs.SUBSET.txt``, or a hub data set.
+def _read_year(name: str, source: Source) -> ScoredPairs:
+    """Read STS12 to STS16: a folder of ``STS.input.SUBSET.txt`` and ``STS.gs.SUBSET.txt``, or a hub data set.
 
     Pairs without a score in the gold file are dropped. The hub's data set does not separate the subsets.
     """
-
-    pairs: dict[str, int]
-
-    @property
-    def size(self) -> str:
-        return f"{sum(self.pairs.values()):,} pairs"
-
-    def read(self, name: str, source: Source, _: Conventions, /) -> list[StsSet]:
-        if isinstance(source, HubDataset):
-            expected = {name: sum(self.pairs.values())}
-            return [StsSet(name, [collect_pairs(name, source.rows())], expected, str(source))]
-        inputs = {subset: source / f"STS.input.{subset}.txt" for subset in self.pairs}
-        subsets = [_read_subset(subset, path) for subset, path in inputs.items() if path.is_file()]
-        if not subsets:
-            raise DataError(f"{source}: expected files STS.input.SUBSET.txt and STS.gs.SUBSET.txt, found none")
-        return [StsSet(name, subsets, self.pairs, str(source))]
+    if isinstance(source, HubDataset):
+        notes = ["no mean and wmean: the source does not separate the subsets"]
+        return _note_case(replace(collect_pairs(name, source.rows()), notes=notes))
+    published = STS_YEARS[name]
+    inputs = {subset: source / f"STS.input.{subset}.txt" for subset in published}
+    subsets = [_read_subset(subset, path) for subset, path in inputs.items() if path.is_file()]
+    if not subsets:
+        raise DataError(f"{source}: expected files STS.input.SUBSET.txt and STS.gs.SUBSET.txt, found none")
+    return _note_case(
+        ScoredPairs(
+            name,
+            [text for each in subsets for text in each.first],
+            [text for each in subsets for text in each.second],
+            np.concatenate([each.scores for each in subsets]),
+            subsets={each.name: len(each) for each in subsets},
+            expected={"pairs": sum(published.values()), **published},
+        )
+    )
 
 
 def _read_subset(subset: str, inputs: Path) -> ScoredPairs:
@@ -321,24 +253,51 @@ def _read_subset(subset: str, inputs: Path) -> ScoredPairs:
 
 
 _YEARS = {
-    name: _Year(
+    name: Published(
         f"SemEval similarity of 20{name[3:]}",
         (f"{name.upper()}-en-test",),
         HubDataset(f"mteb/{name}-sts", _YEAR_REVISIONS[name]),
-        pairs,
+        {"pairs": sum(pairs.values())},
+        _read_year,
     )
     for name, pairs in STS_YEARS.items()
 }
 _STSB_HUB = HubDataset("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc37b684831")
 # The hub's set has all 9,927 pairs under "test", so its figures are not comparable.
 _SICK_HUB = HubDataset("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d")
+
+
+def _table(
+    what: str,
+    folder: tuple[str, ...],
+    hub: HubDataset | None,
+    size: int,
+    *files: str,
+    split: str = "test",
+    configuration: str | None = None,
+    cased: bool = False,
+) -> Published:
+    """Return a set in one table: one of the files, or a part of the hub's data set."""
+
+    def read(name: str, source: Source) -> ScoredPairs:
+        if isinstance(source, HubDataset):
+            pairs = collect_pairs(name, source.rows(configuration=configuration, split=split))
+        else:
+            paths = [source / file for file in files]
+            pairs = load_scored_pairs(next(filter(Path.is_file, paths), paths[0]), name=name)
+        return _note_case(pairs) if cased else pairs
+
+    return Published(what, folder, hub, {"pairs": size}, read)
+
+
+_STSB = ("STSBenchmark",)
 _ENGLISH = {
-    "stsb": _Table("STS benchmark, test", ("STSBenchmark",), _STSB_HUB, 1379, ("sts-test.csv",)),
-    "stsb-dev": _Table(
-        "STS benchmark, development", ("STSBenchmark",), _STSB_HUB, 1500, ("sts-dev.csv",), "validation"
+    "stsb": _table("STS benchmark, test", _STSB, _STSB_HUB, 1379, "sts-test.csv", cased=True),
+    "stsb-dev": _table(
+        "STS benchmark, development", _STSB, _STSB_HUB, 1500, "sts-dev.csv", split="validation", cased=True
     ),
-    "sickr": _Table("SICK relatedness, test", ("SICK",), _SICK_HUB, 4927, ("SICK_test_annotated.txt",)),
-    "sick-trial": _Table("SICK relatedness, trial", ("SICK",), None, 500, ("SICK_trial.txt",)),
+    "sickr": _table("SICK relatedness, test", ("SICK",), _SICK_HUB, 4927, "SICK_test_annotated.txt"),
+    "sick-trial": _table("SICK relatedness, trial", ("SICK",), None, 500, "SICK_trial.txt"),
 }
 
 _LANGUAGES = {
@@ -347,14 +306,14 @@ _LANGUAGES = {
 }  # fmt: skip
 _TRANSLATED_HUB = HubDataset("mteb/stsb_multi_mt", "29afa2569dcedaaa2fe6a3dcfebab33d28b82e8c")
 _TRANSLATED = {
-    f"stsb-{code}{suffix}": _Table(
+    f"stsb-{code}{suffix}": _table(
         f"STS benchmark in {language}, {part}",
         ("stsb-multi-mt", "stsb_multi_mt"),
         _TRANSLATED_HUB,
         size,
-        (f"stsb-{code}-{split}.csv",),
-        split,
-        code,
+        f"stsb-{code}-{split}.csv",
+        split=split,
+        configuration=code,
     )
     for code, language in _LANGUAGES.items()
     for suffix, part, split, size in (("", "test", "test", 1379), ("-dev", "development", "dev", 1500))
@@ -364,12 +323,13 @@ _TRANSLATED = {
 _STS17_PAIRS = ("ar-ar", "es-es", "en-en", "en-ar", "es-en", "en-tr", "en-de", "fr-en")
 _STS17_HUB = HubDataset("mteb/sts17-crosslingual-sts", "faeb762787bd10488a50c8b5be4a3b82e411949c")
 _STS17 = {
-    f"sts17-{pair}": _Table(
+    f"sts17-{pair}": _table(
         f"STS17, {pair}",
         ("STS2017-extended", "STS17", "sts17"),
         _STS17_HUB,
         250,
-        (f"STS.{pair}.txt", f"STS.{pair[3:]}-{pair[:2]}.txt"),
+        f"STS.{pair}.txt",
+        f"STS.{pair[3:]}-{pair[:2]}.txt",
         configuration=pair,
     )
     for pair in _STS17_PAIRS
@@ -378,7 +338,7 @@ _STS17 = {
 _SEVEN = {**_YEARS, "stsb": _ENGLISH["stsb"], "sickr": _ENGLISH["sickr"]}
 """The sets of the papers' average."""
 
-STS_TASKS: dict[str, PublishedSet | PublishedAverage] = {
+STS_TASKS: dict[str, Published | PublishedAverage] = {
     "sts": PublishedAverage("STS12 to STS16, STS-B and SICK-R, and their mean", "seven sets", _SEVEN),
     **_YEARS,
     **_ENGLISH,

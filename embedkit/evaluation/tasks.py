@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from embedkit.errors import DataError, InputError, shown
-from embedkit.evaluation.results import Evaluation, Result, average
-from embedkit.evaluation.sources import DataLocation, Source
+from embedkit.evaluation.results import Evaluation, Part, Resampler, Result, average, defined
+from embedkit.evaluation.sources import DataLocation
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, PromptingEncoder, TextEncoder
 from embedkit.records import HubDataset
@@ -148,18 +149,79 @@ def cosines(first: FloatArray, second: FloatArray) -> FloatArray:
     return np.where(np.isfinite(quotients), quotients, 0.0).astype(np.float32)
 
 
-class EvaluationSet(Protocol):
-    """Texts and what is known about them, whose figure depends on a model."""
+Conventions = tuple[str, ...]
+"""Requested re-ranking conventions, ``"useb"`` or ``"mteb"``."""
 
-    @property
-    def needs_embeddings(self) -> bool:
-        """Whether the figure needs embeddings of texts, which cross-encoders do not provide."""
 
+@dataclass(frozen=True)
+class EvaluationSet(ABC):
+    """Texts and what is known about them, whose figures depend on a model; one class for each family of tasks.
+
+    Attributes:
+        source: the file, folder or hub id of the set.
+        expected: the published size by unit, the scored rows first; None for a custom set.
+        convention: ``"useb"`` or ``"mteb"`` where they differ.
+        skipped: reason -> number of skipped queries.
+        notes: caveats for readers, one sentence each.
+    """
+
+    needs_embeddings: ClassVar[bool] = False
+    """Whether the figures need embeddings of texts, which cross-encoders do not provide."""
+
+    name: str
+    source: str = field(default="", kw_only=True)
+    expected: Mapping[str, int] | None = field(default=None, kw_only=True)
+    convention: str | None = field(default=None, kw_only=True)
+    skipped: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    notes: Sequence[str] = field(default=(), kw_only=True)
+
+    @abstractmethod
     def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
 
+    @abstractmethod
     def result(self, pool: Pool, /) -> Result:
         """Compute the figures from the model's outputs."""
+
+    def _result(
+        self,
+        measures: Mapping[str, float],
+        sizes: Mapping[str, int],
+        resampler: Resampler,
+        *,
+        headline: str | None = None,
+        parts: Mapping[str, Part] = MappingProxyType({}),
+        notes: Sequence[str] = (),
+    ) -> Result:
+        """Build the result; a difference between ``sizes``, by unit, and the published ones is noted.
+
+        ``measures`` are NaN where undefined, and the first is the headline unless another is named. The rows
+        scored are those of the first unit.
+        """
+        differing = [unit for unit, size in (self.expected or {}).items() if sizes.get(unit, 0) != size]
+        found, published = (
+            ", ".join(f"{counts.get(unit, 0):,} {unit}" for unit in differing)
+            for counts in (sizes, self.expected or {})
+        )
+        unit, rows = next(iter(sizes.items()))
+        figures = {measure: defined(value) for measure, value in measures.items()}
+        measure = headline or next(iter(figures))
+        return Result(
+            name=self.name,
+            convention=self.convention,
+            measure=measure,
+            value=figures[measure],
+            measures=figures,
+            rows=rows,
+            unit=unit,
+            source=self.source,
+            expected=self.expected[unit] if self.expected else None,
+            complete=None if self.expected is None else not differing,
+            parts=dict(parts),
+            skipped=dict(self.skipped),
+            notes=[*notes, *self.notes, *([f"{found}; the published set has {published}"] if differing else [])],
+            resampler=resampler,
+        )
 
 
 @dataclass(frozen=True)
@@ -194,31 +256,44 @@ class Task:
         return [*results, average(self.name, results, wanted=self.average_of, missing=self.missing)]
 
 
-Conventions = tuple[str, ...]
-"""Requested re-ranking conventions, ``"useb"`` or ``"mteb"``."""
+Loads = Mapping[str, Callable[[], "EvaluationSet"]]
+"""How to load a set by each convention that its source supports."""
+
+
+def by_convention(loads: Loads, conventions: Conventions, source: object) -> list[EvaluationSet]:
+    """Load a set by each of the conventions that its source supports.
+
+    Raises:
+        DataError: it supports none of them, or is malformed.
+    """
+    wanted = [load() for convention, load in loads.items() if convention in conventions]
+    if not wanted:
+        raise DataError(f"{source} supports only the convention {' or '.join(loads)}")
+    return wanted
 
 
 @dataclass(frozen=True)
-class PublishedSet(ABC):
+class Published:
     """A task of one published set, before its data is loaded.
 
     Attributes:
         folders: its names in a data folder.
         hub: the pinned data set, None if it needs local files.
+        expected: the published size by unit, the scored rows first.
+        read: reads the set of a name from a folder, a file or, if there is one, the hub's data set; or returns how
+            to load it by each convention.
     """
 
     what: str
     folders: tuple[str, ...]
     hub: HubDataset | None
+    expected: Mapping[str, int]
+    read: Callable[[str, Any], EvaluationSet | Loads]
 
     @property
-    @abstractmethod
     def size(self) -> str:
         """The published size, as text."""
-
-    @abstractmethod
-    def read(self, name: str, source: Source, conventions: Conventions, /) -> Sequence[EvaluationSet]:
-        """Read the set, once for each of the conventions if it has any; raises the errors of :meth:`load`."""
+        return ", ".join(f"{size:,} {unit}" for unit, size in self.expected.items())
 
     def load(self, name: str, location: DataLocation, conventions: Conventions) -> Task:
         """Load the data from a location.
@@ -226,16 +301,20 @@ class PublishedSet(ABC):
         Raises:
             DataError: it is not there, malformed, or does not support the conventions.
         """
-        return Task(name, self.read(name, location.find(*self.folders, hub=self.hub), conventions))
+        source = location.find(*self.folders, hub=self.hub)
+        read = self.read(name, source)
+        if isinstance(read, EvaluationSet):
+            return Task(name, [replace(read, source=str(source), expected=read.expected or self.expected)])
+        return Task(name, [replace(one, source=str(source)) for one in by_convention(read, conventions, source)])
 
 
 @dataclass(frozen=True)
 class PublishedAverage:
-    """A task of several published sets, by name, and their average; attributes as for :class:`PublishedSet`."""
+    """A task of several published sets, by name, and their average; attributes as for :class:`Published`."""
 
     what: str
     size: str
-    members: Mapping[str, PublishedSet]
+    members: Mapping[str, Published]
     hub: HubDataset | None = None
 
     def load(self, name: str, location: DataLocation, conventions: Conventions) -> Task:

@@ -7,9 +7,10 @@ folds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,52 +20,18 @@ from embedkit.errors import DataError
 from embedkit.evaluation.classifiers import (
     Examples,
     Float64Array,
+    IntArray,
     few_shot,
     folds_then_test,
     nested_folds,
     validated_test,
 )
 from embedkit.evaluation.pairs import FIRST, LABEL, SECOND
-from embedkit.evaluation.results import Resampler, Result, build_result
+from embedkit.evaluation.results import Resampler, Result
 from embedkit.evaluation.sources import Source, first_file, read_rows
-from embedkit.evaluation.tasks import (
-    Conventions,
-    Pool,
-    PublishedAverage,
-    PublishedSet,
-    RoleText,
-    without_role,
-)
+from embedkit.evaluation.tasks import EvaluationSet, Pool, Published, PublishedAverage, RoleText, without_role
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, read_lines
-
-
-@dataclass(frozen=True)
-class ClassifiedTexts:
-    """One part of a set: texts, or pairs of texts, each with a class.
-
-    Attributes:
-        name: name of the part in messages.
-        columns: one list of N texts, or two.
-        labels: N classes, numbers from 0.
-
-    Raises:
-        DataError: the part is empty.
-    """
-
-    name: str
-    columns: tuple[list[str], ...]
-    labels: list[int]
-
-    def __post_init__(self) -> None:
-        if not self.labels:
-            raise DataError(f"{self.name}: expected classified texts, found none")
-
-    def examples(self, pool: Pool, features: Features) -> Examples:
-        """Return features and classes."""
-        embeddings = [pool.embeddings(texts) for texts in self.columns]
-        return Examples(features(*embeddings), np.array(self.labels, dtype=np.int64))
-
 
 Features = Callable[..., FloatArray]
 """Maps the embeddings of each column, ``(N, D) float32``, to the classifier's input."""
@@ -85,49 +52,52 @@ def pairs_differences_and_products(u: FloatArray, v: FloatArray, /) -> FloatArra
     return np.concatenate([u, v, u * v, np.abs(u - v)], axis=1)
 
 
+_OTHERS = ("in the training part", "in the development part")
+"""Units of the sizes of the parts before the test part."""
+
+
 @dataclass(frozen=True)
-class Probe:
-    """A set and its protocol.
+class Probe(EvaluationSet):
+    """Texts, or pairs of texts, each with a class that a classifier predicts from their embeddings.
 
     Attributes:
-        parts: training, development and test part, as far as the protocol uses them.
-        protocol: maps the examples of each part to N times each test example's contribution to the accuracy.
-        expected: published sizes of the parts.
+        columns: one list of N texts, or two.
+        labels: ``(N,) int64``, classes as numbers from 0.
+        parts: number of texts of each part that the protocol uses, in their order, the test part last.
+        protocol: maps the examples of each part to T times each test example's contribution to the accuracy.
+        features: maps the embeddings of each column to the classifier's input.
+
+    Raises:
+        DataError: a part is empty.
     """
 
     needs_embeddings: ClassVar[bool] = True
 
-    name: str
-    parts: Sequence[ClassifiedTexts]
+    columns: tuple[list[str], ...]
+    labels: IntArray
+    parts: Mapping[str, int]
     protocol: Callable[..., Float64Array]
     features: Features
-    source: str
-    expected: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for part, size in self.parts.items():
+            if not size:
+                raise DataError(f"{self.name}: expected classified texts in the part {part}, found none")
 
     def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
-        return without_role(text for part in self.parts for column in part.columns for text in column)
+        return without_role(chain(*self.columns))
 
     def result(self, pool: Pool) -> Result:
         """Return the accuracy on the test part."""
-        scores = self.protocol(*(part.examples(pool, self.features) for part in self.parts))
-        sizes = tuple(len(part.labels) for part in self.parts)
-        complete = sizes == self.expected
-        differs = f"parts of {_listed(sizes)} texts; the published set has {_listed(self.expected)}"
-        result = build_result(
-            self.name,
-            {"accuracy": float(scores.mean())},
-            sizes={"texts" if len(self.parts[0].columns) == 1 else "pairs": sizes[-1]},
-            published=None,
-            source=self.source,
-            notes=[] if complete else [differs],
-            resampler=Resampler.of_rows(scores),
-        )
-        return replace(result, expected=self.expected[-1], complete=complete)
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ", ".join(f"{size:,}" for size in sizes)
+        features = self.features(*(pool.embeddings(texts) for texts in self.columns))
+        ends = np.cumsum(list(self.parts.values()))[:-1]
+        parts = map(Examples, np.split(features, ends), np.split(self.labels, ends))
+        scores = self.protocol(*parts)
+        unit = "texts" if len(self.columns) == 1 else "pairs"
+        *others, size = self.parts.values()
+        sizes = {unit: size, **dict(zip(_OTHERS, others, strict=False))}
+        return self._result({"accuracy": float(scores.mean())}, sizes, Resampler.of_rows(scores))
 
 
 _TREC = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
@@ -137,99 +107,87 @@ _NLI = ("entailment", "neutral", "contradiction")
 _Row = tuple[tuple[str, ...], int]
 """Texts and a class."""
 
-
-def _load_binary(folder: Path, positive: str, negative: str) -> list[ClassifiedTexts]:
-    """Load MR, CR, SUBJ or MPQA, two files with one text per line, as one part."""
-    rows: list[_Row] = [
-        ((line,), label) for label, file in ((1, positive), (0, negative)) for _, line in _lines(folder, file)
-    ]
-    return [_part(folder.name, rows)]
+_Parts = dict[str, list[_Row]]
+"""Training, development and test part, as far as a protocol uses them."""
 
 
-def _load_sst(folder: Path) -> list[ClassifiedTexts]:
-    """Load SST2: ``stsa.binary.SPLIT`` (class, text) or SentEval's ``sentiment-SPLIT`` (text, TAB, class)."""
-    return [_part(f"SST2 {split}", _sst_rows(folder, split)) for split in ("train", "dev", "test")]
+def _read_binary(folder: Path, positive: str, negative: str) -> _Parts:
+    """Read MR, CR, SUBJ or MPQA, two files with one text per line, as one part."""
+    files = ((1, positive), (0, negative))
+    return {"test": [((line,), label) for label, file in files for _, line in _lines(folder, file)]}
 
 
-def _load_trec(folder: Path) -> list[ClassifiedTexts]:
-    """Load TREC's questions by their coarse classes: ``train_5500.label`` and ``TREC_10.label``."""
-    return [
-        _part(f"TREC {file}", [_trec_row(*line) for line in _lines(folder, file)])
-        for file in ("train_5500.label", "TREC_10.label")
-    ]
+def _read_sst(folder: Path) -> _Parts:
+    """Read SST2: ``stsa.binary.SPLIT`` (class, text) or SentEval's ``sentiment-SPLIT`` (text, TAB, class)."""
+    return {split: _sst_rows(folder, split) for split in ("train", "dev", "test")}
 
 
-def _load_mrpc(folder: Path) -> list[ClassifiedTexts]:
-    """Load MRPC's two published parts; the first may be split into ``-train`` and ``-val``."""
+def _read_trec(folder: Path) -> _Parts:
+    """Read TREC's questions by their coarse classes."""
+    files = {"train": "train_5500.label", "test": "TREC_10.label"}
+    return {part: [_trec_row(*line) for line in _lines(folder, file)] for part, file in files.items()}
+
+
+def _read_mrpc(folder: Path) -> _Parts:
+    """Read MRPC's two published parts; the first may be split into ``-train`` and ``-val``."""
+    files = {"train": ["msr-para-train.tsv", "msr-para-val.tsv"], "test": ["msr-para-test.tsv"]}
     if (folder / "msr_paraphrase_train.txt").is_file():
-        files = [["msr_paraphrase_train.txt"], ["msr_paraphrase_test.txt"]]
-    else:
-        files = [["msr-para-train.tsv", "msr-para-val.tsv"], ["msr-para-test.tsv"]]
-    return [
-        _part(
-            f"MRPC {names[0]}",
-            [
-                ((row.text(*FIRST), row.text(*SECOND)), _class(row.place, row.text(*LABEL), ("0", "1")))
-                for name in names
-                for row in read_rows(first_file(folder, name))
-            ],
-        )
-        for names in files
-    ]
+        files = {"train": ["msr_paraphrase_train.txt"], "test": ["msr_paraphrase_test.txt"]}
+    return {
+        part: [
+            ((row.text(*FIRST), row.text(*SECOND)), _class(row.place, row.text(*LABEL), ("0", "1")))
+            for name in names
+            for row in read_rows(first_file(folder, name))
+        ]
+        for part, names in files.items()
+    }
 
 
-def _load_sick_entailment(folder: Path) -> list[ClassifiedTexts]:
-    """Load SICK's entailment judgements, as released for SemEval-2014."""
-    return [
-        _part(
-            f"SICK {split}",
-            [
-                (
-                    (row.text("sentence_A"), row.text("sentence_B")),
-                    _class(row.place, row.text("entailment_judgment"), _SICK),
-                )
-                for row in read_rows(first_file(folder, f"SICK_{split}.txt"))
-            ],
-        )
-        for split in ("train", "trial", "test_annotated")
-    ]
+def _read_sick_entailment(folder: Path) -> _Parts:
+    """Read SICK's entailment judgements, as released for SemEval-2014."""
+    files = {"train": "SICK_train.txt", "dev": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
+    return {
+        part: [
+            (
+                (row.text("sentence_A"), row.text("sentence_B")),
+                _class(row.place, row.text("entailment_judgment"), _SICK),
+            )
+            for row in read_rows(first_file(folder, file))
+        ]
+        for part, file in files.items()
+    }
 
 
-def _load_nli(folder: Path) -> list[ClassifiedTexts]:
-    """Load SNLI in SentEval's form: the line-parallel files ``s1.SPLIT``, ``s2.SPLIT`` and ``labels.SPLIT``."""
-    return [_part(f"SNLI {split}", _nli_rows(folder, split)) for split in ("train", "dev", "test")]
+def _read_nli(folder: Path) -> _Parts:
+    """Read SNLI in SentEval's form: the line-parallel files ``s1.SPLIT``, ``s2.SPLIT`` and ``labels.SPLIT``."""
+    return {split: _nli_rows(folder, split) for split in ("train", "dev", "test")}
 
 
-def _load_banking(source: Source) -> list[ClassifiedTexts]:
-    """Load texts with the name or number of an intent by part, unchanged and in their order."""
-    rows = {
-        part: source.rows(split=part) if isinstance(source, HubDataset) else read_rows(source / f"{part}.csv")
+def _read_banking(source: Source) -> _Parts:
+    """Read texts with the name or number of an intent."""
+    texts = {
+        part: [
+            (row.text("text"), row.identifier("category", "label"))
+            for row in (
+                source.rows(split=part) if isinstance(source, HubDataset) else read_rows(source / f"{part}.csv")
+            )
+        ]
         for part in ("train", "test")
     }
-    texts = {
-        part: [(row.text("text"), row.identifier("category", "label")) for row in examples]
-        for part, examples in rows.items()
-    }
-    known = {
-        label: number
-        for number, label in enumerate(sorted({label for examples in texts.values() for _, label in examples}))
-    }
-    return [
-        ClassifiedTexts(part, ([text for text, _ in examples],), [known[label] for _, label in examples])
-        for part, examples in texts.items()
-    ]
+    labels = sorted({label for rows in texts.values() for _, label in rows})
+    known = {label: number for number, label in enumerate(labels)}
+    return {part: [((text,), known[label]) for text, label in rows] for part, rows in texts.items()}
 
 
 def _lines(folder: Path, file: str) -> Iterator[tuple[str, str]]:
     return read_lines(first_file(folder, file), encoding="latin-1")
 
 
-def _part(name: str, rows: list[_Row]) -> ClassifiedTexts:
+def _as_in_senteval(rows: list[_Row]) -> list[_Row]:
+    """Return rows with single spaces between words, ordered by their numbers of words and then by class."""
     split = [(tuple(text.split() for text in texts), label) for texts, label in rows]
     split.sort(key=lambda row: (*map(len, row[0]), row[1]))
-    width = len(rows[0][0]) if rows else 1
-    columns = tuple([" ".join(texts[column]) for texts, _ in split] for column in range(width))
-    return ClassifiedTexts(name, columns, [label for _, label in split])
+    return [(tuple(map(" ".join, texts)), label) for texts, label in split]
 
 
 def _sst_rows(folder: Path, split: str) -> list[_Row]:
@@ -270,61 +228,70 @@ def _class(place: str, label: str, known: tuple[str, ...]) -> int:
 _NO_DECAY = [1e9]
 
 
-@dataclass(frozen=True)
-class _Set(PublishedSet):
-    """A published set: its reader, from a folder or, if it has one, the hub's data set, and its protocol."""
+def _probe(
+    what: str,
+    folders: tuple[str, ...],
+    hub: HubDataset | None,
+    read: Callable[[Any], _Parts],
+    protocol: Callable[..., Float64Array],
+    sizes: tuple[int, ...],
+    features: Features = single,
+    order: Callable[[list[_Row]], list[_Row]] = _as_in_senteval,
+) -> Published:
+    """Return a set: its reader, from a folder or the hub's data set, its protocol, and the sizes of its parts."""
 
-    parts: Callable[[Any], list[ClassifiedTexts]]
-    protocol: Callable[..., Float64Array]
-    sizes: tuple[int, ...]
-    features: Features = single
+    def load(name: str, source: Source) -> Probe:
+        parts = {part: order(rows) for part, rows in read(source).items()}
+        texts, labels = zip(*chain(*parts.values()), strict=True) if any(parts.values()) else ((), ())
+        columns = tuple(list(column) for column in zip(*texts, strict=True))
+        labelled = np.array(labels, dtype=np.int64)
+        return Probe(
+            name, columns, labelled, {part: len(rows) for part, rows in parts.items()}, protocol, features
+        )
 
-    @property
-    def size(self) -> str:
-        return " + ".join(f"{size:,}" for size in self.sizes) + " texts"
-
-    def read(self, name: str, source: Source, _: Conventions, /) -> list[Probe]:
-        return [Probe(name, self.parts(source), self.protocol, self.features, str(source), self.sizes)]
+    unit = "texts" if features is single else "pairs"
+    expected = {unit: sizes[-1], **dict(zip(_OTHERS, sizes[:-1], strict=False))}
+    return Published(what, folders, hub, expected, load)
 
 
 _SETS = {
-    "mr": _Set(
+    "mr": _probe(
         "sentiment of film reviews",
-        ("MR",), None, partial(_load_binary, positive="rt-polarity.pos", negative="rt-polarity.neg"),
+        ("MR",), None, partial(_read_binary, positive="rt-polarity.pos", negative="rt-polarity.neg"),
         nested_folds, (10662,),
     ),
-    "cr": _Set(
+    "cr": _probe(
         "sentiment of product reviews",
-        ("CR",), None, partial(_load_binary, positive="custrev.pos", negative="custrev.neg"),
+        ("CR",), None, partial(_read_binary, positive="custrev.pos", negative="custrev.neg"),
         nested_folds, (3775,),
     ),
-    "subj": _Set(
+    "subj": _probe(
         "subjective or objective",
-        ("SUBJ",), None, partial(_load_binary, positive="subj.objective", negative="subj.subjective"),
+        ("SUBJ",), None, partial(_read_binary, positive="subj.objective", negative="subj.subjective"),
         nested_folds, (10000,),
     ),
-    "mpqa": _Set(
+    "mpqa": _probe(
         "polarity of opinions",
-        ("MPQA",), None, partial(_load_binary, positive="mpqa.pos", negative="mpqa.neg"),
+        ("MPQA",), None, partial(_read_binary, positive="mpqa.pos", negative="mpqa.neg"),
         nested_folds, (10606,),
     ),
-    "sst2": _Set(
+    "sst2": _probe(
         "sentiment of sentences of film reviews",
-        ("SST2", "SST/binary"), None, _load_sst, validated_test, (6920, 872, 1821),
+        ("SST2", "SST/binary"), None, _read_sst, validated_test, (6920, 872, 1821),
     ),
-    "trec": _Set("types of questions", ("TREC",), None, _load_trec, folds_then_test, (5452, 500)),
-    "mrpc-transfer": _Set(
+    "trec": _probe("types of questions", ("TREC",), None, _read_trec, folds_then_test, (5452, 500)),
+    "mrpc-transfer": _probe(
         "paraphrases in news, by a classifier",
-        ("mrpc", "MRPC", "MSRParaphraseCorpus"), None, _load_mrpc, folds_then_test, (4076, 1725),
+        ("mrpc", "MRPC", "MSRParaphraseCorpus"), None, _read_mrpc, folds_then_test, (4076, 1725),
         differences_and_products,
     ),
-    "sick-e": _Set(
+    "sick-e": _probe(
         "inference, SICK",
-        ("SICK",), None, _load_sick_entailment, validated_test, (4500, 500, 4927), differences_and_products,
+        ("SICK",), None, _read_sick_entailment, validated_test, (4500, 500, 4927), differences_and_products,
     ),
-    "snli": _Set(
+    "snli": _probe(
         "inference, SNLI",
-        ("SNLI",), None, _load_nli, partial(validated_test, strengths=_NO_DECAY), (549367, 9842, 9824),
+        ("SNLI",), None, _read_nli, partial(validated_test, strengths=_NO_DECAY), (549367, 9842, 9824),
         pairs_differences_and_products,
     ),
 }  # fmt: skip
@@ -334,12 +301,18 @@ _SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc-transfer")
 
 _BANKING_HUB = HubDataset("mteb/banking77", "0fd18e25b25c072e09e0d92ab615fda904d66300")
 
-TRANSFER_TASKS: dict[str, PublishedSet | PublishedAverage] = {
+TRANSFER_TASKS: dict[str, Published | PublishedAverage] = {
     "transfer": PublishedAverage(
         "the next seven sets, and their mean", "seven sets", {name: _SETS[name] for name in _SEVEN}
     ),
     **_SETS,
-    "banking77": _Set(
-        "intents of bank customers", ("banking77",), _BANKING_HUB, _load_banking, few_shot, (10003, 3080)
+    "banking77": _probe(
+        "intents of bank customers",
+        ("banking77",),
+        _BANKING_HUB,
+        _read_banking,
+        few_shot,
+        (10003, 3080),
+        order=lambda rows: rows,
     ),
 }

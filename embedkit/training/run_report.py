@@ -1,30 +1,54 @@
-"""The report of a run: one page with its curves, figures and full configuration."""
+"""The report of a run: one page with its curves, figures and full configuration, which needs no other file."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import html
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embedkit.atomic import atomic_file
 from embedkit.config import flat, load_toml
 from embedkit.errors import DataError
 from embedkit.records import read_object
-from embedkit.reporting.page import build_page, facts, figures, to_svg, write_png
 from embedkit.training.config import MEASURES, measure_of
 from embedkit.training.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+_HEAD = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --page: #fff; --text: #1f2328; --ink: #57606a; --rule: #d8dee4; --line: #3b6fb6;
+         --best: #c2571a; }}
+@media screen and (prefers-color-scheme: dark) {{
+  :root {{ --page: #0d1117; --text: #e6edf3; --ink: #9198a1; --rule: #30363d; --line: #6cb0f5; --best: #f0883e; }}
+}}
+body {{ margin: 2.5rem auto; max-width: 68rem; padding: 0 1.5rem; background: var(--page); color: var(--text);
+        font: 15px/1.5 system-ui, sans-serif; }}
+p, dt, th {{ color: var(--ink); }}
+dl {{ display: flex; flex-wrap: wrap; gap: .8rem; }}
+dl div {{ flex: 1 1 6rem; padding: .7rem 1rem; border: 1px solid var(--rule); border-radius: 8px; }}
+dt {{ font-size: .8rem; }}
+dd {{ margin: 0; font-size: 1.3rem; }}
+.charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }}
+svg {{ width: 100%; font-size: 12px; fill: var(--ink); }}
+table {{ border-collapse: collapse; font-size: .9rem; }}
+th, td {{ padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--rule); overflow-wrap: anywhere;
+          text-align: left; vertical-align: top; }}
+summary {{ cursor: pointer; font-size: 1.15rem; font-weight: 600; }}
+</style>
+<h1>{title}</h1>
+<p>{about}</p>
+"""
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write ``report.html`` into a run folder, and ``curves.png`` into it and every stage; return the page.
+    """Write ``report.html`` into a run folder; return its path.
 
     Raises:
         DataError: the folder is not a run folder, or its files are malformed.
@@ -33,19 +57,11 @@ def write_report(folder: str | Path) -> Path:
     run = RunFolder(folder)
     if not run.config.exists():
         raise DataError(f"{run.path} is not a run folder: it has no {run.config.name}")
-    config = load_toml(run.config)
-    stages = dict(_stages(run.path, _measure(config)))
-    for name, curves in stages.items():
-        write_curves(curves.curves, run.path / name / "curves.png")
     page = run.path / "report.html"
-    text = _page(run, config, stages)
+    text = _page(run, load_toml(run.config))
     with atomic_file(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return page
-
-
-def _measure(config: Mapping[str, Any]) -> str:
-    return MEASURES[measure_of(str(config.get("method")), on_pairs="pairs" in config.get("dev", {}))]
 
 
 def _stages(folder: Path, measure: str) -> Iterator[tuple[str, RunCurves]]:
@@ -55,20 +71,34 @@ def _stages(folder: Path, measure: str) -> Iterator[tuple[str, RunCurves]]:
             yield metrics.parent.relative_to(folder).as_posix(), curves
 
 
-def _page(run: RunFolder, config: Mapping[str, Any], stages: Mapping[str, RunCurves]) -> str:
-    card = _read_json(run.card)
+def _page(run: RunFolder, config: Mapping[str, Any]) -> str:
+    measure = MEASURES[measure_of(str(config.get("method")), on_pairs="pairs" in config.get("dev", {}))]
+    stages, card = dict(_stages(run.path, measure)), _read_json(run.card)
     title = str(card.get("name") or config.get("name") or run.path.resolve().name)
-    return build_page(
-        title,
-        _about(config, finished=bool(card)),
-        [
-            *(_stage(name, curves, alone=len(stages) == 1) for name, curves in stages.items()),
-            "" if stages else "<p>No metrics have been logged yet.</p>",
-            facts("Data", _data(config, card)),
-            facts("Environment", flat(_read_json(run.environment))),
-            facts("Configuration", flat(config), folded=True),
-        ],
+    about = _about(config, finished=bool(card))
+    parts = [
+        _HEAD.format(title=html.escape(title), about=html.escape(about)),
+        *(_stage(name, curves, alone=len(stages) == 1) for name, curves in stages.items()),
+        "" if stages else "<p>No metrics have been logged yet.</p>",
+        _facts("Data", _data(config, card)),
+        _facts("Environment", flat(_read_json(run.environment))),
+        _facts("Configuration", flat(config), folded=True),
+    ]
+    return "\n".join(parts) + "\n</html>\n"
+
+
+def _facts(heading: str, rows: Iterable[tuple[str, Any]], *, folded: bool = False) -> str:
+    """Return a table of names and values under a heading; nothing if it is empty."""
+    cells = "\n".join(
+        f"<tr><th>{html.escape(name)}</th><td><code>{html.escape(str(value))}</code></td></tr>"
+        for name, value in rows
     )
+    if not cells:
+        return ""
+    table = f"<table>\n{cells}\n</table>"
+    if folded:
+        return f"<details><summary>{heading}</summary>\n{table}</details>"
+    return f"<h2>{heading}</h2>\n{table}"
 
 
 def _about(config: Mapping[str, Any], *, finished: bool) -> str:
@@ -78,9 +108,13 @@ def _about(config: Mapping[str, Any], *, finished: bool) -> str:
 
 
 def _stage(name: str, curves: RunCurves, *, alone: bool) -> str:
-    drawn = "\n".join(draw_svg(curve) for curve in curves.curves)
     heading = "" if alone else f"<h2>{html.escape('last stage' if name == '.' else name)}</h2>\n"
-    return f'{heading}{figures(_figures(curves))}\n<div class="charts">{drawn}</div>'
+    figures = "".join(
+        f"<div><dt>{html.escape(term)}</dt><dd>{html.escape(figure)}</dd></div>"
+        for term, figure in _figures(curves)
+    )
+    drawn = "\n".join(map(draw, curves.curves))
+    return f'{heading}<dl>{figures}</dl>\n<div class="charts">{drawn}</div>'
 
 
 def _figures(curves: RunCurves) -> Iterator[tuple[str, str]]:
@@ -241,37 +275,49 @@ def _spans_magnitudes(values: Sequence[float]) -> bool:
     return bool(finite) and min(finite) > 0 and max(finite) > _LOG_SCALE_FROM * min(finite)
 
 
-_PANEL_INCHES = (5.2, 2.7)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 505, 30, 235  # of the axes, in a drawing of 520 x 270
 
 
-def draw_svg(curve: Curve) -> str:
-    """Draw one curve as an inline ``<svg>``."""
-    return to_svg(functools.partial(_draw, curve), label=curve.title, inches=_PANEL_INCHES)
+def draw(curve: Curve) -> str:
+    """Draw one curve as an inline ``<svg>``, which the page scales and colours."""
+    scale = math.log10 if curve.logarithmic else float
+    points = [(x, scale(y)) for x, y in zip(curve.steps, curve.values, strict=True) if math.isfinite(y)]
+    heights = [y for _, y in points] or [0.0]
+    columns, rows = _ticks(0, max(curve.steps)), _ticks(min(heights), max(heights), whole=curve.logarithmic)
 
+    def across(step: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * step / columns[-1]
 
-def write_curves(curves: Sequence[Curve], path: Path) -> None:
-    """Write all curves to one PNG with a white background.
+    def up(height: float) -> float:
+        return _BOTTOM - (_BOTTOM - _TOP) * (height - rows[0]) / (rows[-1] - rows[0])
 
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    draws = [functools.partial(_draw, curve) for curve in curves]
-    write_png(draws, path, columns=2, inches=_PANEL_INCHES)
-
-
-def _draw(curve: Curve, axes: Axes, colours: Mapping[str, str]) -> None:
-    marker = "o" if len(curve.steps) == 1 else ""
-    axes.plot(curve.steps, curve.values, color=colours["line"], marker=marker, markersize=3)
-    axes.set_title(curve.title + " (log scale)" * curve.logarithmic, loc="left")
-    axes.set_yscale("log" if curve.logarithmic else "linear")
-    axes.set_xlim(left=0)
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
+    label, line = html.escape(curve.title), " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 520 270" role="img" aria-label="{label}">',
+        _text(_LEFT, 16, curve.title + " (log scale)" * curve.logarithmic, "start", 'font-weight="bold"'),
+        *(f'<path d="M{_LEFT},{up(y):.1f}H{_RIGHT}" stroke="var(--rule)"/>' for y in rows),
+        *(_text(_LEFT - 6, up(y) + 4, f"{10**y if curve.logarithmic else y:.6g}", "end") for y in rows),
+        *(_text(across(x), _BOTTOM + 16, f"{x:,.0f}", "middle") for x in columns),
+        _text((_LEFT + _RIGHT) / 2, _BOTTOM + 31, "step", "middle"),
+        f'<polyline points="{line}" fill="none" stroke="var(--line)" stroke-width="1.6"/>',
+    ]
     if curve.best is not None:
-        _mark(axes, curve.steps[curve.best], curve.values[curve.best], colours["best"])
+        step, value = curve.steps[curve.best], curve.values[curve.best]
+        place = f'cx="{across(step):.1f}" cy="{up(scale(value)):.1f}"'
+        parts.append(f'<circle {place} r="4" fill="none" stroke="var(--best)" stroke-width="2"/>')
+        parts.append(_text(_RIGHT, 16, f"best {value:.2f} at step {step:,}", "end", 'fill="var(--best)"'))
+    return "\n".join([*parts, "</svg>"])
 
 
-def _mark(axes: Axes, step: int, value: float, colour: str) -> None:
-    """Circle the best value and print it above the plot."""
-    axes.plot([step], [value], "o", color=colour, markersize=6, markerfacecolor="none", markeredgewidth=1.5)
-    axes.set_title(f"best {value:.2f} at step {step:,}", loc="right", color=colour, fontweight="normal")
+def _text(x: float, y: float, text: str, anchor: str, attributes: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {attributes}>{html.escape(text)}</text>'
+
+
+def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Return at least two round numbers around a range, about five."""
+    span = (high - low) or abs(high) or 1.0
+    magnitude = 10.0 ** math.floor(math.log10(span / 4))
+    step = next(magnitude * factor for factor in (1, 2, 5, 10) if span / (magnitude * factor) <= 4)
+    step = max(1.0, math.ceil(step)) if whole else step
+    first = math.floor(low / step)
+    return [number * step for number in range(first, max(math.ceil(high / step), first + 1) + 1)]

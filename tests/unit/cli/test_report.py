@@ -62,9 +62,3 @@ def test_what_is_neither_run_nor_model_is_an_error(tmp_path, monkeypatch, capsys
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("no_matplotlib")
-def test_without_matplotlib_it_says_what_brings_it(run, capsys):
-    assert main(["report", str(run)]) == 1
-    assert capsys.readouterr().err == (
-        'error: matplotlib is not installed; it comes with: pip install "embedkit-onnx[train]"\n'
-    )

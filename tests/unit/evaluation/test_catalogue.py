@@ -7,6 +7,7 @@ import pytest
 
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.catalogue import TASKS, load_task
+from embedkit.evaluation.sts import STS_YEARS
 from embedkit.evaluation.tasks import PublishedAverage, evaluate
 
 LOWER_CASED = "the text is lower-cased, as in SentEval's copy"
@@ -17,9 +18,8 @@ LISTS = [{"query": "red apple", "positive": ["red apples", "an apple"], "negativ
 @pytest.fixture
 def sts_data(write_lines, tmp_path, monkeypatch):
     """Write a data folder in SentEval's layout with two of the seven sets, complete as far as the toy sizes go."""
-    sts13 = replace(TASKS["sts13"], pairs={"FNWN": 3, "OnWN": 2})
-    monkeypatch.setitem(TASKS["sts"].members, "sts13", sts13)
-    monkeypatch.setitem(TASKS["sts"].members, "stsb", replace(TASKS["stsb"], pairs=2))
+    monkeypatch.setitem(STS_YEARS, "sts13", {"FNWN": 3, "OnWN": 2})
+    monkeypatch.setitem(TASKS["sts"].members, "stsb", replace(TASKS["stsb"], expected={"pairs": 2}))
     write_lines("downstream/STS/STS13-en-test/STS.input.FNWN.txt", "a b\ta b", "a b\ta c", "a b\tc d", "x\ty")
     write_lines("downstream/STS/STS13-en-test/STS.gs.FNWN.txt", "5", "3", "1", "")
     write_lines("downstream/STS/STS13-en-test/STS.input.OnWN.txt", "e f\te f", "e f\te g")
@@ -44,7 +44,7 @@ def test_sets_that_are_not_the_published_ones_stay_out_of_the_average(words, sts
     write_lines("downstream/STS/STS13-en-test/STS.gs.OnWN.txt", "1", "2", "3")
     sts13, stsb, average = evaluate(words, load_task("sts", data=sts_data)).results
     assert sts13.complete is False
-    assert sts13.notes == ["OnWN: 3 scored pairs; the published set has 2", LOWER_CASED]
+    assert sts13.notes == [LOWER_CASED, "6 pairs, 3 OnWN; the published set has 5 pairs, 2 OnWN"]
     assert average.value == stsb.value
     assert "sts13 is excluded from the mean: it differs from the published set" in average.notes
 

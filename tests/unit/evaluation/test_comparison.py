@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from embedkit.evaluation.comparison import Entry, differences, distinct, flat_recipe, write_comparison
+from embedkit.errors import DataError
+from embedkit.evaluation.comparison import (
+    Entry,
+    differences,
+    distinct,
+    flat_recipe,
+    match_by_fingerprint,
+    read_evaluations,
+    write_comparison,
+)
 
 
 @pytest.fixture
@@ -106,3 +117,42 @@ def test_the_name_of_a_run_is_no_setting():
     assert flat_recipe({"name": "mine", "optim": {"lr": 0.1, "name": "adamw"}}) == {
         "optim.lr": "0.1", "optim.name": "adamw"
     }  # fmt: skip
+
+
+MODELS = {"tiny int8": "f-tiny", "teacher": "f-teacher"}
+
+
+def test_figures_of_known_models(make_evaluation):
+    found = match_by_fingerprint(
+        MODELS, [make_evaluation("f-tiny", stsb=0.7), make_evaluation("f-stranger", stsb=0.9)]
+    )
+    assert found == {"stsb": {"tiny int8": 70.0}}
+
+
+def test_undefined_figures_are_omitted(make_evaluation):
+    assert match_by_fingerprint(MODELS, [make_evaluation("f-tiny", stsb=None)]) == {}
+
+
+def test_files_may_hold_several_reports(make_evaluation, tmp_path):
+    path = tmp_path / "results.json"
+    one, two = make_evaluation("f-tiny", stsb=0.7), make_evaluation("f-teacher", stsb=0.8)
+    path.write_text(json.dumps({"versions": {}, "evaluations": [one, two]}))
+    assert read_evaluations(path) == [one, two]
+    path.write_text(json.dumps({"student": {"evaluations": [one]}, "teacher": {"evaluations": [two]}}))
+    assert read_evaluations(path) == [one, two]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("[", "cannot be read as JSON"), ("[1]", "contains no evaluations")]
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_evaluations(tmp_path / "other.json")
+
+
+def test_a_malformed_evaluation_is_refused(make_evaluation):
+    evaluation = make_evaluation("f-tiny", stsb=0.7)
+    del evaluation["fingerprint"]
+    with pytest.raises(DataError, match="not have the format of `embedkit evaluate --json`: 'fingerprint'"):
+        match_by_fingerprint(MODELS, [evaluation])

@@ -7,9 +7,9 @@ from toys import write_parquet
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.pairs import LabelledPairs, Triplets
-from embedkit.evaluation.reranking import RankingTest, load_lists
+from embedkit.evaluation.reranking import RerankingSet, load_lists
 from embedkit.evaluation.retrieval import RetrievalSet
-from embedkit.evaluation.sts import StsSet, load_scored_pairs
+from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
 from embedkit.evaluation.tasks import EmbeddingCache, evaluate
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
@@ -18,7 +18,7 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
 
 FORMS = {
-    StsSet: [
+    ScoredPairs: [
         {"sentence1": "a b", "sentence2": "a b", "score": 5},
         {"sentence1": "a", "sentence2": "b", "score": 1},
     ],
@@ -55,7 +55,7 @@ def test_the_kind_of_a_file_is_recognized_by_its_columns(
 
 def test_lists_among_the_positives_make_it_reranking(write_json_lines):
     row = {"query": "a", "positive": ["a"], "negative": ["b"]}
-    assert isinstance(load_task(str(write_json_lines("mine.jsonl", row))).sets[0], RankingTest)
+    assert isinstance(load_task(str(write_json_lines("mine.jsonl", row))).sets[0], RerankingSet)
 
 
 def test_columns_of_no_known_form_are_named(write_lines):
@@ -97,8 +97,8 @@ SCORED = ["split,sentence1,sentence2,score", "train,a b,c,5", "test,a b,a b,5", 
 
 def test_a_column_names_the_split_of_each_row(write_lines):
     path = write_lines("mine.csv", *SCORED)
-    assert load_task(str(path)).sets[0].subsets[0].first == ["a b", "a"]
-    assert load_task(str(path), split="validation").sets[0].subsets[0].first == ["a b"]
+    assert load_task(str(path)).sets[0].first == ["a b", "a"]
+    assert load_task(str(path), split="validation").sets[0].first == ["a b"]
     assert load_scored_pairs(str(path), split="validation").first == ["a b"]
     with pytest.raises(DataError, match="the column `split` names train, test, but no row of validation"):
         load_task(str(write_lines("two.csv", *SCORED[:-1])), split="validation")
@@ -115,13 +115,13 @@ def test_every_form_has_splits(write_json_lines, kind):
 def test_lists_of_candidates_have_splits(write_json_lines):
     rows = [{"split": split, "query": split, "positive": ["a"], "negative": ["b"]} for split in ("test", "dev")]
     path = write_json_lines("mine.jsonl", *rows)
-    assert [query.text for query in load_task(str(path)).sets[0].sets[0].queries] == ["test"]
+    assert [query.text for query in load_task(str(path)).sets[0].queries] == ["test"]
     assert [query.text for query in load_lists(path, name="mine", split="validation").queries] == ["dev"]
 
 
 def test_a_column_of_another_meaning_selects_nothing(write_lines):
     path = write_lines("mine.csv", "split,sentence1,sentence2,score", "7,a,b,5", "8,a,b,1")
-    assert len(load_task(str(path)).sets[0].subsets[0]) == 2
+    assert len(load_task(str(path)).sets[0]) == 2
 
 
 @pytest.fixture

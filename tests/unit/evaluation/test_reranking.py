@@ -43,14 +43,14 @@ def test_candidates_are_ranked_by_cosine_with_their_query(words):
         Query("red apple", ["a", "b"], ["green pear", "red apple pie"], np.array([False, True])),
         Query("blue sky", ["a", "b"], ["blue sky", "sky"], np.array([False, True])),
     ]
-    two = RerankingSet("two", queries)
+    two = RerankingSet("two", queries, rules={"map": stable})
     pool = EmbeddingCache(words, two.texts(), label="two")
     np.testing.assert_allclose(average_precisions(pool, two.queries, stable), [1, 0.5])
 
 
 def test_a_set_without_queries_says_what_was_left_out():
     with pytest.raises(DataError, match=r"empty: expected queries .* 3 without a positive"):
-        RerankingSet("empty", [], {"without a positive": 3})
+        RerankingSet("empty", [], rules={"map": stable}, skipped={"without a positive": 3})
 
 
 LISTS = [
@@ -231,13 +231,12 @@ TASKS = ("cite", "cocite", "coview", "coread")
 
 
 def check(found):
-    assert tuple(ranking_set.name for ranking_set in found) == TASKS
-    for ranking_set in found:
-        (query,) = ranking_set.queries
+    assert found.parts == dict.fromkeys(TASKS, 1)
+    assert found.skipped == {"without a title": 4, "without a positive": 4}
+    for query in found.queries:
         assert (query.text, query.ids, query.candidates) == ("Deep parsing", ["d1", "d3"], ["Parsing", "Cooking"])
         assert query.relevant.tolist() == [True, False]
         assert query.missing == 2
-        assert ranking_set.skipped == {"without a title": 1, "without a positive": 1}
 
 
 def test_scidocs_in_usebs_form(tmp_path):

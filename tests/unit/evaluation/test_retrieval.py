@@ -86,8 +86,8 @@ def test_a_folder_is_a_task(words, beir):
     assert result.complete is None
     assert result.notes == [
         "searched among 4 documents",
-        "the corpus lacks 1 of 4 relevant documents, for example 'd9'; they count as not retrieved",
         "1 queries are themselves documents, which are excluded from their own ranking",
+        "the corpus lacks 1 of 4 relevant documents, for example 'd9'; they count as not retrieved",
     ]
 
 
@@ -102,7 +102,7 @@ def test_a_published_corpus_of_other_sizes_is_named(words, beir):
     beir.rename(beir.with_name("scifact"))
     (result,) = evaluate(words, load_task("scifact", data=beir.parent)).results
     assert (result.complete, result.expected) == (False, 300)
-    assert result.notes[-1] == "3 queries and 4 documents; the published set has 300 queries and 5,183 documents"
+    assert result.notes[-1] == "3 queries, 4 documents; the published set has 300 queries, 5,183 documents"
 
 
 def test_missing_files_are_named(beir, tmp_path, write_json_lines):

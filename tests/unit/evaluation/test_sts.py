@@ -7,8 +7,8 @@ import pytest
 
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.sts import ScoredPairs, StsSet, evaluate_pairs, spearman
-from embedkit.evaluation.tasks import EmbeddingCache, evaluate, without_role
+from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs, spearman
+from embedkit.evaluation.tasks import EmbeddingCache, evaluate
 from embedkit.records import HubDataset, Row
 
 
@@ -34,8 +34,14 @@ def test_the_correlation_of_a_model(words):
 
 
 def test_all_mean_and_wmean_differ(words):
-    pool = EmbeddingCache(words, without_role([*LIKE.first, *LIKE.second, *MIXED.first, *MIXED.second]), label="")
-    found = StsSet("two", [LIKE, MIXED], {}, "here").result(pool)
+    two = ScoredPairs(
+        "two",
+        [*LIKE.first, *MIXED.first],
+        [*LIKE.second, *MIXED.second],
+        np.concatenate([LIKE.scores, MIXED.scores]),
+        subsets={"like": 3, "mixed": 2},
+    )
+    found = two.result(EmbeddingCache(words, two.texts(), label=""))
     assert {name: part.value for name, part in found.parts.items()} == {
         "like": pytest.approx(1),
         "mixed": pytest.approx(-1),
@@ -57,8 +63,7 @@ def test_all_mean_and_wmean_differ(words):
 )
 def test_an_undefined_correlation_says_why(words, rows, why):
     one = pairs("one", rows)
-    pool = EmbeddingCache(words, without_role([*one.first, *one.second]), label="")
-    found = StsSet("one", [one], {}, "here").result(pool)
+    found = one.result(EmbeddingCache(words, one.texts(), label=""))
     assert (found.value, found.notes) == (None, [f"Spearman's correlation is undefined: {why}"])
 
 
@@ -87,27 +92,26 @@ def load(name, folder):
 
 def test_unscored_rows_are_dropped(sts16):
     found = load("sts16", sts16)
-    headlines, plagiarism = found.subsets
-    assert (headlines.name, headlines.first, headlines.second) == ("headlines", ["a", "e"], ["b", "f"])
-    assert headlines.scores.tolist() == [5, 1]
-    assert plagiarism.name == "plagiarism"
+    assert found.subsets == {"headlines": 2, "plagiarism": 1}
+    assert (found.first, found.second) == (["a", "e", "g"], ["b", "f", "h"])
+    assert found.scores.tolist() == [5, 1, 3]
 
 
-def test_subsets_that_differ_from_the_published_ones_are_named(sts16):
-    assert load("sts16", sts16).differences() == [
-        "answer-answer: 0 scored pairs; the published set has 254",
-        "headlines: 2 scored pairs; the published set has 249",
-        "plagiarism: 1 scored pairs; the published set has 230",
-        "postediting: 0 scored pairs; the published set has 244",
-        "question-question: 0 scored pairs; the published set has 209",
-    ]
+def test_subsets_that_differ_from_the_published_ones_are_named(words, sts16):
+    (result,) = evaluate(words, load_task("sts16", data=sts16)).results
+    assert (result.expected, result.complete) == (1186, False)
+    assert result.notes[-1] == (
+        "3 pairs, 0 answer-answer, 2 headlines, 1 plagiarism, 0 postediting, 0 question-question; the published "
+        "set has 1,186 pairs, 254 answer-answer, 249 headlines, 230 plagiarism, 244 postediting, "
+        "209 question-question"
+    )
 
 
 def test_other_subsets_are_not_read(write_lines, tmp_path):
     for kind, line in (("input", "a\tb"), ("gs", "1")):
         write_lines(f"STS13-en-test/STS.{kind}.SMT.txt", line)
         write_lines(f"STS13-en-test/STS.{kind}.FNWN.txt", line)
-    assert [pairs.name for pairs in load("sts13", tmp_path).subsets] == ["FNWN"]
+    assert [*load("sts13", tmp_path).subsets] == ["FNWN"]
 
 
 def test_broken_files_are_named(sts16, write_lines):
@@ -132,8 +136,8 @@ def test_an_empty_folder_is_named(tmp_path):
 def test_benchmark_and_sick_splits(write_lines, tmp_path):
     write_lines("STSBenchmark/sts-dev.csv", "g\tf\ty\t1\t2.5\tone\ttwo")
     write_lines("SICK/SICK_trial.txt", "sentence_A\tsentence_B\trelatedness_score", "one\ttwo\t3")
-    assert load("stsb-dev", tmp_path).differences() == ["1 scored pairs; the published set has 1500"]
-    assert load("sick-trial", tmp_path).differences() == ["1 scored pairs; the published set has 500"]
+    assert (len(load("stsb-dev", tmp_path)), load("stsb-dev", tmp_path).expected) == (1, {"pairs": 1500})
+    assert load("sick-trial", tmp_path).expected == {"pairs": 500}
     with pytest.raises(DataError, match=r"there is no file or folder .*sts-test\.csv"):
         load("stsb", tmp_path)
 
@@ -167,8 +171,7 @@ def test_tables_of_the_hub_are_asked_for_their_language(monkeypatch):
 def test_translated_stsb_from_files(write_lines, tmp_path):
     write_lines("sts/stsb-multi-mt/stsb-de-test.csv", 'Ein Mann.,"Ein Mann, ja.",5.0')
     (sts,) = load_task("stsb-de", data=tmp_path).sets
-    assert sts.subsets[0].second == ["Ein Mann, ja."]
-    assert sts.differences() == ["1 scored pairs; the published set has 1379"]
+    assert (sts.second, sts.expected) == (["Ein Mann, ja."], {"pairs": 1379})
 
 
 def test_lower_cased_copies_are_named(words, write_lines, tmp_path):

@@ -54,19 +54,19 @@ def test_components_vary_by_a_power_of_what_they_did(make_encoder, head, power):
 def test_the_copy_shares_all_weights_but_those_of_its_head(make_encoder):
     encoder = make_encoder(head=6)
 
-    spreading = whiten_embeddings(encoder, TEXTS, 0.4)
+    whitened = whiten_embeddings(encoder, TEXTS, 0.4)
 
     own = {name: parameter.data_ptr() for name, parameter in encoder.named_parameters()}
-    others = {name: parameter.data_ptr() for name, parameter in spreading.named_parameters()}
+    others = {name: parameter.data_ptr() for name, parameter in whitened.named_parameters()}
     assert {name for name in own if own[name] != others[name]} == {"head.linear.weight", "head.linear.bias"}
 
 
 def test_fewer_texts_than_dimensions_are_an_error(make_encoder):
-    with pytest.raises(ExportError, match=r"at least as many calibration texts as dimensions, 32, not 31"):
+    with pytest.raises(ExportError, match="at least 32 calibration texts, one for each dimension, not 31"):
         whiten_embeddings(make_encoder(), TEXTS[:31], 0.4)
 
 
-def test_a_bundle_gives_the_whiten_embeddings_and_records_it(make_encoder, tmp_path):
+def test_a_bundle_gives_the_whitened_embeddings_and_records_it(make_encoder, tmp_path):
     encoder = make_encoder(head=8)
     encoder.prompts = {"query": "find "}
     card = Card(teacher={"name": "large", "fingerprint": "f" * 64})
@@ -83,6 +83,6 @@ def test_a_bundle_gives_the_whiten_embeddings_and_records_it(make_encoder, tmp_p
 
 
 def test_a_cross_encoder_has_no_embeddings_to_change(make_pair_encoder, tmp_path):
-    with pytest.raises(ExportError, match="a cross-encoder has none"):
+    with pytest.raises(ExportError, match="is for embeddings, not scores"):
         export(make_pair_encoder(), tmp_path / "x.onnx", precision="fp32", calibration=TEXTS, whitening_power=0.4)
     assert not (tmp_path / "x.onnx").exists()
