@@ -13,7 +13,7 @@ from embedkit.cli.backends import in_processes, report_unknown
 from embedkit.cli.options import COLLECTION, MODEL, add_text_column
 from embedkit.cli.rows import counted
 from embedkit.cli.search import one_line
-from embedkit.errors import InputError
+from embedkit.errors import CollectionNotFoundError, InputError
 
 if TYPE_CHECKING:
     from embedkit.runtime.encoder import Encoder
@@ -282,11 +282,12 @@ def _add_windows(arguments: argparse.Namespace, collection: Collection, splitter
 
 
 def _sync(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
-    from embedkit.serving.retrieval.collection import Collection, is_collection
+    from embedkit.serving.retrieval.collection import Collection
 
-    if not is_collection(arguments.collection):
+    try:
+        collection = Collection.open(arguments.collection, encoder=arguments.model)
+    except CollectionNotFoundError:
         return _build_synced(arguments)
-    collection = Collection.open(arguments.collection, encoder=arguments.model)
     done = collection.sync(
         arguments.folders,
         **_limits(arguments),

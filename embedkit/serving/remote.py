@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from embedkit.errors import CollectionError, EmbedkitError, InputError
+from embedkit.errors import CollectionError, CollectionNotFoundError, EmbedkitError, InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
@@ -232,7 +232,9 @@ class RemoteStore(ABC):
         with opened._opening(), opened._asking():
             if not opened._exists():
                 others = ", ".join(sorted(opened._names())) or "none"
-                raise CollectionError(f"there is no collection {opened._name} at {address}; there are {others}")
+                raise CollectionNotFoundError(
+                    f"there is no collection {opened._name} at {address}; there are {others}"
+                )
             if opened._read_facts().get("kind") != _KIND:
                 raise CollectionError(
                     f"the collection {opened._name} at {address} holds no documents that embedkit has put there"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from embedkit.config import from_mapping, setting
-from embedkit.errors import CollectionError, ConfigError
+from embedkit.errors import CollectionError, CollectionNotFoundError, ConfigError
 from embedkit.serving.retrieval.models import CollectionInfo
 from embedkit.serving.retrieval.store.analyzer import Analyzer
 from embedkit.serving.retrieval.store.files import Checksum, open_stored, reading
@@ -168,7 +168,7 @@ class Manifest(CollectionInfo):
             with reading(path, missing=True), open_stored(place, descriptor) as file:
                 content = file.read(min(os.fstat(file.fileno()).st_size, _LARGEST_BYTES))
         except (FileNotFoundError, NotADirectoryError):
-            raise CollectionError(
+            raise CollectionNotFoundError(
                 f"there is no collection at {folder}; build one with Collection.build or `embedkit index build`"
             ) from None
         return cls._parse(content, path)
