@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +12,7 @@ import torch
 from torch.nn import functional
 from toys import TableTeacher, stage_config
 
-from embedkit.config import from_mapping, to_mapping
-from embedkit.errors import ConfigError
+from embedkit.config import from_mapping
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
@@ -30,8 +27,6 @@ from embedkit.training.method import Method, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.methods.sct import cross_view_loss
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes import RECIPES
-from embedkit.training.run import resolve, run
 from embedkit.training.run_folder import RunFolder
 
 TEACHER_WIDTH = 24
@@ -40,12 +35,6 @@ TEXTS = [
     for who in ("the cat", "a good dog", "my sister", "an old king")
     for what in ("will sleep", "wants to read", "likes to swim and sing")
     for where in ("in the garden", "by the sea", "at school today")
-]
-DEV = [
-    ("the cat", "a cat", 5),
-    ("the cat", "a good dog", 3),
-    ("my sister", "the sea", 1),
-    ("a king", "an old king", 4),
 ]
 
 # Smaller values of settings that are too large for a toy; settings that a method lacks are dropped.
@@ -67,7 +56,6 @@ SWITCHES = [
     ("distillcse", {"teacher_weights": [1, 2]}),
 ]
 # Recipes that train a sentence encoder; those of cross-encoders have a suite of their own.
-ENCODER_RECIPES = [name for name, entry in RECIPES.items() if not entry.scores_pairs]
 # Every method with its defaults, and with each of its switches.
 CASES = [*((name, {}) for name in METHODS if name != "sct"), *SWITCHES]
 
@@ -230,9 +218,9 @@ def test_interrupted_and_resumed_equals_uninterrupted(make, case, tmp_path):
     assert dataclasses.replace(state, seconds=0) == dataclasses.replace(pieced_state, seconds=0)
 
 
-@pytest.mark.parametrize("options", [{"amp": "bf16"}, {"accumulate": 2}], ids=identifier)
 @pytest.mark.parametrize("name", METHODS)
-def test_the_same_under_autocast_and_accumulation(make, name, options, tmp_path):
+def test_the_same_under_autocast_and_accumulation(make, name, tmp_path):
+    options = {"amp": "bf16", "accumulate": 2}
     whole = Fit(make, (name, {}), tmp_path / "whole", **options)
     parts = Fit(make, (name, {}), tmp_path / "parts", **options)
     assert same(snapshot(whole()[1]), snapshot(parts(stop_after=(3,))[1]))
@@ -301,128 +289,5 @@ class TestSCT:
 
 
 # Stops of a recipe after its first stage and one step of the second.
-LATER = {"distillcse-rounds": (5, 2, 5, 5)}
-ONE_STAGE = {"contrastive"}
 
 
-class TestRuns:
-    """The same through `recipes.run`: from files to a run folder."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def mapping(cls, make_encoder, toy_bundle, tmp_path_factory) -> Callable[[str], dict[str, Any]]:
-        tmp_path = tmp_path_factory.mktemp("sources")
-        make_encoder().save(tmp_path / "start")
-        (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-        pairs = zip(TEXTS, [*TEXTS[5:], *TEXTS[:5]], strict=True)
-        (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
-        dev = "".join(f"{first}\t{second}\t{score}\n" for first, second, score in DEV)
-        (tmp_path / "dev.tsv").write_text(dev, encoding="utf-8")
-
-        def mapping(name: str) -> dict[str, Any]:
-            entry = {**METHODS, **RECIPES}[name]
-            optim = {"batch_size": 6, "steps": 6, "lr": 1e-2}
-            settings = shrink(entry.settings_class)
-            for field in dataclasses.fields(entry.settings_class):
-                if field.default_factory is OptimConfig:
-                    settings[field.name] = optim
-            texts = "pairs.tsv" if entry.batch_spec.scores else "texts.txt"
-            needs_teacher = {"teacher": {"source": str(toy_bundle)}} if entry.batch_spec.teacher else {}
-            return {
-                "method": name,
-                "cache": str(tmp_path / "cache"),
-                "student": {"source": str(tmp_path / "start"), "max_length": 12},
-                "corpus": [{"path": str(tmp_path / texts), "licence": "CC0"}],
-                "dev": {"pairs": str(tmp_path / "dev.tsv"), "every": 4},
-                "optim": optim,
-                "settings": settings,
-                **({"views": {"positives": FEW}} if entry.batch_spec.positives else {}),
-                **needs_teacher,
-            }
-
-        return mapping
-
-    @staticmethod
-    def go(config, folder, stops=(), *, seed=999):
-        """Run and stop after each of these numbers of steps, counted over all stages; then run to the end.
-
-        ``seed`` seeds torch's generator before the run, which must not matter.
-        """
-        state = None
-        for number, steps in enumerate((*stops, None)):
-            torch.manual_seed(seed + number)
-            seen = iter(range(1, 100))
-            control = RunControl(number > 0, lambda: next(seen) == steps, show_progress=False)  # noqa: B023
-            state = run(config, folder, control)
-            if steps is not None:
-                assert not state.finished
-        return state
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def whole(cls, mapping, tmp_path_factory):
-        """``whole(name)``: folder and final state of an uninterrupted run, trained once."""
-
-        @functools.cache
-        def whole(name):
-            folder = tmp_path_factory.mktemp("whole") / "a-run"
-            return folder, cls.go(resolve(mapping(name)), folder)
-
-        return whole
-
-    # A stage has six steps. A recipe is interrupted twice in its first stage, at the very end of it, at the start
-    # of the second and later; distillcse-rounds (two teachers, two students of a first round, and the last) also
-    # in the first round and between rounds. The tests of a release make each interruption the first of a run.
-    @pytest.mark.parametrize(
-        ("name", "stops"),
-        [
-            *((name, (2, 3)) for name in (*METHODS, *ONE_STAGE)),
-            ("sct", (6,)),  # at the very end, which does not depend on the method
-            *((name, (2, 1, 3, 1, *LATER.get(name, (2,)))) for name in ENCODER_RECIPES if name not in ONE_STAGE),
-            *(
-                pytest.param(name, stops, marks=pytest.mark.release)
-                for name in ENCODER_RECIPES
-                if name not in ONE_STAGE
-                for stops in [(2, 3), (6,), (7,), (5, 3)]
-            ),
-            *(
-                pytest.param("distillcse-rounds", stops, marks=pytest.mark.release)
-                for stops in [(14, 5), (12, 12)]
-            ),
-        ],
-    )
-    def test_interrupted_and_resumed_equals_uninterrupted(self, mapping, whole, name, stops, tmp_path):
-        folder, expected = whole(name)
-        parts = self.go(resolve(mapping(name)), tmp_path / "parts", stops, seed=5)
-        assert expected.finished
-        assert parts.finished
-        first, second = (SentenceEncoder.load(place / "model") for place in (folder, tmp_path / "parts"))
-        assert first.fingerprint() == second.fingerprint()
-        assert (expected.best_score, expected.best_step) == (parts.best_score, parts.best_step)
-
-    @pytest.mark.parametrize("name", [*METHODS, *ENCODER_RECIPES])
-    def test_the_run_folder_records_the_run(self, mapping, whole, name):
-        config = resolve(mapping(name))
-        folder, state = whole(name)
-        card = json.loads((folder / "run.json").read_text())
-        assert (card["name"], card["method"]) == ("a-run", name)
-        assert card["corpus"][0]["rows"] == len(TEXTS)
-        assert card["corpus"][0]["licence"] == "CC0"
-        assert card["metrics"]["dev_spearman"] == state.best_score
-        expected = {"name": "toy"} if config.teacher else None
-        assert (card["teacher"] and {"name": card["teacher"]["name"]}) == expected
-        assert SentenceEncoder.load(folder / "model").dimension == 16
-
-    @pytest.mark.parametrize("name", [*METHODS, *ENCODER_RECIPES])
-    def test_the_resolved_configuration_resolves_to_itself(self, mapping, name):
-        config = resolve(mapping(name))
-        assert resolve(to_mapping(config)) == config
-
-    @pytest.mark.parametrize(
-        "name", [name for name, entry in {**METHODS, **RECIPES}.items() if entry.batch_spec.teacher]
-    )
-    def test_a_missing_teacher_is_reported_before_anything_is_read(self, mapping, name):
-        without = mapping(name)
-        del without["teacher"]
-        with pytest.raises(ConfigError, match="needs a teacher"):
-            resolve(without)

