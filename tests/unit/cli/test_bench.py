@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from embedkit.cli.bench import _candidate
 from embedkit.cli.main import main
 from embedkit.evaluation.speed.figures import read_reports
 
@@ -46,18 +45,6 @@ def test_a_missing_model(capsys):
 def test_too_many_threads(toy_bundle, capsys):
     assert main(["bench", str(toy_bundle), "--threads", "1000000"]) == 1
     assert "available processors" in capsys.readouterr().err
-
-
-def test_a_run_folder_is_timed_by_its_model_on_torch(tmp_path):
-    model = tmp_path / "run" / "model"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    candidate = _candidate(str(tmp_path / "run"))
-    assert (candidate.source, candidate.worker) == (str(model), "embedkit.export.torch_worker")
-
-
-def test_bundled_names_are_timed_on_onnx_runtime():
-    assert _candidate("tiny").worker == "embedkit.evaluation.speed.worker"
 
 
 def test_numbers_of_threads_are_timed_one_after_the_other(toy_bundle, texts, monkeypatch, capsys):

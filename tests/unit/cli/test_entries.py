@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from embedkit.cli.report import is_run, read_entry
-from embedkit.errors import ModelNotFoundError
 from embedkit.training.run_folder import RunFolder
 
 CARD = {
@@ -38,28 +37,6 @@ def test_a_finished_run(run, tmp_path):
     assert (entry.facts["teacher"], entry.page) == ("minilm", "runs/mine/report.html")
 
 
-def test_an_unfinished_run(run, tmp_path):
-    entry = read_entry(str(run.path), page=tmp_path / "page.html", identify=True)
-    assert (entry.label, entry.kind) == ("mine fp32 (torch)", "run, not finished")
-    assert (entry.size_bytes, entry.fingerprint, entry.development) == (None, "", None)
-
-
-def test_a_bundle(write_toy_bundle, tmp_path):
-    from embedkit.runtime.bundle import read_bundle
-
-    path = write_toy_bundle(
-        tmp_path / "toy.onnx", precision="int8", metrics={"dev_spearman": 0.5}, config={"optim": {"lr": 0.1}}
-    )
-    entry = read_entry(str(path), page=tmp_path / "page.html", identify=False)
-    assert (entry.label, entry.kind, entry.size_bytes) == ("toy int8", "bundle", path.stat().st_size)
-    assert entry.fingerprint == read_bundle(path).fingerprint
-    assert (entry.recipe, entry.development) == ({"optim.lr": "0.1"}, 50.0)
-
-
-def test_a_bundled_name(tmp_path):
-    assert read_entry("tiny", page=tmp_path / "page.html", identify=False).kind == "bundle"
-
-
 def test_a_model_folder_is_identified_on_request(tmp_path, monkeypatch):
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher" / "config.json").write_text(json.dumps({}))
@@ -77,6 +54,3 @@ def test_a_model_folder_is_identified_on_request(tmp_path, monkeypatch):
     assert loaded == [(source, "torch")]
 
 
-def test_nothing_there(tmp_path):
-    with pytest.raises(ModelNotFoundError):
-        read_entry(str(tmp_path / "gone.onnx"), page=tmp_path / "page.html", identify=False)

@@ -13,18 +13,6 @@ from embedkit.evaluation.speed.worker import read_encoder
 TEXTS = ["a good dog", "the cat is asleep"]
 
 
-def test_a_bundle(toy_bundle, toy_reference):
-    encoder, size_bytes = read_encoder(str(toy_bundle), 1)
-    assert np.allclose(encoder.encode(TEXTS), toy_reference(TEXTS), atol=1e-6)
-    assert size_bytes == toy_bundle.stat().st_size
-
-
-def test_a_folder_with_a_bundle(toy_bundle, tmp_path):
-    (tmp_path / "mine.onnx").write_bytes(toy_bundle.read_bytes())
-    encoder, size_bytes = read_encoder(str(tmp_path), 1)
-    assert (encoder.name, size_bytes) == ("toy", toy_bundle.stat().st_size)
-
-
 def test_a_graph_and_a_tokenizer(bare_folder, toy_reference):
     encoder, size_bytes = read_encoder(str(bare_folder), 1)
     assert np.allclose(encoder.encode(TEXTS), toy_reference(TEXTS, 512), atol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -36,14 +35,6 @@ def test_a_model_starts_describes_itself_and_is_timed(toy_bundle):
         assert all(seconds > 0 for seconds in answer["seconds"])
         if Path("/proc/self/status").exists():
             assert 10e6 < worker.memory_bytes <= answer["most_memory_bytes"]
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound here")
-def test_it_may_use_as_many_processors_as_it_has_threads(toy_bundle):
-    before = os.sched_getaffinity(0)
-    with WorkerProcess(Candidate(source=str(toy_bundle)), threads=1) as worker:
-        assert len(os.sched_getaffinity(worker._child.process.pid)) == 1
-    assert os.sched_getaffinity(0) == before
 
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import ClassVar
 
 import pytest
@@ -67,14 +66,6 @@ def test_models_take_turns_and_every_other_round_goes_backwards(slow):
     assert slow.calls[PROBES:] == [*first, *second, *first[::-1], *second]
 
 
-def test_starts_alternate_too_and_the_first_ones_do_not_count(slow):
-    report = measure(CANDIDATES, PLAN)
-    assert slow.starts == ["0.1", "0.2"] * 3
-    assert [model.start.embedded for model in report.models] == pytest.approx(
-        [3.3, 4.3]
-    )  # of starts 2, 4 and 3, 5
-
-
 @pytest.mark.usefixtures("slow")
 def test_slow_cells_are_skipped_and_named():
     report = measure(CANDIDATES, PLAN)
@@ -92,20 +83,6 @@ def test_figures_of_a_model_and_its_ratio_to_the_first():
     assert cell.ratio == pytest.approx(2)
     assert report.words == {"short": 3}
     assert [model.most_memory_bytes for model in report.models] == [2008, 2001]
-
-
-@pytest.mark.usefixtures("slow")
-def test_the_expected_duration_is_logged_first(caplog):
-    with caplog.at_level(logging.INFO, logger="embedkit"):
-        measure(CANDIDATES, PLAN)
-    # (4 x 0.1 + 1 x 0.8 + 4 x 0.2) s, twice
-    assert "timing 3 kinds of calls, 2 rounds: about 4 s" in caplog.messages
-
-
-@pytest.mark.usefixtures("slow")
-def test_models_of_the_same_name_are_distinguished():
-    report = measure([Candidate(source="0.1"), Candidate(source="0.2")], PLAN)
-    assert [model.label for model in report.models] == ["slow fp32 (0.1)", "slow fp32 (0.2)"]
 
 
 def test_interrupted_it_reports_the_rounds_that_were_finished(slow, monkeypatch):
