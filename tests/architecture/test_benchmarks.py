@@ -1,4 +1,4 @@
-"""The scripts under benchmarks/, most of which no test runs, and the list of models that one of them writes."""
+"""Scripts under benchmarks/ and examples/, most of which no test runs, and the list of models that one writes."""
 
 import ast
 import importlib
@@ -13,7 +13,7 @@ import pytest
 from embedkit.runtime.bundle import read_bundle
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
+SCRIPTS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
 
 
 def imported_names(path):
@@ -27,7 +27,7 @@ def test_scripts_exist():
     assert len(SCRIPTS) > 50
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT / "benchmarks")))
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_scripts_import_names_that_exist(path):
     try:
         gone = [each for each in imported_names(path) if not hasattr(importlib.import_module(each[0]), each[1])]
