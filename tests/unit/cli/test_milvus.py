@@ -21,23 +21,6 @@ def documents(tmp_path):
     return tmp_path / "docs.jsonl"
 
 
-def test_from_documents_to_hits(toy_bundle, documents, tmp_path, capsys):
-    address = f"milvus:{tmp_path}/m.db#docs"
-    assert main(["index", "build", str(documents), "-m", str(toy_bundle), "-o", address, "--kind", "FLAT"]) == 0
-    assert f"built {address}: 2 documents, 16 dimensions, index FLAT, model toy\n" == capsys.readouterr().out
-    (tmp_path / "new.jsonl").write_text('{"id": "a", "text": "a cat"}\n{"id": "c", "text": "red apple"}\n')
-    assert main(["index", "add", str(tmp_path / "new.jsonl"), address, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["documents"], report["added"], report["replaced"], report["path"]) == (3, 1, 1, address)
-    assert main(["search", address, "red apple", "-k", "1", "--json"]) == 0
-    (hit,) = json.loads(capsys.readouterr().out)["hits"]
-    assert (hit["id"], hit["text"], round(hit["scores"]["dense"], 5)) == ("c", "red apple", 1)
-    assert main(["search", address, "red apple", "--filter", '{"lang": "de"}', "-q"]) == 0
-    assert capsys.readouterr().out.split()[2:] == ["b", "the", "sea"]
-    assert main(["index", "delete", address, "a", "nobody", "--missing-ok"]) == 0
-    assert "1 deleted, 1 unknown: 2 documents" in capsys.readouterr().out
-
-
 def test_words_and_two_models(toy_bundle, write_toy_bundle, documents, tmp_path, capsys):
     address = f"milvus:{tmp_path}/m.db#docs"
     teacher = {"name": "toy", "fingerprint": Encoder.load(toy_bundle).fingerprint}
