@@ -149,6 +149,7 @@ def test_a_release_is_not_built_without_its_kernels(source):
     assert not list(made.glob("*.whl"))
 
 
+@pytest.mark.release  # builds another wheel
 @pytest.mark.skipif(os.name != "posix", reason="names a compiler by a script")
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 def test_instructions_that_the_compiler_does_not_support_are_omitted(source, tmp_path):
@@ -167,6 +168,7 @@ def test_instructions_that_the_compiler_does_not_support_are_omitted(source, tmp
     assert not {"amx", "neon-i8mm"} & set(done.stdout.split())
 
 
+@pytest.mark.release  # builds another wheel
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 def test_a_free_threaded_python_gets_kernels_of_its_own_version(source, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(

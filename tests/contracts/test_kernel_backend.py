@@ -191,13 +191,10 @@ def test_every_instruction_set_gives_the_same_bits(
     make_encoder: Any, tokens: Tokens, products: str, words: str
 ) -> None:
     """Weights of which one, two or four products fit 16 bits, which AVX2 multiplies differently."""
-    encoders = (
-        (make_encoder(memory=192, outlier=30.0), 127),
-        (make_encoder("cls", None), 63),
-        (make_encoder("mean", None), 40),
-        (make_encoder(family="mpnet"), 127),
-        (make_encoder(family="modernbert"), 63),
-    )
+    encoders = [(make_encoder(memory=192, outlier=30.0), 127), (make_encoder("cls", None), 63)]
+    if words == "float32":  # words are looked up alike in all of these
+        encoders += [(make_encoder("mean", None), 40), (make_encoder(family="mpnet"), 127)]
+        encoders.append((make_encoder(family="modernbert"), 63))
     for encoder, levels in encoders:
         content = write(encoder, products, words, levels=levels)
         definition = run(KernelBackend.find(content, instructions="portable"), tokens)

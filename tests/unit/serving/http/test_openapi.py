@@ -42,7 +42,7 @@ def test_nothing_is_a_server_error(served, schema, method, path):
         strategy = operation.as_strategy(generation_mode=mode)
 
         @settings(
-            max_examples=12,
+            max_examples=8,
             deadline=None,
             database=None,
             phases=[Phase.generate],
