@@ -8,7 +8,7 @@ import torch
 
 from embedkit import Encoder
 from embedkit.cli.main import main
-from embedkit.errors import ConfigError, ModelError
+from embedkit.errors import ModelError
 from embedkit.evaluation.sts import spearman
 from embedkit.export.pipeline import export
 from embedkit.modeling.encoder import SentenceEncoder
@@ -189,11 +189,6 @@ def test_an_embedding_is_the_mean_of_its_words_without_special_tokens(teacher):
     found = TorchEncoder(student).encode(["a dog in the garden"])[0]
     np.testing.assert_allclose(found, (mean / mean.norm()).numpy(force=True), atol=1e-6)
     assert (student.dimension, student.name) == (32, "teacher-static")
-
-
-def test_a_dimension_is_positive(teacher):
-    with pytest.raises(ConfigError, match="dimension of at least 1"):
-        static_words(teacher, 0)
 
 
 @pytest.mark.parametrize("words", ["float32", "int8", "int4"])

@@ -156,10 +156,6 @@ PAIRS = Golden(
 CROSS = dataclasses.replace(MANIFEST, kind="cross-encoder", dimension=1)
 
 
-def test_golden_texts_are_written_as_they_were_before_there_were_pairs():
-    assert sorted(json.loads(GOLDEN.to_json())) == ["texts", "token_ids", "tolerance", "vectors"]
-
-
 def test_golden_pairs_survive_json_bit_for_bit():
     read = Golden.from_json(PAIRS.to_json(), CROSS)
     assert (read.texts, read.token_ids, read.type_ids) == (PAIRS.texts, PAIRS.token_ids, PAIRS.type_ids)

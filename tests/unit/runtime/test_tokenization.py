@@ -136,16 +136,6 @@ def test_half_a_surrogate_pair_is_named(tokenizer):
         tokenizer.tokenize(["a", "ab\ud800"])
 
 
-@pytest.mark.parametrize("texts", ["one", b"one"])
-def test_one_text_is_no_sequence_of_texts(tokenizer, texts):
-    with pytest.raises(InputError, match="wrap it in a list"):
-        tokenizer.tokenize(texts)
-
-
-def test_numpy_strings_are_texts(tokenizer):
-    assert tokenizer.tokenize(list(np.array(["dog", "cat"]))) == tokenizer.tokenize(["dog", "cat"])
-
-
 @pytest.mark.parametrize("max_length", [2, 0, -1])
 def test_a_length_without_room_for_a_token_is_refused(toy_tokenizer_json, max_length):
     with pytest.raises(InputError, match="at least 3"):
@@ -215,20 +205,6 @@ def test_a_batch_of_pairs_is_padded_with_type_zero(pairs_tokenizer):
     assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6]
     assert batch.token_type_ids is not None
     assert batch.token_type_ids.tolist() == [[0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("item", "words"),
-    [
-        ("ab", "is str, expected two texts"),
-        (None, "is NoneType"),
-        (("a",), "is tuple of 1"),
-        (["a", "b", "c"], "is list of 3"),
-    ],
-)
-def test_an_item_that_is_no_pair_is_named(pairs_tokenizer, item, words):
-    with pytest.raises(InputError, match=r"pairs\[101\] " + words):
-        pairs_tokenizer.tokenize([("a", "b"), item], first=100)
 
 
 def test_a_side_that_is_no_text_is_named(pairs_tokenizer):

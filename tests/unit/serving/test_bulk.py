@@ -19,7 +19,6 @@ from toys import write_parquet
 
 from embedkit import Collection, Encoder
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError, MissingExtraError
-from embedkit.extras import require
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -466,11 +465,6 @@ def test_inputs_are_parquet_with_texts(prepare, pages):
         find_inputs(pages)
 
 
-def test_no_rows_are_an_error(prepare, pages):
-    with pytest.raises(DataError, match=r"c.parquet: there are no rows"):
-        prepare(pages / "c.parquet")
-
-
 def test_a_file_changed_during_the_run_is_noticed(prepare, tmp_path):
     write(tmp_path / "in.parquet", 20)
     encoding = prepare(tmp_path / "in.parquet", rows_per_shard=10)
@@ -497,14 +491,6 @@ def test_engines_are_selected_by_name(prepare, tmp_path, monkeypatch):
     with pytest.raises(MissingExtraError, match=r"no_such_package is not installed.*embedkit-onnx\[ray\]"):
         encoding.run(engine="ray")
     assert not list((tmp_path / "out").glob("shard-*"))
-
-
-def test_a_missing_pyarrow_is_reported_in_one_sentence(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("embedkit.serving.bulk")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[bulk\]"):
-        require("embedkit.serving.bulk", extra="bulk")
 
 
 PEAK = """

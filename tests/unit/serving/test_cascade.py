@@ -58,20 +58,6 @@ def test_more_effort_finds_more_in_every_stage_that_follows(encoder, tmp_path, m
     assert library.search_embeddings(embeddings, 10, effort=0.001) == found[0.001]
 
 
-@pytest.mark.parametrize("index", ["exact", "sq8", "hnsw", "ivf-pq"])
-def test_any_effort_above_zero_is_a_search(encoder, tmp_path, monkeypatch, index):
-    pytest.importorskip("faiss")
-    monkeypatch.setattr(index_kinds, "SMALL", 0)
-    documents = [{"text": f"word{n}", "n": n} for n in range(800)]
-    library = Collection.build(documents, encoder=encoder, path=tmp_path / "idx", index=index)
-    assert library.manifest.kinds == (index,)
-    most = library.search("word7", k=3, effort=1e308)
-    assert most == library.search("word7", k=3, effort=1e6)
-    assert most[0].id == "7"
-    assert len(library.search("word7", k=3, effort=1e308, filter={"n": {"gte": 10}})) == 3
-    assert len(library.search("word7", k=3, effort=5e-324)) == 3
-
-
 # Hybrid
 
 
@@ -249,30 +235,6 @@ def test_embeddings_of_queries_are_checked(library, encoder, monkeypatch):
 
 def test_a_filter_holds_through_all_stages(library):
     assert library.search("tea", rerank=PairLengths(), filter={"none": 1}) == []
-
-
-def test_times_of_each_stage(library):
-    assert list(library.search("tea", mode="dense").latency_ms) == ["encode", "dense", "read"]
-    assert list(library.search("tea", mode="lexical").latency_ms) == ["lexical", "read"]
-    stages = ["encode", "filter", "dense", "lexical", "fuse", "rerank", "read"]
-    hits = library.search("tea", rerank=PairLengths(), filter={"x": {"exists": False}})
-    assert list(hits.latency_ms) == stages
-    assert all(ms >= 0 for ms in hits.latency_ms.values())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rerank": 3}, "expected a CrossEncoder or its name, or an Encoder, got 3"),
-        ({"rerank": PairLengths(), "rerank_weight": 1.5}, r"rerank_weight must be from 0 to 1, not 1\.5"),
-        ({"rerank": PairLengths(), "rerank_weight": "half"}, "rerank_weight must be a number, not .half."),
-        ({"rerank_weight": 0.5}, "rerank_weight: there is no re-ranker; give one with rerank"),
-        ({"candidates": 3, "k": 4}, "candidates must be at least the number of results, 4, not 3"),
-    ],
-)
-def test_wrong_options_are_reported(library, options, message):
-    with pytest.raises(InputError, match=message):
-        library.search("tea", **options)
 
 
 def test_no_cosine_exceeds_1(tmp_path):

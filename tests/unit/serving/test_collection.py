@@ -50,11 +50,6 @@ def test_more_documents_than_a_chunk(tmp_path, encoder, monkeypatch):
     np.testing.assert_allclose(vectors, encoder.encode(texts), atol=1e-6)
 
 
-def test_the_files_of_a_generation(collection):
-    assert {path.name for path in generation_of(collection).iterdir()} == {"documents.jsonl", "arrays.bin"}
-    assert {path.name for path in collection.path.iterdir()} == {"manifest.json", "generation-000001"}
-
-
 def test_embeddings_are_mapped_and_not_copied(tmp_path, encoder):
     collection = Collection.build([f"text {n}" for n in range(1100)], encoder=encoder, path=tmp_path)
     base = collection.store.view().segment(collection.manifest.segments[0]).index._rows
@@ -184,13 +179,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, encoder, name):
     with pytest.raises(CollectionError):
         Collection.build(["a"], encoder=encoder, path=tmp_path)
     assert snapshot(tmp_path) == before
-
-
-def test_a_file_is_left_alone(tmp_path, encoder):
-    (tmp_path / "idx").write_text("mine")
-    with pytest.raises(CollectionError, match="is a file"):
-        Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")
-    assert (tmp_path / "idx").read_text() == "mine"
 
 
 def test_a_collection_may_be_built_from_itself(collection, encoder):

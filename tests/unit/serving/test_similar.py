@@ -268,21 +268,4 @@ class TestErrors:
         with pytest.raises(DataError, match="embedding 7 has length 2"):
             deduplicate(read_source(texts, rows))
 
-    @pytest.mark.parametrize("texts", ["one text", b"bytes", {"a": "b"}, 7])
-    def test_not_texts(self, texts):
-        with pytest.raises(InputError, match="expected an iterable as texts, got"):
-            deduplicate(texts)
 
-    def test_an_item_that_is_not_a_text(self, toy_bundle):
-        with pytest.raises(InputError, match=r"texts\[1\] is int"):
-            deduplicate(["a", 3], encoder=Encoder.load(toy_bundle))
-
-    def test_numbers_of_pairs_and_members(self):
-        with pytest.raises(InputError, match="max_pairs"):
-            similar_pairs(noisy_groups(10, 8), max_pairs=0)
-        with pytest.raises(InputError, match="min_size"):
-            cluster(noisy_groups(10, 8), min_size=1)
-
-    def test_an_unknown_index(self):
-        with pytest.raises(InputError, match="there is no index 'fast'"):
-            similar_pairs(noisy_groups(10, 8), index="fast")

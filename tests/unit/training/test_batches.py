@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import refuse_conditions
 
-from embedkit.config import from_mapping
 from embedkit.errors import ConfigError, InputError
 from embedkit.runtime.tokenization import PairTokenizer, Tokens
 from embedkit.training import batches
@@ -199,9 +198,6 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=r"3 rows, fewer than optim.batch_size = 5"):
             make(3)
 
-    def test_three_views(self, make):
-        with pytest.raises(ConfigError, match="3 views; at most two"):
-            make(views=3)
 
     @pytest.mark.parametrize("size", [1, 2])
     def test_a_batch_too_small_for_the_method(self, make, size):
@@ -334,29 +330,6 @@ def test_shares_are_rounded_half_to_even(rate, length, touched):
     ids = [CLS, *range(10, 10 + length), SEP]
     assert len(ids) - len(view(ids, "deletion", rate, 0)) == touched
     assert len(view(ids, "repetition", rate, 0)) - len(ids) == touched
-
-
-def test_repetition_copies_any_piece_to_any_place():
-    inner = [10, 11, 12]
-    found = {tuple(view([CLS, *inner, SEP], "repetition", 0.2, seed)[1:-1]) for seed in range(300)}
-    assert found == {(*inner[:place], piece, *inner[place:]) for piece in inner for place in range(4)}
-
-
-def test_deletion_drops_any_piece():
-    ids = [CLS, 10, 11, 12, SEP]
-    found = {tuple(view(ids, "deletion", 0.2, seed)) for seed in range(100)}
-    assert found == {(CLS, 11, 12, SEP), (CLS, 10, 12, SEP), (CLS, 10, 11, SEP)}
-
-
-@pytest.mark.parametrize("ids", [[], [7]])
-def test_without_special_tokens_there_is_nothing_between(ids):
-    assert view(ids, "deletion", 1.0, 0) == ids
-
-
-@pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_every_augmentation_can_be_configured(name):
-    config = from_mapping(ViewsConfig, {"first": name, "second": name, "positives": ["none", name]})
-    assert config.positives == ("none", name)
 
 
 PLAIN = ViewsConfig(first="none", second="none")
