@@ -72,11 +72,6 @@ def test_first_dimensions_come_closer_to_all(teacher, width):
     assert cut_error(found, width) < 0.6 * cut_error(teacher.read(ALL, 0), width)
 
 
-def test_both_views_are_rotated_alike(teacher):
-    turned, first, second = RotatedVectors(teacher, ROWS), teacher.read(ALL, 0), teacher.read(ALL, 1)
-    assert turned.read(ALL, 0) @ turned.read(ALL, 1).T == pytest.approx(first @ second.T, abs=1e-5)
-
-
 def test_a_long_corpus_is_sampled(teacher, monkeypatch):
     monkeypatch.setattr("embedkit.training.teacher_spaces._SAMPLE", 50)
     monkeypatch.setattr("embedkit.training.corpus._CHUNK", 20)
@@ -129,16 +124,6 @@ def test_the_table_rotates_the_teachers_vectors(mapping):
     del mapping["matryoshka"]
     (teacher,) = Run.prepare(resolve(mapping), QUIET).read_teachers().data.teachers
     assert not isinstance(teacher, RotatedVectors)
-
-
-def test_the_second_of_two_stages_imitates_rotated_vectors(mapping, tmp_path):
-    settings = {
-        "self_supervised": {"queue_size": 8, "projector_expansion": 2},
-        "self_supervised_optim": mapping["optim"],
-        "distillation": {"queue_size": 8},
-    }
-    config = resolve({**mapping, "method": "sct-two-stage", "settings": settings})
-    assert run(config, tmp_path / "run", QUIET).finished
 
 
 @pytest.mark.parametrize("dimensions", [[16], [20], [8, 16]])

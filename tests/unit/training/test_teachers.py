@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import os
 import threading
@@ -53,11 +52,6 @@ class TestCachedVectors:
         CachedVectors(teacher, make_corpus([("one", "two"), ("two", "one"), ("three", "three")]), cache)
         assert sorted(teacher.asked) == ["one", "three", "two"]
 
-    def test_nothing_is_encoded_again(self, make_corpus, counting_teacher, cache):
-        CachedVectors(counting_teacher(), make_corpus(["one", "two"]), cache)
-        again = counting_teacher()
-        CachedVectors(again, make_corpus(["two", "one"]), cache)
-        assert again.asked == []
 
     def test_another_corpus_adds_only_new_texts(self, make_corpus, counting_teacher, cache):
         CachedVectors(counting_teacher(), make_corpus(["one", "two"]), cache)
@@ -133,11 +127,6 @@ class TestAligned:
         for view in (0, 1):
             assert np.allclose(vectors.read(np.array([1]), view), self.unit(table[[2], view]))
 
-    def test_parquet(self, corpus, tmp_path):
-        table = self.vectors(6, 4)
-        write_parquet(tmp_path / "v.parquet", {"v": table.tolist()})
-        vectors = AlignedVectors(self.config(tmp_path / "v.parquet", vector_column="v"), corpus)
-        assert np.allclose(vectors.read(np.array([1]), 0), self.unit(table[[2]]), atol=1e-6)
 
     def test_fingerprint_follows_name_and_content(self, corpus, tmp_path):
         np.save(tmp_path / "a.npy", self.vectors(6, 4))
@@ -210,12 +199,6 @@ class TestAligned:
         vectors = AlignedVectors(self.config(tmp_path / "v.jsonl", vector_column="v"), corpus)
         assert np.allclose(read_all(vectors, corpus), self.unit(table[[0, 2, 5]]), atol=1e-6)
 
-    def test_json_lines_may_be_compressed(self, corpus, tmp_path):
-        table = self.vectors(6, 4)
-        lines = [json.dumps({"embedding": row}) + "\n" for row in table.tolist()]
-        (tmp_path / "V.JSONL.GZ").write_bytes(gzip.compress("".join(lines).encode()))
-        vectors = load_vectors(self.config(tmp_path / "V.JSONL.GZ"), corpus, tmp_path)
-        assert np.allclose(read_all(vectors, corpus), self.unit(table[[0, 2, 5]]), atol=1e-6)
 
     @pytest.mark.parametrize(
         ("line", "message"),
