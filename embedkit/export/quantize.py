@@ -110,14 +110,31 @@ def multiply(
     return graph.add("Mul", name, product, scale)
 
 
+# Errors of rounding, in steps: the largest one of a weight that was rounded before; and their mean square where
+# weights have nothing to do with the steps, a distance from it that shows that they have, and the number of
+# weights that tells.
+_UNCHANGED, _UNIFORM, _DISTANCE, _SAMPLE = 1e-3, 1 / 12, 0.005, 4096
+# Moves a typical weight, a quarter of the largest, by a whole step of 64, and most others by a part of one.
+_LARGER = np.float32(16 / 15)
+
+
 def quantize(weight: FloatArray, largest: int, *, axis: int) -> tuple[npt.NDArray[np.int8], FloatArray]:
     """Round a matrix to int8 in [-largest, largest] with one float32 scale for each slice along ``axis``.
 
     The axis 0 gives a scale for each column, 1 for each row; scales have the rank of the matrix. A slice of zeros
     has scale 1.
+
+    Weights trained for a short time from an int8 bundle lie near its steps. Rounded to the same steps, they would
+    lose everything they learned that is less than half a step, all in one direction. They get larger steps; slices
+    that did not change keep theirs.
     """
     scales = np.abs(weight).max(axis=axis, keepdims=True) / np.float32(largest)
     scales = np.where(scales > 0, scales, np.float32(1.0)).astype(np.float32)
+    errors = weight / scales - np.rint(weight / scales)
+    changed = np.abs(errors).max(axis=axis, keepdims=True) > _UNCHANGED
+    if (count := np.broadcast_to(changed, errors.shape).sum()) >= _SAMPLE:
+        near = abs(np.square(errors).sum(where=changed) / count - _UNIFORM) > _DISTANCE
+        scales = np.where(changed & near, scales * _LARGER, scales)
     integers = np.rint(weight / scales).clip(-largest, largest).astype(np.int8)
     return integers, scales
 

@@ -13,8 +13,10 @@ from embedkit.modeling.encoder import SentenceEncoder
 
 TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "embedkit", "--json", "train"]
 RECIPE = """
-method = "simcse"
+method = "mse"
+settings = { head = "linear" }
 student = { start = "random", tokenizer = '%s', max_length = 12 }
+teacher = { source = '%s' }
 corpus = [{ path = "texts.txt" }]
 dev = { pairs = "dev.tsv", every = 2 }
 optim = { batch_size = 8, steps = 6, lr = 1e-3 }
@@ -26,7 +28,7 @@ def test_two_processes_leave_one_run(tmp_path, toy_bundle):
     texts = [f"the {who} {what} {count}" for count in range(8) for who in "ab" for what in ("sleeps", "reads")]
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     (tmp_path / "dev.tsv").write_text("the cat\ta cat\t5\ndog\tsea\t1\na cat\ta dog\t3\n", encoding="utf-8")
-    (tmp_path / "recipe.toml").write_text(RECIPE % toy_bundle, encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text(RECIPE % (toy_bundle, toy_bundle), encoding="utf-8")
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     ended = subprocess.run(
         [sys.executable, *TWO, "recipe.toml", "-o", "run"],
@@ -45,5 +47,6 @@ def test_two_processes_leave_one_run(tmp_path, toy_bundle):
     lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [(record["step"], "dev" in record) for record in map(json.loads, lines)]
     assert steps == [(2, True), (4, True), (6, False), (6, True)]
-    assert SentenceEncoder.load(tmp_path / "run" / "model").max_length == 12
+    encoder = SentenceEncoder.load(tmp_path / "run" / "model")
+    assert (encoder.max_length, encoder.head.activation) == (12, "linear")
     assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["metrics"]["steps"] == 6

@@ -59,6 +59,32 @@ def test_a_slice_of_zeros_stays_zero():
     assert scales.tolist() == [[1.0, pytest.approx(2 / 127)]]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("update", [0.1, 0.25, 0.4])
+def test_what_rounded_weights_learn_survives_rounding_again(axis, update):
+    """Updates of less than half a step from the steps of a bundle, as a short training makes them."""
+    generator = np.random.default_rng(0)
+    integers, scales = quantize(generator.standard_normal((128, 96), dtype=np.float32), 64, axis=axis)
+    learned = scales * update * np.abs(generator.standard_normal((128, 96), dtype=np.float32)).clip(0, 1.2)
+
+    again, steps = quantize(integers * scales + learned, 64, axis=axis)
+
+    assert (again * steps - integers * scales).sum() == pytest.approx(learned.sum(), rel=0.15)
+
+
+def test_rounded_weights_that_did_not_change_keep_their_bits():
+    weight = np.random.default_rng(0).standard_normal((128, 96), dtype=np.float32)
+    integers, scales = quantize(weight, 64, axis=0)
+    restored = integers * scales
+    restored[:, 48:] += 0.2 * scales[:, 48:]
+
+    again, steps = quantize(restored, 64, axis=0)
+
+    np.testing.assert_array_equal(again[:, :48], integers[:, :48])
+    np.testing.assert_allclose(steps[:, :48], scales[:, :48], rtol=1e-6)
+    assert np.all(steps[:, 48:] > 1.05 * scales[:, 48:])
+
+
 def multiply_with_vpmaddubsw(activations, weights):
     """Compute as AVX2 does: products of uint8 and int8, added in pairs in int16 that saturates, then in int32."""
     products = activations.astype(np.int64)[:, None] * weights.astype(np.int64)
