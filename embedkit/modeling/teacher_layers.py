@@ -211,6 +211,8 @@ class _Cut:
         for own, theirs in zip(self.student.encoder.layer, self.theirs, strict=True):
             self._copy_attention(own, theirs)
             self._copy_feed_forward(own, theirs)
+            for part in theirs.modules():
+                self.seen.pop((part, "input"), None)  # gigabytes, over all layers
 
     def _find_basis(self, width: int, seed: int) -> Tensor:
         """Return orthonormal columns ``(H of the teacher, H of the student)``."""
@@ -219,7 +221,8 @@ class _Cut:
             return torch.eye(wide)
         covariance = torch.zeros(wide, wide, dtype=torch.float64)
         for norm in (self.teacher.embeddings.LayerNorm, *(layer.output.LayerNorm for layer in self.theirs)):
-            centred = self.seen[norm, "output"] - self.seen[norm, "output"].mean(dim=0)
+            states = norm(self.seen[norm, "input"])
+            centred = states - states.mean(dim=0)
             covariance += (centred.T @ centred / centred.square().sum()).double()
         components = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, :width]
         turn, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
@@ -253,29 +256,15 @@ class _Cut:
         self._write(own.attention.output, theirs.attention.output)
 
     def _copy_feed_forward(self, own: Any, theirs: Any) -> None:
-        expected = self.seen[theirs.attention.output.LayerNorm, "output"]
+        norm = theirs.attention.output.LayerNorm
+        expected = norm(self.seen[norm, "input"])
         lift, shift = fit_affine(self._look(own.intermediate), expected)
-        units, copies = self._choose_units(own.intermediate.dense.out_features, theirs.output.dense)
+        activations = theirs.intermediate(expected)
+        units, copies = _choose_units(activations, own.intermediate.dense.out_features, theirs.output.dense)
         source = theirs.intermediate.dense
         weight, bias = source.weight[units] / copies[:, None], source.bias[units] / copies
         _compose(weight, bias, lift, shift, own.intermediate.dense)
         self._write(own.output, theirs.output)
-
-    def _choose_units(self, count: int, output: nn.Linear) -> tuple[Tensor, Tensor]:
-        """Return the feed-forward units to keep, and how many copies each of them is divided among.
-
-        BERT has units that fire for [CLS] alone, several times as strongly as any other. In int8 they would
-        determine the scale of all activations, so such a unit is divided among copies, in place of the least
-        effective units.
-        """
-        activations = self.seen[output, "input"]
-        effect = activations.std(dim=0) * output.weight.norm(dim=0)
-        if count == len(effect):
-            return torch.arange(count), torch.ones(count)
-        units = effect.topk(count).indices
-        largest = activations[:, units].amax(dim=0)
-        copies = (largest / largest.quantile(_USUAL)).round().clamp(min=1).long()
-        return units.repeat_interleave(copies)[:count], copies.repeat_interleave(copies)[:count]
 
     def _choose_heads(self, count: int, output: nn.Linear) -> Tensor:
         """Return the rows of the queries' weight that belong to the kept heads."""
@@ -297,7 +286,7 @@ class _Cut:
 
     def _fit_norm(self, norm: nn.LayerNorm, states: Tensor, theirs: nn.LayerNorm) -> None:
         plain = functional.layer_norm(states, states.shape[1:], eps=norm.eps)
-        scale, shift = fit_scale(plain, self.seen[theirs, "output"] @ self.basis)
+        scale, shift = fit_scale(plain, theirs(self.seen[theirs, "input"]) @ self.basis)
         norm.weight.copy_(scale)
         norm.bias.copy_(shift)
 
@@ -318,7 +307,23 @@ class _Cut:
                     network(**batch)
                 for states in seen.values():
                     states[-1] = states[-1][batch["attention_mask"].bool()]
-        return {place: torch.cat(states) for place, states in seen.items()}
+        return {place: torch.cat(seen.pop(place)) for place in places}  # one place twice in memory, not all
+
+
+def _choose_units(activations: Tensor, count: int, output: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Return the feed-forward units to keep, and how many copies each of them is divided among.
+
+    BERT has units that fire for [CLS] alone, several times as strongly as any other. In int8 they would
+    determine the scale of all activations, so such a unit is divided among copies, in place of the least
+    effective units.
+    """
+    effect = activations.std(dim=0) * output.weight.norm(dim=0)
+    if count == len(effect):
+        return torch.arange(count), torch.ones(count)
+    units = effect.topk(count).indices
+    largest = activations.amax(dim=0)[units]
+    copies = (largest / largest.quantile(_USUAL)).round().clamp(min=1).long()
+    return units.repeat_interleave(copies)[:count], copies.repeat_interleave(copies)[:count]
 
 
 class _SeenAll(Exception):
@@ -338,12 +343,11 @@ def _stop_after(network: nn.Module, places: Sequence[_Place]) -> RemovableHandle
 
 
 def _places(teacher: Any, layers: Sequence[Any]) -> list[_Place]:
-    """Return the places at which the teacher's states are recorded."""
-    places: list[_Place] = [(teacher.embeddings.LayerNorm, "output")]
+    """Return the places at which the teacher's states are recorded: those from which the others are computed."""
+    places: list[_Place] = [(teacher.embeddings.LayerNorm, "input")]
     for layer in layers:
-        places += [(layer, "input"), (layer.attention.output.dense, "input"), (layer.output.dense, "input")]
-        for norm in (layer.attention.output.LayerNorm, layer.output.LayerNorm):
-            places += [(norm, "input"), (norm, "output")]
+        inside = (layer.attention.output.dense, layer.attention.output.LayerNorm, layer.output.LayerNorm)
+        places += [(part, "input") for part in (layer, *inside)]
     return places
 
 
@@ -354,11 +358,10 @@ def _compose(weight: Tensor, bias: Tensor, lift: Tensor, shift: Tensor, into: nn
 
 
 def _keep(seen: list[Tensor], what: str) -> Callable[..., None]:
-    """Return a hook that records a module's first argument (``input``), second (``residual``) or ``output``."""
+    """Return a hook that records a module's first argument (``input``) or its second (``residual``)."""
 
-    def hook(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        arguments = (*inputs, *keywords.values())
-        seen.append(output if what == "output" else arguments[what == "residual"])
+    def hook(_: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], _output: Any) -> None:
+        seen.append((*inputs, *keywords.values())[what == "residual"])
 
     return hook
 
