@@ -40,7 +40,7 @@ from embedkit.training.recipes.stage import (
     one_stage,
     read_texts,
     read_vectors,
-    report_truncation,
+    report_truncated_texts,
 )
 from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.students import build_student, find_start
@@ -293,7 +293,7 @@ class Run:
         student, inputs = self._build_student(folder.name)
         run = self.read_teachers(folder.space if folder.is_begun and folder.space.exists() else None)
         if student is not None and processes.first():
-            report_truncation(run.data, student.tokenizer)
+            report_truncated_texts(run.data, student.tokenizer)
         with run._claimed(folder, student, run.data.inputs(self.config) | inputs):  # noqa: SLF001
             stage = Stage(self.config, run.data, folder, self.control)
             state = self.recipe.function(stage, self.config.settings, student)

@@ -34,7 +34,7 @@ from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows, SourceConfig, read_rows, row_hash
 from embedkit.training.method import Batch, BatchSpec, PairTrainingModule
 from embedkit.training.recipes.score_distillation import ranking_evaluation, ranking_sets
-from embedkit.training.recipes.stage import Recipe, Stage
+from embedkit.training.recipes.stage import Recipe, Stage, report_truncated_pairs
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import load_cross_encoder
 
@@ -232,6 +232,7 @@ def _train(stage: Stage, settings: LabelledPairsConfig, _: None) -> TrainState:
             "%s pairs occur with different labels in %s: each learns their mean",
             *(f"{labels.disputed:,}", settings.label),
         )
+    report_truncated_pairs(labels.corpus, student.tokenizer, "settings.length")
     made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
     evaluate = ranking_evaluation(config, settings.dev, student)
     if settings.loss == "bce":

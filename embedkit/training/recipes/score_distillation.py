@@ -49,7 +49,13 @@ from embedkit.training.corpus import Corpus, Rows, SourceConfig
 from embedkit.training.loop import RunControl, Scores
 from embedkit.training.method import Batch, BatchSpec, PairTrainingModule
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
-from embedkit.training.recipes.stage import Recipe, Stage, corpus_inputs
+from embedkit.training.recipes.stage import (
+    Recipe,
+    Stage,
+    corpus_inputs,
+    report_truncation,
+    spaced_rows,
+)
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import adjust, load_cross_encoder
 from embedkit.training.teachers import TeacherConfig
@@ -173,6 +179,9 @@ def _train(stage: Stage, settings: ScoreDistillationConfig, _: None) -> TrainSta
     student = _student(config, settings, pairs)
     method = PairTrainingModule(student, functools.partial(pair_loss, settings.loss), group=settings.group)
     tokenizer = PairTokenizer(student.tokenizer.json, min(student.max_length, settings.length))
+    rows = spaced_rows(len(queries))
+    sample = list(zip(queries.texts(rows), passages.texts(pairs.candidates[rows, 0]), strict=True))
+    report_truncation(tokenizer, sample, "pairs exceed settings.length")
     batches = PairGroups(
         pairs, tokenizer, batch_size=config.optim.batch_size, group=settings.group, seed=config.seed
     )

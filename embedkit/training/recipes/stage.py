@@ -19,7 +19,7 @@ from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs, load_scored_pai
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder, to_device
 from embedkit.protocols import TextEncoder
-from embedkit.runtime.tokenization import Tokenizer
+from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.training import processes
 from embedkit.training.batches import Batches, BatchSource, check_batches, chunk_view
 from embedkit.training.config import RunConfig
@@ -175,21 +175,43 @@ def read_vectors(
 _LENGTH_SAMPLE = 2000
 
 
-def report_truncation(data: RunData, tokenizer: Tokenizer) -> None:
-    """Log the share of texts that student and teachers truncate, by a sample of each column.
+def spaced_rows(count: int) -> Rows:
+    """Return evenly spaced ones of ``count`` rows, some thousands at most."""
+    return np.unique(np.linspace(0, count - 1, min(count, _LENGTH_SAMPLE)).astype(np.int64))
+
+
+def report_truncated_texts(data: RunData, tokenizer: Tokenizer) -> None:
+    """Log the share of texts that student and teachers truncate, by a sample of each column."""
+    rows = spaced_rows(len(data.corpus))
+    texts = [text for view in range(data.corpus.views) for text in data.corpus.texts(rows, view)]
+    limits = {teacher.name: teacher.max_length for teacher in data.teachers if isinstance(teacher, CachedVectors)}
+    report_truncation(tokenizer, texts, "texts exceed student.max_length", limits)
+
+
+def report_truncated_pairs(corpus: Corpus, tokenizer: PairTokenizer, setting: str) -> None:
+    """Log the share of pairs of a corpus' two columns that exceed a setting, by a sample."""
+    rows = spaced_rows(len(corpus))
+    pairs = list(zip(corpus.texts(rows, 0), corpus.texts(rows, 1), strict=True))
+    report_truncation(tokenizer, pairs, f"pairs exceed {setting}")
+
+
+def report_truncation(
+    tokenizer: Tokenizer | PairTokenizer,
+    items: Sequence[Any],
+    described: str,
+    limits: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Log the share of a sample of texts or pairs that is truncated; ``limits`` are those of teachers, in tokens.
 
     A student cannot learn what its teacher says of text that the student does not see.
     """
-    rows = np.unique(np.linspace(0, len(data.corpus) - 1, min(len(data.corpus), _LENGTH_SAMPLE)).astype(np.int64))
-    texts = [text for view in range(data.corpus.views) for text in data.corpus.texts(rows, view)]
-    cut = tokenizer.tokenize(texts).truncated
-    limits = {teacher.name: teacher.max_length for teacher in data.teachers if isinstance(teacher, CachedVectors)}
+    cut = tokenizer.tokenize(items).truncated
     reading = "".join(f"; teacher {name} reads {length}" for name, length in limits.items())
     if cut:
         logger.log(
             logging.WARNING if any(length > tokenizer.max_length for length in limits.values()) else logging.INFO,
-            "about %.1f %% of the texts exceed student.max_length = %d tokens and are truncated%s",
-            *(100 * cut / len(texts), tokenizer.max_length, reading),
+            "about %.1f %% of the %s = %d tokens and are truncated%s",
+            *(100 * cut / len(items), described, tokenizer.max_length, reading),
         )
 
 

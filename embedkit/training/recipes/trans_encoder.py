@@ -52,7 +52,7 @@ from embedkit.training.method import (
     unit_embeddings,
 )
 from embedkit.training.optim import OptimConfig
-from embedkit.training.recipes.stage import Recipe, Stage
+from embedkit.training.recipes.stage import Recipe, Stage, report_truncated_pairs
 from embedkit.training.run_folder import RunFolder, TrainState
 
 logger = logging.getLogger(__name__)
@@ -246,6 +246,7 @@ def _label(network: SentenceEncoder | PairEncoder, stage: Stage) -> FloatArray:
 
 def _train_cross(stage: Stage, settings: TransEncoderConfig, member: _Member, labels: FloatArray) -> TrainState:
     cross, dev = _start_cross(member, settings, stage.config), stage.data.dev
+    report_truncated_pairs(stage.data.corpus, cross.tokenizer, "settings.cross_length")
     batches = PairBatchSource(
         stage.data.corpus,
         cross.tokenizer,

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import math
 
 import pytest
@@ -70,6 +71,18 @@ def test_a_cross_encoder_learns_to_order_by_the_labels(recipe, tmp_path, loss):
     gaps = [model.predict(relevant).mean() - model.predict(irrelevant).mean() for model in (before, after)]
     assert gaps[0] < 0.05
     assert gaps[1] > 0.2
+
+
+def test_truncated_pairs_are_reported(recipe, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    recipe["settings"]["length"] = 9
+    train({**recipe, "optim": {"batch_size": 12, "steps": 1}}, tmp_path / "run")
+    tokens = PairEncoder.load(tmp_path / "start", max_length=9).tokenizer.tokenize(
+        [(row["query"], row["passage"]) for row in ROWS]
+    )
+    share = 100 * tokens.truncated / len(ROWS)
+    assert 0 < share < 100
+    assert f"about {share:.1f} % of the pairs exceed settings.length = 9 tokens and are truncated" in caplog.text
 
 
 @pytest.mark.parametrize("loss", ["bce", "listwise"])
