@@ -94,6 +94,9 @@ def _ignore_new_connections(listening: socket.socket) -> None:
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
+_HANDSHAKES_S = 0.25
+
+
 class Listener:
     """A listening socket. The event loop's own servers close theirs with connections left in the backlog.
 
@@ -128,10 +131,14 @@ class Listener:
             self._resume()
 
     async def stop(self, *, others_accept: bool = False) -> None:
-        """Accept the connections in the backlog, unless other processes accept them, and no more."""
-        self._pause()
+        """Accept connections that have begun, unless other processes accept them, and no more.
+
+        A handshake in progress when new connections are ignored ends within a round trip, on a busy machine later.
+        """
         if not others_accept:
             _ignore_new_connections(self._socket)
+            await asyncio.sleep(_HANDSHAKES_S)
+        self._pause()
         with self._socket, contextlib.suppress(OSError):  # the backlog is empty, or too many files are open
             while not others_accept:
                 self._accept()

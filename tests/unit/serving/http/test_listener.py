@@ -83,6 +83,24 @@ def test_a_connection_that_arrives_as_the_listener_stops_is_kept(steps):
     assert asyncio.run(stop_after(bind("127.0.0.1", 0))) == b"kept"
 
 
+def test_a_handshake_that_ends_while_the_listener_stops_is_kept(monkeypatch):
+    """The last segment may be processed after new connections are ignored."""
+    monkeypatch.setattr("embedkit.serving.http.server._ignore_new_connections", lambda _: None)
+
+    async def stop_meanwhile(bound):
+        loop, listener, address = asyncio.get_running_loop(), listener_of(bound), bound.getsockname()
+        listener.start()
+        stopping = asyncio.create_task(listener.stop())
+        await asyncio.sleep(0)
+        with socket.create_connection(address, timeout=5) as client:
+            await stopping
+            client.setblocking(False)
+            await loop.sock_sendall(client, b"kept")
+            return await asyncio.wait_for(loop.sock_recv(client, 100), 5)
+
+    assert asyncio.run(stop_meanwhile(bind("127.0.0.1", 0))) == b"kept"
+
+
 def test_a_listener_continues_after_too_many_files_were_open(monkeypatch):
     async def run_out_of_files(bound):
         listener = listener_of(bound)
