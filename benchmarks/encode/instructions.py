@@ -33,9 +33,9 @@ from typing import Any
 from run import HERE, Peer, describe, prepare, read_texts, take_turns
 
 from embedkit import Encoder
-from embedkit.runtime.bert_reader import read_bert
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.kernel_backend import native_instructions
+from embedkit.runtime.network import read_network
 
 sys.path.insert(0, str(HERE.parents[1]))
 from build_kernels import machine_flags
@@ -124,7 +124,7 @@ def start(
 
 def operations(path: Path, texts: dict[str, list[str]]) -> dict[str, float]:
     """Kind of text -> multiplications and additions of products with weights, for all texts of it."""
-    graph, encoder = read_bert(read_bundle(path).model), Encoder.load(path)
+    graph, encoder = read_network(read_bundle(path).model), Encoder.load(path)
     assert graph is not None
     of_token = 2 * sum(product.weight.size for layer in graph.layers for product in layer.products)
     of_text = 0 if graph.head is None else 2 * graph.head.weight.size

@@ -4,6 +4,8 @@ Nothing is traced, so the graph does not depend on the versions of torch and tra
 is intentional. Some computations are folded into the weights: query, key and value are one product that includes
 the scale of the queries, and position rows include the single token type of a text. The position table ends at
 ``max_length``, the word table at the last id of the tokenizer.
+
+The metadata describe the network for embedkit's kernel, which does not read the graph (``runtime/network.py``).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.static import STATIC
 from embedkit.protocols import FloatArray
+from embedkit.runtime.network import NETWORK_KEY, LayerNames, NetworkNames
 
 _FAMILY = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")
 # The same network under other names, and ModernBERT; DistilBERT's cross-encoders end in another activation.
@@ -153,15 +156,24 @@ def _activation(config: Any) -> str:
 
 
 def write_bert(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
-    """Write the graph of an encoder or a cross-encoder that passes :func:`is_bert`."""
+    """Write and describe the graph of an encoder or a cross-encoder that passes :func:`is_bert`."""
+    writer = _choose_writer(model, arithmetic)
+    graph = writer.write()
+    if writer.network:
+        onnx.helper.set_model_props(graph, {NETWORK_KEY: NetworkNames(**writer.network).to_json()})
+    return graph
+
+
+def _choose_writer(
+    model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic
+) -> _EncoderWriter | _CrossEncoderWriter:
     weights = _read_weights(model)
     is_modern = model.config.model_type == "modernbert"
     if isinstance(model, PairEncoder):
-        writer = _ModernCrossEncoderWriter if is_modern else _CrossEncoderWriter
-        return writer(model, weights, arithmetic).write()
+        return (_ModernCrossEncoderWriter if is_modern else _CrossEncoderWriter)(model, weights, arithmetic)
     if model.config.model_type == STATIC:
-        return _StaticWriter(model, weights, arithmetic).write()
-    return (_ModernEncoderWriter if is_modern else _EncoderWriter)(model, weights, arithmetic).write()
+        return _StaticWriter(model, weights, arithmetic)
+    return (_ModernEncoderWriter if is_modern else _EncoderWriter)(model, weights, arithmetic)
 
 
 class _BodyWriter:
@@ -186,6 +198,12 @@ class _BodyWriter:
             self.first_position = _MPNET_FIRST_POSITION
         self.typed = False
         self.graph = GraphWriter()
+        self.network: dict[str, Any] = {  # its description, in terms of NetworkNames
+            "heads": self.heads if self.layers else 1,
+            "epsilon": self.epsilon,
+            "gelu": "tanh" if self.gelu == "tanh" else "erf",
+            "layers": [],
+        }
 
     def body(self) -> tuple[str, str]:
         """Write the body; return the states ``(B, L, H)`` and the mask as floats ``(B, L)``."""
@@ -221,10 +239,12 @@ class _BodyWriter:
         position_rows = self._place(graph.constant(f"{name}.position_embeddings.weight", positions))
         word_rows = self.arithmetic.gather(graph, f"{name}.word_embeddings", words, "input_ids")
         rows = graph.add("Add", f"{name}.sum", word_rows, position_rows)
+        self.network |= {"words": f"{name}.word_embeddings", "positions": f"{name}.position_embeddings.weight"}
         if self.typed and types is not None:
-            table = graph.constant(f"{name}.token_type_embeddings.weight", types)
+            table = self.network["types"] = graph.constant(f"{name}.token_type_embeddings.weight", types)
             type_rows = graph.add("Gather", f"{name}.token_type_embeddings", table, "token_type_ids")
             rows = graph.add("Add", f"{name}.typed_sum", rows, type_rows)
+        self.network["norm"] = f"{name}.LayerNorm"
         return self._normalise(f"{name}.LayerNorm", rows)
 
     def _place(self, table: str) -> str:
@@ -232,6 +252,7 @@ class _BodyWriter:
         graph, name = self.graph, "embeddings.position_embeddings"
         if not self.first_position:
             return graph.add("Slice", name, table, graph.integers(0), self._length(), graph.integers(0))
+        self.network["padding_id"] = self.first_position - 1
         skipped = graph.constant("padding_id", np.array(self.first_position - 1))
         is_counted = graph.add("Not", "is_counted", graph.add("Equal", "is_skipped", "input_ids", skipped))
         counted = graph.add("Cast", "counted", is_counted, to=TensorProto.INT64)
@@ -250,7 +271,7 @@ class _BodyWriter:
         graph, table = self.graph, self.weights[_BIAS_OF_DISTANCES]
         farthest = table.shape[1] // 2
         rows = graph.add("Add", "rows_of_distances", self._distances(self._length()), graph.integers(farthest))
-        stored = graph.constant(f"{_BIAS_OF_DISTANCES}.weight", table)
+        stored = self.network["bias"] = graph.constant(f"{_BIAS_OF_DISTANCES}.weight", table)
         return graph.add("Gather", _BIAS_OF_DISTANCES, stored, rows, axis=1)
 
     def _length(self) -> str:
@@ -267,6 +288,16 @@ class _BodyWriter:
 
     def _layer(self, name: str, states: str, ignored: str) -> str:
         graph, attention = self.graph, f"{name}.attention"
+        self.network["layers"].append(
+            LayerNames(
+                qkv=f"{attention}.self.projection",
+                attention_output=f"{attention}.output.dense",
+                attention_norm=f"{attention}.output.LayerNorm",
+                ffn_in=f"{name}.intermediate.dense",
+                ffn_out=f"{name}.output.dense",
+                norm=f"{name}.output.LayerNorm",
+            )
+        )
         context = self._attend(f"{attention}.self", states, ignored)
         mixed = self._linear(f"{attention}.output.dense", context)
         mixed = graph.add("Add", f"{attention}.residual", mixed, states)
@@ -334,9 +365,12 @@ class _EncoderWriter(_BodyWriter):
         graph, head = self.graph, self.model.head
         states, mask = self.body()
         pooled = self._pool(states, mask)
+        self.network["pooling"] = self.model.pooling
         if self.model.memory is not None:
+            self.network["memory"] = MEMORY_ROWS
             pooled = graph.add("Concat", "with_memory", pooled, self._remember(mask), axis=1)
         if head is not None:
+            self.network |= {"head": "head.linear", "activation": head.activation}
             pooled = self._linear("head.linear", pooled)
         if head is not None and head.activation == "tanh":
             pooled = graph.add("Tanh", "head", pooled)
@@ -357,12 +391,14 @@ class _ModernWriter(_BodyWriter):
     def _embed(self) -> str:
         name = "embeddings.tok_embeddings"
         words = self.weights[f"{name}.weight"][: self.vocabulary_size]
+        self.network |= {"words": name, "norm": "embeddings.norm", "pre_norm": True, "gated": True}
         return self._normalise("embeddings.norm", self.arithmetic.gather(self.graph, name, words, "input_ids"))
 
     def _layers(self, states: str, ignored: str) -> str:
         graph, kinds = self.graph, _kinds_of_layers(self.config)
         length = self._length()
         rotations = {kind: self._rotation(kind, length) for kind in dict.fromkeys(kinds)}
+        self.network["rotations"] = [f"rotation.{kind}" for kind in rotations]
         masks = {_GLOBAL: ignored}
         if _LOCAL in kinds:
             masks[_LOCAL] = graph.add("Add", "outside", ignored, self._far(length))
@@ -376,7 +412,20 @@ class _ModernWriter(_BodyWriter):
             residual = graph.add("Add", f"layers.{index}.attended", context, residual)
             states = self._open(f"layers.{index}.mlp", self._normalise(f"layers.{index}.mlp_norm", residual))
             residual = graph.add("Add", f"layers.{index}.sum", states, residual)
-            states = self._normalise("final_norm" if last else f"layers.{index + 1}.attn_norm", residual)
+            norm = "final_norm" if last else f"layers.{index + 1}.attn_norm"
+            states = self._normalise(norm, residual)
+            self.network["layers"].append(
+                LayerNames(
+                    qkv=f"layers.{index}.attn.Wqkv",
+                    attention_output=f"layers.{index}.attn.Wo",
+                    attention_norm=f"layers.{index}.mlp_norm",
+                    ffn_in=f"layers.{index}.mlp.Wi",
+                    ffn_out=f"layers.{index}.mlp.Wo",
+                    norm=norm,
+                    rotation=list(rotations).index(kind),
+                    window=self._window if kind == _LOCAL else None,
+                )
+            )
         return states
 
     def _rotation(self, kind: str, length: str) -> tuple[str, str]:
@@ -402,11 +451,15 @@ class _ModernWriter(_BodyWriter):
         second = graph.add("Add", f"{right}_rotated", times(right, cosines), times(left, sines))
         return graph.add("Concat", f"{rows}_rotated", first, second, axis=3)
 
+    @property
+    def _window(self) -> int:
+        return int(self.config.local_attention // 2)
+
     def _far(self, length: str) -> str:
         """Compute what is added to the scores of keys beyond the window: ``(L, L)``."""
         graph = self.graph
         distances = graph.add("Abs", "absolute_distances", self._distances(length))
-        window = graph.constant("window", np.array(self.config.local_attention // 2))
+        window = graph.constant("window", np.array(self._window))
         far = graph.add("Cast", "far", graph.add("Greater", "is_far", distances, window), to=TensorProto.FLOAT)
         return graph.add("Mul", "far_scores", far, graph.number("masked", _MASKED))
 
@@ -430,9 +483,16 @@ class _ModernWriter(_BodyWriter):
 class _StaticWriter(_EncoderWriter):
     """Writes the mean of word vectors, and what follows it."""
 
+    def write(self) -> onnx.ModelProto:
+        graph = super().write()
+        if self.model.pooling != "mean" or self.model.memory is not None:
+            self.network = {}  # embedkit's kernel averages one table
+        return graph
+
     def body(self) -> tuple[str, str]:
         mask = self.graph.add("Cast", "mask", "attention_mask", to=TensorProto.FLOAT)
         table = self.weights["words.weight"][: self.vocabulary_size]
+        self.network["memory"] = "words"  # whose mean is all there is
         return self.arithmetic.gather(self.graph, "words", table, "input_ids"), mask
 
 
@@ -450,6 +510,12 @@ class _CrossEncoderWriter(_BodyWriter):
 
     def write(self) -> onnx.ModelProto:
         graph, classifier = self.graph, self.classifier
+        self.network |= {
+            "head": classifier.dense,
+            "activation": classifier.activation,
+            "head_norm": classifier.norm,
+            "score": classifier.last,
+        }
         pooled = self._linear(classifier.dense, self._pool(*self.body()))
         if classifier.activation == "gelu":
             pooled = graph.add("Gelu", "pooled", pooled, approximate=self.gelu)
@@ -464,6 +530,7 @@ class _CrossEncoderWriter(_BodyWriter):
 
     def _pool(self, states: str, mask: str) -> str:
         is_mean = getattr(self.config, "classifier_pooling", "cls") == "mean"  # ModernBERT has both
+        self.network["pooling"] = "mean" if is_mean else "cls"
         return self._mean(states, mask, "states.") if is_mean else self.first_states("first_states", states)
 
 

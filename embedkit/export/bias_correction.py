@@ -22,7 +22,7 @@ from embedkit.export.activation_stats import InputStatistics
 from embedkit.export.gates import Gate, rounded
 from embedkit.modeling.int4 import INT4_ERROR
 from embedkit.protocols import FloatArray
-from embedkit.runtime.bert_weights import WordTable
+from embedkit.runtime.network import WordTable
 
 
 def measure_shifts(

@@ -15,10 +15,9 @@ from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import DenseHead, SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
 from embedkit.protocols import FloatArray
-from embedkit.runtime.bert_reader import read_bert
-from embedkit.runtime.bert_weights import BertWeights, Layer, Norm, Product
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.find import find_bundle
+from embedkit.runtime.network import Layer, Network, Norm, Product, read_network
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_new"}
@@ -88,7 +87,7 @@ def cross_from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: in
     network = BertForSequenceClassification(config)
     weights = {f"bert.{name}": values for name, values in _weights(bert).items()}
     weights |= _product("bert.pooler.dense", cast("Product", bert.head))
-    weights |= _product("classifier", cast("Product", bert.last))
+    weights |= _product("classifier", cast("Product", bert.score))
     network.load_state_dict({name: torch.tensor(values) for name, values in weights.items()})
     return PairEncoder(network, tokenizer, name=manifest.name).eval()
 
@@ -103,13 +102,13 @@ def load_bundle(bundle: Bundle, *, max_length: int | None = None) -> SentenceEnc
     return load(bundle, max_length=max_length)
 
 
-def _read(source: str | os.PathLike[str] | Bundle, expected: str) -> tuple[Bundle, BertWeights]:
+def _read(source: str | os.PathLike[str] | Bundle, expected: str) -> tuple[Bundle, Network]:
     """Return a bundle, which must hold ``"an encoder"`` or ``"a cross-encoder"``, and the weights in its graph."""
     bundle = source if isinstance(source, Bundle) else read_bundle(source)
     found = {"encoder": "an encoder", "cross-encoder": "a cross-encoder"}[bundle.manifest.kind]
     if found != expected:
         raise ModelError(f"{bundle.path} contains {found}, expected {expected}")
-    bert = read_bert(bundle.model, pairs=bundle.manifest.kind == "cross-encoder")
+    bert = read_network(bundle.model)
     if bert is None or not bert.is_bert:
         network = "its graph is not embedkit's own BERT in float32 or int8"
         network = network if bert is None else "it is an MPNet or a ModernBERT"
@@ -120,13 +119,13 @@ def _read(source: str | os.PathLike[str] | Bundle, expected: str) -> tuple[Bundl
     return bundle, bert
 
 
-def _backbone(bert: BertWeights, tokenizer: Tokenizer) -> BertModel:
+def _backbone(bert: Network, tokenizer: Tokenizer) -> BertModel:
     backbone = BertModel(_config(bert, tokenizer), add_pooling_layer=False)
     backbone.load_state_dict({name: torch.tensor(values) for name, values in _weights(bert).items()})
     return backbone
 
 
-def _config(bert: BertWeights, tokenizer: Tokenizer | PairTokenizer) -> BertConfig:
+def _config(bert: Network, tokenizer: Tokenizer | PairTokenizer) -> BertConfig:
     return BertConfig(
         vocab_size=bert.words.size,
         hidden_size=bert.hidden,
@@ -141,7 +140,7 @@ def _config(bert: BertWeights, tokenizer: Tokenizer | PairTokenizer) -> BertConf
     )
 
 
-def _weights(bert: BertWeights) -> dict[str, FloatArray]:
+def _weights(bert: Network) -> dict[str, FloatArray]:
     """Return all weights of the backbone by their names in transformers."""
     positions = cast("FloatArray", bert.positions)
     weights = {
@@ -188,7 +187,7 @@ def _norm(name: str, norm: Norm) -> dict[str, FloatArray]:
     return {f"{name}.weight": norm.weight, f"{name}.bias": norm.bias}
 
 
-def _head(bert: BertWeights) -> DenseHead | None:
+def _head(bert: Network) -> DenseHead | None:
     if bert.head is None:
         return None
     head = DenseHead(bert.pooled_width, bert.dimension, bert.activation)
@@ -197,7 +196,7 @@ def _head(bert: BertWeights) -> DenseHead | None:
     return head
 
 
-def _memory(bert: BertWeights) -> WordMemory | None:
+def _memory(bert: Network) -> WordMemory | None:
     if bert.memory is None:
         return None
     memory = WordMemory(bert.memory.size, bert.memory.width)

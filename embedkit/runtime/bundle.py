@@ -5,6 +5,7 @@ It is an ordinary ONNX model. The ``metadata_props`` contain what ONNX Runtime d
     embedkit.format       "1"
     embedkit.manifest     JSON, the fields of Manifest
     embedkit.tokenizer    tokenizer.json, or "zlib+base64:" and its compressed form
+    embedkit.network      JSON, the fields of NetworkNames; if embedkit's kernel may run it
     embedkit.golden       JSON: texts, token_ids, vectors (base64 of little-endian float32), tolerance, digests;
                           of a cross-encoder: pairs, token_ids, token_type_ids, scores (likewise), and the same
     embedkit.fingerprint  hex SHA-256 over all top-level fields of the file but this one
@@ -28,6 +29,7 @@ from embedkit.atomic import atomic_file
 from embedkit.errors import BundleError, BundleIntegrityError, BundleVersionError, ModelNotFoundError
 from embedkit.runtime.folders import LFS_ADVICE, LFS_POINTER
 from embedkit.runtime.manifest import Golden, Manifest
+from embedkit.runtime.network import NETWORK_KEY
 from embedkit.runtime.wire import Field, encode_bytes, read_fields, refuse_external_data
 
 FORMAT = 1
@@ -82,8 +84,9 @@ def write_bundle(
 
     Args:
         path: the file to write; an existing one is replaced.
-        model: a serialized ONNX ``ModelProto`` without external data; earlier ``embedkit.`` metadata
-            in it is replaced, other metadata is kept.
+        model: a serialized ONNX ``ModelProto`` without external data; its
+            ``embedkit.network`` must describe it. Earlier ``embedkit.`` metadata is replaced, other metadata is
+            kept.
         manifest: description of the model.
         tokenizer_json: content of a ``tokenizer.json``.
         golden: texts with their embeddings, or pairs with their scores, under this very graph.
@@ -95,7 +98,7 @@ def write_bundle(
         BundleError: the parts do not form a valid bundle.
         StorageError: the file cannot be written.
     """
-    fields = [part for part in read_fields(memoryview(model)) if not _key(part).startswith(_PREFIX)]
+    fields = [part for part in read_fields(memoryview(model)) if not _is_ours(part)]
     fields += [
         _entry("format", str(FORMAT)),
         _entry("manifest", manifest.to_json()),
@@ -218,6 +221,11 @@ def _entry(key: str, value: str) -> Field:
     content = encode_bytes(_KEY, (_PREFIX + key).encode()) + encode_bytes(_VALUE, _utf8(value, key))
     raw = memoryview(encode_bytes(_METADATA, content))
     return Field(_METADATA, raw[len(raw) - len(content) :], raw)
+
+
+def _is_ours(part: Field) -> bool:
+    """Whether a field is metadata that :func:`write_bundle` writes."""
+    return _key(part).startswith(_PREFIX) and _key(part) != NETWORK_KEY
 
 
 def _utf8(text: str, what: str) -> bytes:

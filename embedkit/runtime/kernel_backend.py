@@ -24,9 +24,8 @@ import numpy.typing as npt
 from embedkit.errors import ModelError, ProviderError, shown
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
-from embedkit.runtime.bert_reader import read_bert
-from embedkit.runtime.bert_weights import BertWeights, Norm, Product
 from embedkit.runtime.kernels import bert
+from embedkit.runtime.network import Network, Norm, Product, read_network
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
 from embedkit.threads import available_threads, submit_each
@@ -83,7 +82,7 @@ class KernelBackend:
     """Runs texts or pairs without padding, one batch per thread; thread-safe. Create it with :meth:`choose`.
 
     Args:
-        weights: of a kind that the kernel supports.
+        network: one that the kernel supports.
         threads: number of threads to use; None uses all that are available to this process.
         instructions: see :func:`choose_instructions`.
 
@@ -102,7 +101,7 @@ class KernelBackend:
 
     def __init__(
         self,
-        weights: BertWeights,
+        network: Network,
         *,
         threads: int | None = None,
         instructions: str | None = None,
@@ -110,16 +109,16 @@ class KernelBackend:
         self.instructions = choose_instructions(instructions)
         self.lanes = check_count(threads, "threads") or available_threads()
         self.numerics = NATIVE_NUMERICS
-        self.positions = weights.longest if weights.hidden else None
-        self.vocabulary = weights.words.size
+        self.positions = network.longest if network.hidden else None
+        self.vocabulary = network.words.size
         self.provider = NATIVE
-        self.width = weights.dimension if weights.last is None else None
-        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(weights)] // max(1, _count_weights(weights))
-        self._is_typed = weights.types is not None
+        self.width = network.dimension if network.score is None else None
+        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(network)] // max(1, _count_weights(network))
+        self._is_typed = network.types is not None
         self._sharing = Lock()
         self._logits = False
         try:
-            self._network = bert.Network(**_options(weights, self.instructions))
+            self._network = bert.Network(**_options(network, self.instructions))
         except (ValueError, OverflowError) as error:
             raise ModelError(f"the weights do not fit each other or are no numbers: {error}") from error
 
@@ -158,13 +157,13 @@ class KernelBackend:
         chosen = choose_instructions(instructions)
         is_named = instructions is not None or bool(os.environ.get(_ENVIRONMENT))
         try:
-            weights = _read(model, pairs=pairs)
+            network = _read(model, pairs=pairs)
         except ProviderError:
             if asked:
                 raise
             return None
-        if asked or is_named or _is_preferred(weights, chosen):
-            return cls(weights, threads=threads, instructions=chosen)
+        if asked or is_named or _is_preferred(network, chosen):
+            return cls(network, threads=threads, instructions=chosen)
         return None
 
     @classmethod
@@ -274,36 +273,37 @@ def _types(tokens: Tokens, items: slice, count: int) -> npt.NDArray[np.int32]:
     return TokenIds.of(tokens.type_ids[items]).flat
 
 
-def _read(model: bytes, *, pairs: bool) -> BertWeights:
+def _read(model: bytes, *, pairs: bool) -> Network:
     """Return the weights if the kernel supports them."""
     if bert is None:
         choose_instructions()  # raises the reason
-    weights = read_bert(model, pairs=pairs)
-    if weights is None or not _fits(weights):
+    network = read_network(model)
+    if network is None or (network.score is not None) != pairs or not _fits(network):
         raise ProviderError(
             f"{NATIVE} runs encoders and cross-encoders of the BERT family as embedkit writes them, in fp32 and "
             f"int8, of widths that are multiples of {_MULTIPLE}; this graph is another one"
         )
-    return weights
+    return network
 
 
-def _fits(weights: BertWeights) -> bool:
+def _fits(network: Network) -> bool:
     """Return whether the kernel supports the sizes; if it does not, ONNX Runtime runs the graph."""
-    inputs = (weights.hidden, weights.pooled_width, *(len(layer.ffn_out.weight) for layer in weights.layers))
-    head, lanes = weights.hidden // weights.heads, _LANES * (2 if weights.rotations else 1)
+    inputs = (network.hidden, network.pooled_width, *(len(layer.ffn_out.weight) for layer in network.layers))
+    head, lanes = network.hidden // network.heads, _LANES * (2 if network.rotations else 1)
     return (
-        all(width % _MULTIPLE == 0 for width in (*inputs, weights.dimension))
-        and all(len(layer.ffn_out.weight) == weights.intermediate for layer in weights.layers)
-        and weights.hidden % weights.heads == 0
+        all(width % _MULTIPLE == 0 for width in (*inputs, network.dimension))
+        and all(len(layer.ffn_out.weight) == network.intermediate for layer in network.layers)
+        and network.hidden % network.heads == 0
         and head % lanes == 0
-        and len(weights.rotations) <= _MOST_ROTATIONS
-        and (max(inputs) <= _MOST_INPUTS or not _is_quantized(weights))
+        and len(network.rotations) <= _MOST_ROTATIONS
+        and (network.positions is not None or len(network.rotations) > 0 or not network.hidden)
+        and (max(inputs) <= _MOST_INPUTS or not _is_quantized(network))
     )
 
 
-def _is_preferred(weights: BertWeights, instructions: str) -> bool:
-    return instructions != _PORTABLE and _count_weights(weights) <= _most_weights(
-        instructions, is_quantized=_is_quantized(weights)
+def _is_preferred(network: Network, instructions: str) -> bool:
+    return instructions != _PORTABLE and _count_weights(network) <= _most_weights(
+        instructions, is_quantized=_is_quantized(network)
     )
 
 
@@ -311,35 +311,35 @@ def _most_weights(instructions: str, *, is_quantized: bool) -> int:
     return _MOST_WEIGHTS_ON_ARM[is_quantized] if instructions.startswith("neon") else _MOST_WEIGHTS
 
 
-def _is_quantized(weights: BertWeights) -> bool:
-    return all(product.scales is not None for product in weights.products)
+def _is_quantized(network: Network) -> bool:
+    return all(product.scales is not None for product in network.products)
 
 
-def _count_weights(weights: BertWeights) -> int:
-    return sum(product.weight.size for product in weights.products)
+def _count_weights(network: Network) -> int:
+    return sum(product.weight.size for product in network.products)
 
 
-def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
+def _options(network: Network, instructions: str) -> dict[str, Any]:
     """Return the arguments of a network."""
     return {
-        "hidden": weights.hidden,
-        "heads": weights.heads,
-        "intermediate": weights.intermediate,
-        "memory_width": weights.pooled_width - weights.hidden,
-        "dimension": weights.dimension,
-        "vocabulary": weights.words.size,
-        "epsilon": weights.epsilon,
-        "tanh": weights.gelu == "tanh",
-        "first_token": weights.pooling == "cls",
-        "unit": weights.last is None,
+        "hidden": network.hidden,
+        "heads": network.heads,
+        "intermediate": network.intermediate,
+        "memory_width": network.pooled_width - network.hidden,
+        "dimension": network.dimension,
+        "vocabulary": network.words.size,
+        "epsilon": network.epsilon,
+        "tanh": network.gelu == "tanh",
+        "first_token": network.pooling == "cls",
+        "unit": network.score is None,
         "instructions": instructions,
-        "words": _copy(weights.words.values if weights.hidden else None),
-        "word_scales": _copy(weights.words.scales),
-        "memory": None if weights.memory is None else _copy(weights.memory.values),
-        "memory_scales": None if weights.memory is None else _copy(weights.memory.scales),
-        "positions": _copy(weights.positions if weights.hidden else None),
-        "types": _copy(weights.types),
-        "norm": _norm(weights.norm),
+        "words": _copy(network.words.values if network.hidden else None),
+        "word_scales": _copy(network.words.scales),
+        "memory": None if network.memory is None else _copy(network.memory.values),
+        "memory_scales": None if network.memory is None else _copy(network.memory.scales),
+        "positions": _copy(network.positions if network.hidden else None),
+        "types": _copy(network.types),
+        "norm": _norm(network.norm),
         "layers": [
             (
                 _product(layer.qkv),
@@ -351,17 +351,17 @@ def _options(weights: BertWeights, instructions: str) -> dict[str, Any]:
                 -1 if layer.rotation is None else layer.rotation,
                 -1 if layer.window is None else layer.window,
             )
-            for layer in weights.layers
+            for layer in network.layers
         ],
-        "head": None if weights.head is None else _product(weights.head),
-        "head_activation": weights.activation,
-        "head_norm": None if weights.head_norm is None else _norm(weights.head_norm),
-        "score": None if weights.last is None else _score(weights.last),
-        "bias": weights.bias,
-        "rotations": weights.rotations,
-        "pre_norm": weights.pre_norm,
-        "gated": weights.gated,
-        **({} if weights.padding_id is None else {"padding_id": weights.padding_id}),
+        "head": None if network.head is None else _product(network.head),
+        "head_activation": network.activation,
+        "head_norm": None if network.head_norm is None else _norm(network.head_norm),
+        "score": None if network.score is None else _score(network.score),
+        "bias": network.bias,
+        "rotations": network.rotations,
+        "pre_norm": network.pre_norm,
+        "gated": network.gated,
+        **({} if network.padding_id is None else {"padding_id": network.padding_id}),
     }
 
 
@@ -370,8 +370,8 @@ def _copy(table: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
     return None if table is None else table.copy()
 
 
-def _score(last: Product) -> FloatArray:
-    return np.concatenate([last.weight[:, 0], last.bias]).astype(np.float32)
+def _score(product: Product) -> FloatArray:
+    return np.concatenate([product.weight[:, 0], product.bias]).astype(np.float32)
 
 
 def _norm(norm: Norm) -> tuple[FloatArray, FloatArray]:

@@ -123,7 +123,8 @@ _MEMBERS = {
     "tensor": {},
 }
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # fields of TensorProto
-_GRAPH, _NODE, _INITIALIZER = 7, 1, 5
+_GRAPH, _METADATA, _NODE, _INITIALIZER = 7, 14, 1, 5
+_KEY, _VALUE = 1, 2  # of StringStringEntryProto
 _NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR = 1, 2, 4
 _OUTPUT, _ELEMENT_TYPE, _FLOAT = 12, 1, 1  # of GraphProto and of TypeProto.Tensor
 _TENSOR_SHAPE, _TENSOR_TYPE, _TENSOR_NAME, _RAW_DATA = 1, 2, 8, 9
@@ -165,11 +166,7 @@ def refuse_external_data(model: bytes) -> None:
 
 def largest_initializers(model: bytes, count: int) -> list[Initializer]:
     """The ``count`` weights of the main graph that take most bytes, largest first."""
-    weights = [
-        Initializer(_text(tensor, _TENSOR_NAME), len(tensor))
-        for graph in _messages(memoryview(model), _GRAPH)
-        for tensor in _messages(graph, _INITIALIZER)
-    ]
+    weights = [Initializer(name, len(tensor)) for name, tensor in find_tensors(model).items()]
     return sorted(weights, key=lambda tensor: (-tensor.size_bytes, tensor.name))[:count]
 
 
@@ -189,31 +186,55 @@ def expose_logits(model: bytes) -> tuple[bytes, str | None]:
     return model, None
 
 
-def large_tables(model: bytes, *, least_bytes: int) -> dict[str, npt.NDArray[Any]]:
-    """Return large tables of the main graph by name: weights from which rows are gathered, such as words.
-
-    Tables of types other than float32, float16, int8 and uint8 are omitted.
-
-    Returns:
-        Views of ``model``, or a copy if a table is not aligned.
+def find_metadata(model: bytes, key: str) -> str | None:
+    """Return a text of the model's metadata; None if there is none.
 
     Raises:
         BundleIntegrityError: the bytes are not an ONNX model.
     """
-    weights = {}
-    for graph in _messages(memoryview(model), _GRAPH):
-        tables = {_text(node, _NODE_INPUT) for node in _messages(graph, _NODE) if _is_gather(node)}
-        for tensor in _messages(graph, _INITIALIZER):
-            if len(tensor) >= least_bytes and (name := _text(tensor, _TENSOR_NAME)) in tables:
-                weights[name] = _read_weight(tensor)
-    return {name: weight for name, weight in weights.items() if weight is not None}
+    for entry in _messages(memoryview(model), _METADATA):
+        if _text(entry, _KEY) == key:
+            return _text(entry, _VALUE)
+    return None
 
 
-def _is_gather(node: memoryview) -> bool:
-    return _text(node, _NODE_OPERATOR).startswith("Gather")  # GatherBlockQuantized too
+def find_tensors(model: bytes) -> dict[str, memoryview]:
+    """Return the weights of the main graph by name, as messages for :func:`read_array`.
+
+    Raises:
+        BundleIntegrityError: the bytes are not an ONNX model.
+    """
+    return {
+        _text(tensor, _TENSOR_NAME): tensor
+        for graph in _messages(memoryview(model), _GRAPH)
+        for tensor in _messages(graph, _INITIALIZER)
+    }
 
 
-def _read_weight(tensor: memoryview) -> npt.NDArray[Any] | None:
+def large_tables(model: bytes, *, least_bytes: int) -> dict[str, npt.NDArray[Any]]:
+    """Return large tables of the main graph by name: weights from which rows are gathered, such as words.
+
+    Tables that :func:`read_array` does not support are omitted.
+
+    Raises:
+        BundleIntegrityError: the bytes are not an ONNX model.
+    """
+    gathered = {
+        _text(node, _NODE_INPUT)
+        for graph in _messages(memoryview(model), _GRAPH)
+        for node in _messages(graph, _NODE)
+        if _text(node, _NODE_OPERATOR).startswith("Gather")  # GatherBlockQuantized too
+    }
+    large = {name: tensor for name, tensor in find_tensors(model).items() if len(tensor) >= least_bytes}
+    arrays = {name: read_array(tensor) for name, tensor in large.items() if name in gathered}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def read_array(tensor: memoryview) -> npt.NDArray[Any] | None:
+    """Return the values of a TensorProto as a view of its bytes, or a copy if they are not aligned.
+
+    None if it has no values, another type than float32, float16, int8 or uint8, or another form than raw bytes.
+    """
     shape: list[int] = []
     kind, raw = None, None
     for part in read_fields(tensor):
@@ -223,7 +244,9 @@ def _read_weight(tensor: memoryview) -> npt.NDArray[Any] | None:
             kind = _TYPES.get(part.value)
         elif part.number == _RAW_DATA:
             raw = part.value
-    if kind is None or not isinstance(raw, memoryview) or len(raw) != math.prod(shape) * kind.itemsize:
+    if kind is None or not isinstance(raw, memoryview) or min(shape, default=1) < 1:
+        return None
+    if len(raw) != math.prod(shape) * kind.itemsize:
         return None
     return np.require(np.frombuffer(raw, dtype=kind).reshape(shape), requirements="A")
 

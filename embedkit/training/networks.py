@@ -27,7 +27,7 @@ from torch.nn import functional
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.int4 import quantize_blocks, round_blocks
-from embedkit.runtime.bert_weights import restore_blocks
+from embedkit.runtime.network import restore_blocks
 
 
 @contextlib.contextmanager

@@ -29,13 +29,12 @@ from embedkit.export.quantize import WORD_TABLES
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime import kernel_backend
-from embedkit.runtime.bert_reader import read_bert
-from embedkit.runtime.bert_weights import Layer, Norm, Product
 from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import bundled_names, find_model, published_models
 from embedkit.runtime.kernel_backend import NATIVE, NATIVE_NUMERICS, KernelBackend, native_instructions
 from embedkit.runtime.kernels import bert
+from embedkit.runtime.network import Layer, Norm, Product, read_network
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.onnx_backend import CPU, Session
 from embedkit.runtime.tokenization import Tokenizer, Tokens
@@ -145,7 +144,7 @@ def test_agrees_with_onnx_runtime(
 @pytest.mark.parametrize(("products", "apart"), [("int8-static", "int8-static"), ("int8-smoothed", "int8")])
 def test_smoothed_inputs(make_encoder: Any, tokens: Tokens, products: str, apart: str) -> None:
     content = write(make_encoder(outlier=30.0), products)
-    graph = read_bert(content)
+    graph = read_network(content)
     assert graph is not None
     assert any(product.factors is not None for product in graph.products)
     difference = np.abs(run(KernelBackend.find(content), tokens) - run_alone(content, tokens))
@@ -263,7 +262,7 @@ def teams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_threads_that_share_a_batch_change_no_bit(
     make_encoder: Any, tokens: Tokens, products: str, pooling: str, family: str, teams: list[int]
 ) -> None:
-    weights = read_bert(write(make_encoder(pooling, family=family), products))
+    weights = read_network(write(make_encoder(pooling, family=family), products))
     for instructions in native_instructions():
         alone = run(KernelBackend(weights, threads=1, instructions=instructions), tokens)
         shared = run(KernelBackend(weights, threads=4, instructions=instructions), tokens)
@@ -282,7 +281,7 @@ def test_threads_share_a_batch_only_where_it_is_the_only_one(teams: list[int]) -
 
 @needs_kernel
 def test_callers_at_the_same_time_form_one_team(make_encoder: Any, tokens: Tokens, teams: list[int]) -> None:
-    network = KernelBackend(read_bert(write(make_encoder())), threads=2)
+    network = KernelBackend(read_network(write(make_encoder())), threads=2)
     expected = run(network, tokens)
     with network._sharing:
         assert np.array_equal(run(network, tokens), expected)
@@ -301,7 +300,7 @@ def test_a_team_is_no_larger_than_the_kernel_allows(
         bert.make_team("portable", most + 1)
     teams.clear()
     monkeypatch.setattr(kernel_backend, "_TEAM", range(2, 4))
-    run(KernelBackend(read_bert(write(make_encoder())), threads=8), tokens)
+    run(KernelBackend(read_network(write(make_encoder())), threads=8), tokens)
     assert teams == [3]
 
 
@@ -310,7 +309,7 @@ def test_a_team_is_no_larger_than_the_kernel_allows(
 def test_a_text_is_computed_where_fewer_threads_can_be_started(
     make_encoder: Any, tokens: Tokens, teams: list[int], monkeypatch: pytest.MonkeyPatch, started: int
 ) -> None:
-    network = KernelBackend(read_bert(write(make_encoder())), threads=3)
+    network = KernelBackend(read_network(write(make_encoder())), threads=3)
     expected = run(network, tokens)
 
     limit_threads(monkeypatch, started)
@@ -320,7 +319,7 @@ def test_a_text_is_computed_where_fewer_threads_can_be_started(
 
 @needs_kernel
 def test_a_failed_run_dismisses_its_team(make_encoder: Any, teams: list[int]) -> None:
-    network = KernelBackend(read_bert(write(make_encoder())), threads=3)
+    network = KernelBackend(read_network(write(make_encoder())), threads=3)
     with pytest.raises(ModelError, match="token id 1000000"):
         run(network, Tokens([[1_000_000] * 9], []))
     assert teams == [3]
@@ -348,7 +347,7 @@ class TestTeams:
 
     def test_a_team_has_one_run(self, make_encoder: Any) -> None:
         bert = kernel_backend.bert
-        network = KernelBackend(read_bert(write(make_encoder())), instructions="portable")
+        network = KernelBackend(read_network(write(make_encoder())), instructions="portable")
         ids, starts, rows = (
             np.array(numbers, dtype=np.int32) for numbers in ([1, 2], [0, 2], [0] * network.width)
         )
@@ -364,7 +363,7 @@ class TestTeams:
         fastest = native_instructions()[0]
         if fastest == "portable":
             pytest.skip("one instruction set")
-        network = KernelBackend(read_bert(write(make_encoder())), instructions="portable")
+        network = KernelBackend(read_network(write(make_encoder())), instructions="portable")
         empty = np.zeros(1, dtype=np.int32)
         team = kernel_backend.bert.make_team(fastest, 2)
         with pytest.raises(ValueError, match="other instructions"):
@@ -428,7 +427,7 @@ def test_an_interrupted_call_leaves_a_working_encoder() -> None:
 def test_a_graph_of_sizes_that_it_does_not_support_is_left_to_onnx_runtime(
     make_encoder: Any, monkeypatch: pytest.MonkeyPatch, graph: str
 ) -> None:
-    weights = read_bert(write(make_encoder(family="modernbert" if graph == "rotations" else "bert"), "int8"))
+    weights = read_network(write(make_encoder(family="modernbert" if graph == "rotations" else "bert"), "int8"))
     assert weights is not None
     first, *others = weights.layers
     wide = np.ones((65_856, 64), dtype=np.int8)
@@ -441,7 +440,7 @@ def test_a_graph_of_sizes_that_it_does_not_support_is_left_to_onnx_runtime(
     changed = dataclasses.replace(weights, **changes[graph])
     with pytest.raises(ModelError, match="do not fit"):
         KernelBackend(changed)
-    monkeypatch.setattr(kernel_backend, "read_bert", lambda model, *, pairs: changed)
+    monkeypatch.setattr(kernel_backend, "read_network", lambda model: changed)
     assert KernelBackend.choose(b"") is None
 
 
@@ -464,7 +463,7 @@ def test_steps_too_small_for_their_inverse_give_the_same_bits_on_every_instructi
     make_encoder: Any, step: float | None, value: float
 ) -> None:
     """The inverse is infinite, and 0 times it is NaN, which becomes byte 0."""
-    graph = read_bert(write(make_encoder("mean", None, num_hidden_layers=0), "int8"))
+    graph = read_network(write(make_encoder("mean", None, num_hidden_layers=0), "int8"))
     assert graph is not None
     weight = np.random.default_rng(0).integers(-100, 100, (64, 64)).astype(np.int8)
     ones, zeros = np.ones(64, dtype=np.float32), np.zeros(64, dtype=np.float32)
@@ -481,7 +480,7 @@ def test_steps_too_small_for_their_inverse_give_the_same_bits_on_every_instructi
 @needs_kernel
 def test_a_row_too_long_for_its_length_is_an_error(make_encoder: Any) -> None:
     """All values are finite, but the sum of their squares is not: no unit row exists."""
-    graph = read_bert(write(make_encoder("mean", None), "fp32"))
+    graph = read_network(write(make_encoder("mean", None), "fp32"))
     assert graph is not None
     last = graph.layers[-1]
     layers = (
@@ -500,7 +499,7 @@ def test_a_row_too_long_for_its_length_is_an_error(make_encoder: Any) -> None:
 def test_rows_of_equal_values_and_texts_without_tokens(
     make_encoder: Any, pooling: str, memory: int | None
 ) -> None:
-    graph = read_bert(write(make_encoder(pooling, None, memory=memory), "int8"))
+    graph = read_network(write(make_encoder(pooling, None, memory=memory), "int8"))
     assert graph is not None
     flat = dataclasses.replace(graph, norm=dataclasses.replace(graph.norm, weight=np.zeros(64, dtype=np.float32)))
     rows = run(KernelBackend(flat), Tokens([[5, 6], [], [7]], []))
@@ -560,7 +559,7 @@ class TestSizes:
     @needs_kernel
     @pytest.mark.parametrize("part", ["bias", "scales", "weight", "factors"])
     def test_of_a_product(self, make_encoder: Any, part: str) -> None:
-        graph = read_bert(write(make_encoder(outlier=30.0), "int8-static"))
+        graph = read_network(write(make_encoder(outlier=30.0), "int8-static"))
         assert graph is not None
         for layer in ("qkv", "attention_output", "ffn_in", "ffn_out"):
             product: Product = getattr(graph.layers[0], layer)
@@ -574,7 +573,7 @@ class TestSizes:
     @needs_kernel
     @pytest.mark.parametrize("words", WORD_TABLES)
     def test_of_the_words(self, make_encoder: Any, words: str) -> None:
-        graph = read_bert(write(make_encoder(), words=words))
+        graph = read_network(write(make_encoder(), words=words))
         assert graph is not None
         table, scales = graph.words, graph.words.scales
         broken = [dataclasses.replace(table, values=table.values[:, :-1].copy())]
@@ -588,7 +587,7 @@ class TestSizes:
     @needs_kernel
     @pytest.mark.parametrize("words", WORD_TABLES)
     def test_of_a_memory(self, make_encoder: Any, words: str) -> None:
-        graph = read_bert(write(make_encoder(memory=128), words=words))
+        graph = read_network(write(make_encoder(memory=128), words=words))
         assert graph is not None
         assert graph.memory is not None
         table, scales = graph.memory, graph.memory.scales
@@ -608,7 +607,7 @@ class TestSizes:
 
     @needs_kernel
     def test_of_norms_positions_and_heads(self, make_encoder: Any) -> None:
-        graph = read_bert(write(make_encoder()))
+        graph = read_network(write(make_encoder()))
         assert graph is not None
         norm = dataclasses.replace(graph.norm, bias=graph.norm.bias[1:])
         for broken in (
@@ -621,7 +620,7 @@ class TestSizes:
 
     @needs_kernel
     def test_of_biases(self, make_encoder: Any) -> None:
-        graph = read_bert(write(make_encoder(family="mpnet")))
+        graph = read_network(write(make_encoder(family="mpnet")))
         assert graph is not None
         assert graph.bias is not None
         for broken in (
@@ -635,7 +634,7 @@ class TestSizes:
 
     @needs_kernel
     def test_of_rotations_and_gates(self, make_encoder: Any) -> None:
-        graph = read_bert(write(make_encoder(family="modernbert")))
+        graph = read_network(write(make_encoder(family="modernbert")))
         assert graph is not None
         first, second = graph.rotations
         layer = graph.layers[0]
@@ -762,7 +761,7 @@ class TestNumbers:
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     def test_in_weights(self, make_encoder: Any, value: float) -> None:
         for products, part in (("fp32", "weight"), ("fp32", "bias"), ("int8", "scales"), ("int8", "bias")):
-            graph = read_bert(write(make_encoder(), products))
+            graph = read_network(write(make_encoder(), products))
             assert graph is not None
             broken = getattr(graph.layers[0].ffn_in, part).copy()
             broken.flat[7] = value
@@ -775,7 +774,7 @@ class TestNumbers:
     @pytest.mark.parametrize("products", DIFFERENCE)
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     def test_in_words(self, make_encoder: Any, products: str, value: float) -> None:
-        graph = read_bert(write(make_encoder("cls", None), products))
+        graph = read_network(write(make_encoder("cls", None), products))
         assert graph is not None
         words = graph.words.values.copy()
         words[7, 3] = value

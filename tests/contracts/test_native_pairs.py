@@ -16,10 +16,9 @@ from embedkit.errors import ModelError, ProviderError
 from embedkit.export.pipeline import export
 from embedkit.export.quantize import WORD_TABLES
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.runtime.bert_reader import read_bert
-from embedkit.runtime.bert_weights import Norm
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.kernel_backend import NATIVE, KernelBackend, native_instructions
+from embedkit.runtime.network import Norm, read_network
 from embedkit.runtime.onnx_backend import CPU, Session
 from embedkit.runtime.tokenization import Tokenizer, Tokens
 
@@ -184,22 +183,22 @@ def test_every_instruction_set_gives_the_same_bits(
 
 @needs_kernel
 def test_scores_of_large_logits_do_not_overflow(make_model: Any, tokens: Tokens) -> None:
-    graph = read_bert(write(make_model()), pairs=True)
+    graph = read_network(write(make_model()))
     assert graph is not None
-    assert graph.last is not None
-    great = dataclasses.replace(graph.last, bias=np.array([-2000], dtype=np.float32))
-    assert not KernelBackend(dataclasses.replace(graph, last=great)).run(tokens).any()
+    assert graph.score is not None
+    great = dataclasses.replace(graph.score, bias=np.array([-2000], dtype=np.float32))
+    assert not KernelBackend(dataclasses.replace(graph, score=great)).run(tokens).any()
 
 
 @needs_kernel
 @pytest.mark.parametrize("logits", [False, True])
 def test_a_logit_that_overflows_is_an_error(make_model: Any, tokens: Tokens, *, logits: bool) -> None:
-    graph = read_bert(write(make_model()), pairs=True)
+    graph = read_network(write(make_model()))
     assert graph is not None
-    assert graph.last is not None
-    weight = np.full_like(graph.last.weight, 3e38)
+    assert graph.score is not None
+    weight = np.full_like(graph.score.weight, 3e38)
     weight[::2] *= -1  # the sum is infinite or NaN
-    network = KernelBackend(dataclasses.replace(graph, last=dataclasses.replace(graph.last, weight=weight)))
+    network = KernelBackend(dataclasses.replace(graph, score=dataclasses.replace(graph.score, weight=weight)))
     with pytest.raises(ModelError, match="NaN or infinite"):
         (network.with_logits() if logits else network).run(tokens)
 
@@ -219,14 +218,14 @@ class TestSizes:
     @needs_kernel
     @pytest.mark.parametrize("types", [np.zeros((0, 64)), np.zeros((2, 63)), np.zeros(32)])
     def test_of_token_types(self, make_model: Any, types: Any) -> None:
-        graph = read_bert(write(make_model()), pairs=True)
+        graph = read_network(write(make_model()))
         assert graph is not None
         with pytest.raises(ValueError, match="token types are no rows"):
             KernelBackend(dataclasses.replace(graph, types=types.astype(np.float32)))
 
     @needs_kernel
     def test_of_the_norm_after_the_head(self, make_model: Any) -> None:
-        graph = read_bert(write(make_model("modernbert")), pairs=True)
+        graph = read_network(write(make_model("modernbert")))
         assert graph is not None
         assert graph.head_norm is not None
         weight, bias = graph.head_norm.weight, graph.head_norm.bias

@@ -22,8 +22,8 @@ from embedkit.export.quantize import (
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.int4 import quantize_blocks
 from embedkit.modeling.torch_encoder import TorchEncoder
-from embedkit.runtime.bert_weights import restore_blocks
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.network import restore_blocks
 
 
 @pytest.mark.parametrize("largest", [64, 127])

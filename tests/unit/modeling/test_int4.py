@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.modeling.int4 import INT4_ERROR, quantize_blocks, round_blocks
-from embedkit.runtime.bert_weights import restore_blocks
+from embedkit.runtime.network import restore_blocks
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([10, 32, 96]), st.floats(1e-3, 1e3))
