@@ -204,7 +204,8 @@ def check_export(run: Path) -> None:
 def test_every_recipe_ends_in_a_model(place, recipe, start, parts, way, tmp_path, monkeypatch, capsys):
     train = ["train", *arguments(place, recipe, start, parts)]
     assert main([*train, "-o", str(tmp_path / "straight")]) == 0, capsys.readouterr().err
-    check_export(tmp_path / "straight")
+    if way == "straight" or recipe in ALONE:  # others are exported after two processes
+        check_export(tmp_path / "straight")
     if way == "interrupted":
         resume: list[str] = []
         with stopping(monkeypatch, after=2):
