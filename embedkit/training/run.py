@@ -132,6 +132,7 @@ def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterat
         ("student.pooling", student.pooling != StudentConfig.pooling, ""),
         ("student.max_length", is_longer, ": set settings.length"),
         ("dev.pairs", dev.pairs is not None, ": name re-ranking sets in settings.dev"),
+        ("dev.set", dev.set is not None, ": name re-ranking sets in settings.dev"),
         ("dev.held_out", dev.held_out is not None, ": name re-ranking sets in settings.dev"),
     ):
         if is_set:
@@ -251,10 +252,10 @@ class Run:
     def plan(self) -> Plan:
         """The work of the run."""
         config, data, optim = self.config, self.data, self.config.optim
+        rows = len(data.split.train) if data.extra is None else config.settings.epoch_rows(data.extra)
+        evaluates = bool(data.dev or data.dev_set or data.split.held_out)
         if self.recipe.scores_pairs:
-            rows, evaluates = config.settings.epoch_rows(data.extra), bool(config.settings.dev)
-        else:
-            rows, evaluates = len(data.split.train), bool(data.dev or data.split.held_out)
+            evaluates = bool(config.settings.dev)
         per_epoch, total = total_steps(
             rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
         )

@@ -69,6 +69,8 @@ def pairs(tmp_path):
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
     monkeypatch.setitem(TARGETS, "cpu-vnni", exact_levels())
+    monkeypatch.setattr("embedkit.adaptation.data._FEW", 8)
+    monkeypatch.setattr("embedkit.adaptation.data._FEWEST_TITLES", 8)
 
 
 @pytest.fixture
@@ -94,6 +96,17 @@ def test_labels_make_a_better_bundle_of_the_same_form_with_the_proof_in_its_card
         assert getattr(new.manifest, name) == getattr(old.manifest, name)
     stored = new.manifest.metrics["adaptation"]["measures"]["nDCG@10"]
     assert (stored["before"], stored["after"]) == (measure.before, measure.after)
+
+
+def test_few_labels_are_all_measured_on_by_models_that_did_not_see_them(go, student, pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr("embedkit.adaptation.data._FEW", 100)
+    data = read(Files(pairs=[pairs]), Encoder.load(student))
+    folds = [(set(each.labelled.queries), set(each.held_out.queries)) for each in data.folds()]
+    assert len(data.labelled) == len(set.union(*(held_out for _, held_out in folds))) == 40
+    assert all(not learnt & held_out and len(learnt | held_out) == 40 for learnt, held_out in folds)
+    found = go()
+    assert found.proof.measures["nDCG@10"].rows == 40
+    assert found.steps == 80
 
 
 def test_what_is_no_better_is_not_written_unless_forced(go, tmp_path):
@@ -160,10 +173,21 @@ def titled(tmp_path):
 
 
 def test_documents_are_trained_towards_a_teacher_and_measured_by_their_titles(go, titled, student, tmp_path):
-    options = {"teacher": str(student), "force": True, "settings": {"optim": {"steps": 3, "batch_size": 8}}}
+    options = {"teachers": [str(student)], "force": True, "settings": {"optim": {"steps": 3, "batch_size": 8}}}
     options["settings"]["settings"] = {"queue_size": 64}
     found = go(Files(documents=[titled]), **options)
     assert found.proof.measures["nDCG@10"].rows == 8
+
+
+def test_documents_without_titles_are_measured_by_their_first_sentences(student, tmp_path, monkeypatch):
+    monkeypatch.setattr("embedkit.adaptation.data._FEWEST_WORDS", 1)
+    texts = [f"the {who}. {verb}" for who in WHO for verb in VERBS]
+    path = save(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    data = read(Files(documents=[path]), Encoder.load(student))
+    assert len(data.held_out) > 0
+    for query, rows in zip(data.held_out.queries, data.held_out.positives, strict=True):
+        assert {f"{query} {data.held_out.passages[row]}" for row in rows} <= set(texts)
+    assert len(data.documents) == len(texts)
 
 
 def test_documents_alone_need_a_teacher(go, titled):

@@ -1,0 +1,94 @@
+"""Teachers of documents without labels, and their vectors in the space of the model that they teach.
+
+Any encoders teach any model: their vectors are joined as in a run with ``[join]``, and turned so that they lie as
+near to the model's own vectors as a rotation can bring them (orthogonal Procrustes; Schoenemann, 1966). Cosines
+between the teachers' vectors stay, and the model has little to learn anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedkit.errors import ExportError, GateError
+from embedkit.export.pipeline import export_source
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.find import find_known, find_model, is_local
+from embedkit.runtime.manifest import Manifest
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus
+from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
+from embedkit.training.teachers import load_vectors
+
+logger = logging.getLogger("embedkit")
+
+_WHITENING = 0.0
+_SAMPLE = 20_000  # texts
+
+
+def family(path: Path, manifest: Manifest) -> list[str]:
+    """Return the teachers of a model's family that are on this machine.
+
+    All that the model itself was taught by, else ``small`` if it has the model's space, else none.
+    """
+    record = manifest.teacher.get("joined", manifest.teacher)
+    names = [each["name"] for each in record.get("teachers", [record]) if "name" in each]
+    known = [find_known(name) for name in names]
+    if known and all(known):
+        return [str(each) for each in known]
+    if not is_local("small") or find_model("small") == path:
+        return []
+    space = Encoder.load("small").manifest.teacher.get("fingerprint")
+    return ["small"] if space is not None and space == manifest.teacher.get("fingerprint") else []
+
+
+def as_bundle(source: str, cache: Path) -> str:
+    """Return an int8 bundle of a teacher, which encodes several times as fast, or ``source`` if it has none."""
+    if not Path(source).is_dir():
+        return str(find_model(source)) if is_local(source) else source
+    name = Path(source).resolve().name
+    bundle = (
+        cache / "teachers" / f"{name}-{hashlib.sha256(str(Path(source).resolve()).encode()).hexdigest()[:16]}.onnx"
+    )
+    if not bundle.exists():
+        logger.info("export %s to int8, in which it encodes faster", source)
+        try:
+            bundle.parent.mkdir(parents=True, exist_ok=True)
+            export_source(source, bundle, precision="int8")
+        except (ExportError, GateError) as error:
+            logger.warning("%s is used as it is: %s", source, error)
+            return source
+    return str(bundle)
+
+
+def settings_of(teachers: Sequence[str], space: Path) -> dict[str, Any]:
+    """Return the tables of a run with these teachers, joined by the file ``space``."""
+    names = [Path(teacher).name.removesuffix(".onnx") for teacher in teachers]
+    tables = [
+        {"source": source, "name": name, "dtype": "float16"} for source, name in zip(teachers, names, strict=True)
+    ]
+    return {"teachers": tables, "join": {"space": str(space)}}
+
+
+def write_space(config: RunConfig, student: Encoder, path: Path) -> None:
+    """Write the space of a run's teachers, turned towards the student's, by a sample of its text.
+
+    Raises:
+        ModelNotFoundError, ModelError: a teacher cannot be loaded.
+        CacheError: the cache of vectors is damaged.
+    """
+    corpus = Corpus.prepare(config.sources, Path(config.cache))
+    parts = [load_vectors(teacher, corpus, Path(config.cache)) for teacher in config.every_teacher]
+    width = min(student.dimension, sum(part.dimension for part in parts))
+    joined = JoinedVectors(parts, JoinConfig(dimension=width, whitening_power=_WHITENING), len(corpus))
+    rows = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _SAMPLE)).astype(np.int64))
+    own = student.encode_document(corpus.texts(rows), show_progress_bar=False)
+    left, _, right = np.linalg.svd(joined.read(rows, 0).T.astype(np.float64) @ own, full_matrices=False)
+    axes = (joined.space.axes @ (left @ right)).astype(np.float32)
+    dataclasses.replace(joined.space, axes=axes).save(path)
