@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.adaptation.data import Data, Files, read
-from embedkit.adaptation.planning import DATA, SPACE, Part, Planner
+from embedkit.adaptation.data import Data, Files, read, spans
+from embedkit.adaptation.planning import DATA, SPACE, Part, Planner, mean_tokens
 from embedkit.adaptation.proof import Comparison, Proof, Rankings, prove, search
 from embedkit.adaptation.rerankers import MINER, rerank
 from embedkit.adaptation.teachers import as_bundle, family, write_space
@@ -44,7 +44,7 @@ _COSINE = 0.9
 _AGREEMENT = 0.95
 _ERROR = (0.5, 0.5)
 _TOKENS_A_SECOND = 4000  # of training, on one thread, for an encoder of two layers of 192
-_TOKENS = 64, 32  # of a text, among labelled passages and among spans
+_TOKENS = 64  # of a labelled text
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,11 @@ def _summary(part: Part, folds: int) -> str:
     if config.join is None:
         kinds = [f"{len(data.labelled):,} labelled queries"] if data.labelled is not None else []
         kinds += [f"{len(data.graded):,} graded pairs"] if data.graded is not None else []
-        what, tokens = " and ".join(kinds), 3 * batch * _TOKENS[0]
+        what, tokens = " and ".join(kinds), 3.0 * batch * _TOKENS
     else:
         teachers = " and ".join(teacher.name or teacher.source for teacher in config.every_teacher)
-        what, tokens = f"{len(data.documents):,} passages and spans of them towards {teachers}", batch * _TOKENS[1]
+        what = f"{len(data.documents):,} passages and spans of them towards {teachers}"
+        tokens = batch * mean_tokens([*data.documents, *spans(data.documents)])
     minutes = max(1, round(steps * tokens * (1 + folds) / _TOKENS_A_SECOND / 60))
     measured = f", and {folds} times on a part, to measure on the rest" if folds else ""
     time = f"about {minutes} minute{'' if minutes == 1 else 's'}"

@@ -293,12 +293,17 @@ def _heading(record: dict[str, Any]) -> str:
     return normalise(value) if isinstance(value, str) else ""
 
 
-def spans(documents: Sequence[str], *, seed: int, each: int = 2, most: int = 50_000) -> Iterator[str]:
-    """Yield random spans of 4 to 16 words of documents, ``each`` of a document, at most ``most`` in all."""
-    generator = np.random.default_rng([seed, 2])
-    drawn = generator.permutation(len(documents))[: -(-most // each)]
-    for row in np.sort(drawn):
-        words = documents[row].split(" ")
+def sample(documents: Sequence[str], most: int) -> list[str]:
+    """Return at most so many documents, in their order."""
+    rows = np.random.default_rng([_SEED, 1]).permutation(len(documents))[:most]
+    return [documents[row] for row in np.sort(rows)]
+
+
+def spans(documents: Sequence[str], *, each: int = 8) -> Iterator[str]:
+    """Yield random spans of 4 to 16 words of documents, ``each`` of a document: as short as queries."""
+    generator = np.random.default_rng([_SEED, 2])
+    for document in documents:
+        words = document.split(" ")
         for _ in range(each):
             length = int(generator.integers(4, 17))
             start = int(generator.integers(0, max(1, len(words) - length + 1)))

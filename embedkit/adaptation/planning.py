@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.adaptation.data import Data, spans
+from embedkit.adaptation.data import Data, sample, spans
 from embedkit.adaptation.rerankers import RECIPE as _RERANKER
 from embedkit.adaptation.rerankers import labelled_pairs
 from embedkit.adaptation.teachers import settings_of
@@ -33,8 +33,7 @@ _DOCUMENTS: Mapping[str, Any] = {
     "student": _STUDENT,
     "optim": {
         "algorithm": "muon",
-        "lr": 1e-3,
-        "steps": 1500,
+        "lr": 2e-3,
         "warmup": 0.1,
         "schedule": "cosine",
         "correct_bias": True,
@@ -62,6 +61,10 @@ _DOCUMENTS_BATCH = 128
 _RERANKER_QUERIES = 4  # in a batch
 _EPOCHS = 5
 _STEPS = 30, 1000  # the fewest and the most on labels
+_STEPS_ON_TEXTS = 200, 1500
+_TOKENS = 2_500_000  # to train on towards teachers: about ten minutes of a thread for an encoder like tiny
+_CHARACTERS = 4.5  # of a token
+_MOST_DOCUMENTS = 5000  # that teachers embed
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,17 @@ class Planner:
                 parameters=["teacher"],
             )
         titles = [] if data.titles is None else data.titles.queries
-        texts = save_texts(
-            place / "documents.jsonl", [*data.documents, *spans(data.documents, seed=0), *titles, *data.queries]
-        )
-        batch = min(_DOCUMENTS_BATCH, max(1, texts * 9 // 10))
-        return merge(_DOCUMENTS, {"optim": {"batch_size": batch}, **settings_of(self.teachers, place / SPACE)})
+        documents = sample(data.documents, _MOST_DOCUMENTS)
+        texts = save_texts(place / "documents.jsonl", [*documents, *spans(documents), *titles, *data.queries])
+        batch = min(_DOCUMENTS_BATCH, max(1, len(texts) * 9 // 10))
+        steps = round(min(_STEPS_ON_TEXTS[1], max(_STEPS_ON_TEXTS[0], _TOKENS / mean_tokens(texts) / batch)))
+        optim = {"batch_size": batch, "steps": steps}
+        return merge(_DOCUMENTS, {"optim": optim, **settings_of(self.teachers, place / SPACE)})
+
+
+def mean_tokens(texts: Sequence[str]) -> float:
+    """Return about how many tokens a text has."""
+    return sum(map(len, texts)) / max(1, len(texts)) / _CHARACTERS
 
 
 _JUDGEMENT = "query", "passage", "label"
@@ -167,8 +176,8 @@ def save(path: Path, rows: Iterator[dict[str, Any]]) -> str:
     return str(path)
 
 
-def save_texts(path: Path, texts: list[str]) -> int:
-    """Write each text once; return their number."""
-    distinct = dict.fromkeys(texts)
+def save_texts(path: Path, texts: list[str]) -> list[str]:
+    """Write each text once; return them."""
+    distinct = list(dict.fromkeys(texts))
     save(path, ({"text": text} for text in distinct))
-    return len(distinct)
+    return distinct
