@@ -202,6 +202,7 @@ def _summary(part: Part, folds: int) -> str:
     if config.join is None:
         kinds = [f"{len(data.labelled):,} labelled queries"] if data.labelled is not None else []
         kinds += [f"{len(data.graded):,} graded pairs"] if data.graded is not None else []
+        kinds = kinds or [f"{len(data.queries):,} queries, each with what the hybrid search finds first"]
         what, tokens = " and ".join(kinds), 3.0 * batch * _TOKENS
     else:
         teachers = " and ".join(teacher.name or teacher.source for teacher in config.every_teacher)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from embedkit.adaptation.data import Data, sample, spans
+from embedkit.adaptation.proof import hybrid_search
 from embedkit.adaptation.rerankers import RECIPE as _RERANKER
 from embedkit.adaptation.rerankers import labelled_pairs
 from embedkit.adaptation.teachers import settings_of
@@ -18,6 +21,7 @@ from embedkit.errors import ConfigError
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.manifest import Manifest
 from embedkit.training.config import RunConfig, override
+from embedkit.training.pairs import Judgement, LabelledQueries
 from embedkit.training.run import resolve
 
 _STUDENT = {"dropout": 0.0, "word_table": "int4"}
@@ -62,7 +66,7 @@ _RERANKER_QUERIES = 4  # in a batch
 _EPOCHS = 5
 _STEPS = 30, 1000  # the fewest and the most on labels
 _STEPS_ON_TEXTS = 200, 1500
-_TOKENS = 2_500_000  # to train on towards teachers: about ten minutes of a thread for an encoder like tiny
+_TOKENS = 1_500_000  # to train on towards teachers: six minutes of a thread for an encoder like tiny
 _CHARACTERS = 4.5  # of a token
 _MOST_DOCUMENTS = 5000  # that teachers embed
 
@@ -130,6 +134,15 @@ class Planner:
             },
         )
 
+    def _guessed(self, data: Data) -> LabelledQueries:
+        """Label each query with what the old encoder's hybrid search, which is better, finds first; add titles."""
+        documents = {str(row): text for row, text in enumerate(data.documents)}
+        found = hybrid_search(self.encoder, documents, data.queries, 1)
+        pairs = zip(data.queries, found, strict=True)
+        guesses = (Judgement(query, documents[hits[0]], 1.0) for query, hits in pairs if hits)
+        titles = [] if data.titles is None else data.titles.judgements()
+        return LabelledQueries.of(chain(guesses, titles), data.documents)
+
     def _on_pairs(self, data: Data, place: Path) -> dict[str, Any]:
         """Return the settings of a re-ranker's training, and write its pairs."""
         if data.labelled is None:
@@ -144,10 +157,12 @@ class Planner:
         """Return the settings of training towards teachers, and write the texts that they embed."""
         if self.queries_only:
             raise ConfigError("training queries only needs labelled queries: name them with pairs")
+        if not self.teachers and data.queries and data.documents:
+            return self._on_labels(dataclasses.replace(data, labelled=self._guessed(data)), place)
         if not self.teachers:
             raise ConfigError(
                 "documents without labels need a teacher, a better encoder on this machine: name it, or give "
-                "labelled queries",
+                "labelled queries, or documents with a log of queries",
                 parameters=["teacher"],
             )
         titles = [] if data.titles is None else data.titles.queries

@@ -170,20 +170,28 @@ def _correlations(old: Encoder, new: Encoder, pairs: ScoredPairs) -> Comparison:
 
 
 def _hybrid(encoder: Encoder, held_out: RetrievalSet) -> list[Ranking]:
-    """Rank by the default search of a collection with a keyword index."""
+    rankings = []
+    queries = [query.text for query in held_out.queries]
+    found = hybrid_search(encoder, held_out.documents, queries, 10)
+    for query, hits in zip(held_out.queries, found, strict=True):
+        gains = np.array([query.relevance.get(hit, 0.0) for hit in hits], dtype=np.float64)
+        wanted = np.array(sorted(filter(None, query.relevance.values()), reverse=True), dtype=np.float64)
+        rankings.append(Ranking(gains, wanted))
+    return rankings
+
+
+def hybrid_search(
+    encoder: Encoder, documents: Mapping[str, str], queries: list[str], count: int
+) -> list[list[str]]:
+    """Return the ids that the default search of a collection with a keyword index finds for each query."""
     with tempfile.TemporaryDirectory() as folder:
         collection = Collection.build(
-            held_out.documents.items(),
+            documents.items(),
             encoder=encoder,
             path=Path(folder) / "collection",
             lexical=True,
             show_progress_bar=False,
         )
-        found = collection.search([query.text for query in held_out.queries], 10)
-        rankings = []
-        for query, hits in zip(held_out.queries, found, strict=True):
-            gains = np.array([query.relevance.get(hit.id, 0.0) for hit in hits], dtype=np.float64)
-            wanted = np.array(sorted(filter(None, query.relevance.values()), reverse=True), dtype=np.float64)
-            rankings.append(Ranking(gains, wanted))
+        found = [[hit.id for hit in hits] for hits in collection.search(queries, count)]
         collection.close()
-    return rankings
+    return found

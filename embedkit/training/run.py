@@ -365,6 +365,8 @@ def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) ->
     size, shape = SIZES[config.student.size], encoder.backbone.config
     presets = _presets(entry, to_mapping(config.student), to_mapping(config.settings))
     published = _table(presets, "optim").get("lr", config.optim.lr) == config.optim.lr
+    first, *others = entry.presets.values()
+    published &= any(each != first for each in others)
     if published and config.student.source is not None and shape.hidden_size != size.hidden:
         logger.warning(
             "no settings are published for a student of %d x %d; using those of %s, %d x %d: check optim.lr and "

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from toy_networks import exact_levels
 
-from embedkit import CrossEncoder
+from embedkit import CrossEncoder, JoinedEncoder
 from embedkit.adaptation import Comparison, Files, Proof, adapt, plan
 from embedkit.adaptation.data import read, spans
+from embedkit.adaptation.teachers import write_space
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, DataError, GateError, InputError
 from embedkit.evaluation.significance import Interval
@@ -190,9 +192,32 @@ def test_documents_without_titles_are_measured_by_their_first_sentences(student,
     assert len(data.documents) == len(texts)
 
 
+def test_a_teachers_vectors_are_turned_to_the_models_space(student, titled, tmp_path):
+    cache = {"cache": str(tmp_path / "cache")}
+    made = plan(student, Files(documents=[titled]), tmp_path / "run", teachers=[str(student)], settings=cache)
+    write_space(made.config, Encoder.load(student), tmp_path / "space.npz")
+    encoder = Encoder.load(student)
+    joined = JoinedEncoder([encoder], tmp_path / "space.npz")
+    rows, own = joined.encode(made.data.documents), encoder.encode(made.data.documents)
+    centred = own - own.mean(axis=0)
+    centred /= np.linalg.norm(centred, axis=1, keepdims=True)
+    assert (rows * own).sum(axis=1).mean() > (centred * own).sum(axis=1).mean() - 0.05
+
+
 def test_documents_alone_need_a_teacher(go, titled):
     with pytest.raises(ConfigError, match="documents without labels need a teacher"):
         go(Files(documents=[titled]))
+
+
+def test_without_a_teacher_the_hybrid_search_labels_a_log_of_queries(student, titled, tmp_path):
+    (tmp_path / "log.txt").write_text("\n".join(row["query"] for row in PAIRS))
+    files = Files(documents=[titled], queries=[tmp_path / "log.txt"])
+    made = plan(student, files, tmp_path / "run")
+    assert made.config.method == "contrastive"
+    rows = [json.loads(line) for line in (tmp_path / "run/.data/pairs.jsonl").read_text().splitlines()]
+    assert {row["query"] for row in rows} == {row["query"] for row in PAIRS}
+    assert {row["passage"] for row in rows} <= {*made.data.documents, *made.data.titles.passages}
+    assert "40 queries, each with what the hybrid search finds first" in made.lines[-1]
 
 
 def test_every_source_is_recognised_by_what_it_holds(student, pairs, titled, tmp_path):
