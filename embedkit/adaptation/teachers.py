@@ -19,7 +19,7 @@ import numpy as np
 from embedkit.errors import ExportError, GateError
 from embedkit.export.pipeline import export_source
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.find import find_known, find_model, is_local
+from embedkit.runtime.find import find_folder, find_known, find_model, is_local
 from embedkit.runtime.manifest import Manifest
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
@@ -49,21 +49,20 @@ def family(path: Path, manifest: Manifest) -> list[str]:
 
 
 def as_bundle(source: str, cache: Path) -> str:
-    """Return an int8 bundle of a teacher, which encodes several times as fast, or ``source`` if it has none."""
-    if not Path(source).is_dir():
-        return str(find_model(source)) if is_local(source) else source
-    name = Path(source).resolve().name
-    bundle = (
-        cache / "teachers" / f"{name}-{hashlib.sha256(str(Path(source).resolve()).encode()).hexdigest()[:16]}.onnx"
-    )
+    """Return an int8 bundle of a teacher, which encodes several times as fast, or its folder if it has none."""
+    if is_local(source) and not Path(source).is_dir():
+        return str(find_model(source))
+    folder = find_folder(source).resolve()
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    bundle = cache / "teachers" / f"{folder.name}-{digest}.onnx"
     if not bundle.exists():
         logger.info("export %s to int8, in which it encodes faster", source)
         try:
             bundle.parent.mkdir(parents=True, exist_ok=True)
-            export_source(source, bundle, precision="int8")
+            export_source(str(folder), bundle, precision="int8")
         except (ExportError, GateError) as error:
             logger.warning("%s is used as it is: %s", source, error)
-            return source
+            return str(folder)
     return str(bundle)
 
 
