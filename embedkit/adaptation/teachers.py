@@ -7,7 +7,6 @@ between the teachers' vectors stay, and the model has little to learn anew.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -18,18 +17,21 @@ import numpy as np
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export.pipeline import export_source
+from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_folder, find_known, find_model, is_local
+from embedkit.runtime.joined import JoinedSpace, side_by_side
 from embedkit.runtime.manifest import Manifest
+from embedkit.runtime.packing import unit_rows
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
-from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors
+from embedkit.training.teacher_spaces import principal_axes
 from embedkit.training.teachers import load_vectors
 
 logger = logging.getLogger("embedkit")
 
-_WHITENING = 0.0
 _SAMPLE = 20_000  # texts
+_ROUNDS = 6
 
 
 def family(path: Path, manifest: Manifest) -> list[str]:
@@ -76,18 +78,41 @@ def settings_of(teachers: Sequence[str], space: Path) -> dict[str, Any]:
 
 
 def write_space(config: RunConfig, student: Encoder, path: Path) -> None:
-    """Write the space of a run's teachers, turned towards the student's, by a sample of its text.
+    """Write the space of a run's teachers, as near as it can be to the student's on a sample of its text.
 
     Raises:
         ModelNotFoundError, ModelError: a teacher cannot be loaded.
         CacheError: the cache of vectors is damaged.
     """
     corpus = Corpus.prepare(config.sources, Path(config.cache))
-    parts = [load_vectors(teacher, corpus, Path(config.cache)) for teacher in config.every_teacher]
-    width = min(student.dimension, sum(part.dimension for part in parts))
-    joined = JoinedVectors(parts, JoinConfig(dimension=width, whitening_power=_WHITENING), len(corpus))
     rows = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _SAMPLE)).astype(np.int64))
+    parts = [load_vectors(teacher, corpus, Path(config.cache)) for teacher in config.every_teacher]
     own = student.encode_document(corpus.texts(rows), show_progress_bar=False)
-    left, _, right = np.linalg.svd(joined.read(rows, 0).T.astype(np.float64) @ own, full_matrices=False)
-    axes = (joined.space.axes @ (left @ right)).astype(np.float32)
-    dataclasses.replace(joined.space, axes=axes).save(path)
+    name = " + ".join(part.name for part in parts)
+    fit_space([part.read(rows, 0) for part in parts], own, name).save(path)
+
+
+def fit_space(vectors: Sequence[FloatArray], own: FloatArray, name: str) -> JoinedSpace:
+    """Return the space that brings teachers' vectors of some texts, ``(N, D_i)``, nearest to ``own``, ``(N, D)``.
+
+    The axes are principal components, turned by a rotation. The means that are taken off are those with which the
+    means of both agree: centring on the texts' own mean would remove what they have in common.
+    """
+    means = [part.mean(axis=0) for part in vectors]
+    space = _turned(vectors, means, own, name)
+    for _ in range(_ROUNDS):
+        apart = space.axes @ (own - space.join(vectors)).mean(axis=0)
+        moved = np.split(apart, np.cumsum([part.shape[1] for part in vectors])[:-1])
+        means = [mean - move for mean, move in zip(means, moved, strict=True)]
+        space = _turned(vectors, means, own, name)
+    return space
+
+
+def _turned(vectors: Sequence[FloatArray], means: Sequence[FloatArray], own: FloatArray, name: str) -> JoinedSpace:
+    """Return the space of principal components after the means are taken off, turned towards ``own``."""
+    weights = np.ones(len(vectors), dtype=np.float32)
+    rows = side_by_side(vectors, means, weights)
+    axes = principal_axes(rows.T.astype(np.float64) @ rows / len(rows))[:, : own.shape[1]].astype(np.float32)
+    left, _, right = np.linalg.svd(unit_rows(rows @ axes).T @ own, full_matrices=False)
+    turned: FloatArray = (axes @ (left @ right)).astype(np.float32)
+    return JoinedSpace(name=name, means=tuple(means), weights=weights, axes=turned)
