@@ -71,17 +71,20 @@ def main() -> None:
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as scratch:
             for case in cases(arguments, Path(scratch), seed):
-                rows: list[dict[str, Any]] = (
-                    json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else []
-                )
-                if any((row["name"], row["seed"]) == (case.name, seed) for row in rows):
+                if any((row["name"], row["seed"]) == (case.name, seed) for row in read(saved)):
                     continue
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                     found = pool.submit(measure, case, seed, arguments.threads, arguments.data).result()
-                rows.append({"case": case.kind, "name": case.name, "seed": seed, **found})
+                rows = [*read(saved), {"case": case.kind, "name": case.name, "seed": seed, **found}]
                 with atomic_file(saved) as temporary:
                     temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
                 (HERE / "results.md").write_text(report(rows), encoding="utf-8")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of the results so far."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return rows
 
 
 def cases(arguments: argparse.Namespace, scratch: Path, seed: int) -> Iterator[Case]:
@@ -228,9 +231,9 @@ def report(rows: list[dict[str, Any]]) -> str:
     lines = [
         "`embedkit adapt tiny` with its defaults, written by `run.py`: nDCG@10 x 100 of the int8 file, and",
         "Spearman x 100 on STS-B's development set, before -> after, mean and standard deviation over seeds.",
-        "*Unseen* are subjects of which nothing was labelled. Minutes are wall-clock, with the proof; the peak",
-        "memory is that of the process. `written` counts the seeds whose result the command found to be better;",
-        "others count as the original.",
+        "*Unseen* are subjects of which nothing was labelled. Minutes are of processor time, with the proof; the",
+        "peak memory is that of the process. `written` counts the seeds whose result the command found to be",
+        "better; others count as the original.",
         "",
         "## Labels",
         "",
@@ -246,13 +249,13 @@ def report(rows: list[dict[str, Any]]) -> str:
 
 def table(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
     """Return a table of cases."""
-    lines = [f"| data | seeds | {' | '.join(columns)} | written | threads | minutes | peak memory, MB |"]
+    lines = [f"| data | seeds | {' | '.join(columns)} | written | threads | processor minutes | peak memory, MB |"]
     lines.append("|---|" + "---:|" * (len(columns) + 5))
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
         cells = [_cell([row["figures"].get(column) for row in own]) for column in columns]
         written, threads = sum(row["written"] for row in own), own[0]["threads"]
-        minutes = np.mean([row["seconds"] for row in own]) / 60
+        minutes = np.mean([row["cpu_seconds"] for row in own]) / 60
         peak = max(row["peak_mb"] for row in own)
         cost = f"{written} | {threads} | {minutes:.1f} | {peak:,.0f}"
         lines.append(f"| {name} | {len(own)} | {' | '.join(cells)} | {cost} |")
