@@ -20,11 +20,12 @@ from embedkit import __version__
 from embedkit.config import from_mapping, load_toml, merge, to_mapping
 from embedkit.errors import ConfigError, EmbedkitError, TrainingError, did_you_mean, first_line, shown
 from embedkit.evaluation.machine import processor_name
+from embedkit.modeling import SPINS
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.modeling.torch_encoder import to_device
 from embedkit.runtime.distributions import installed_versions
-from embedkit.training import SPINS, processes
+from embedkit.training import processes
 from embedkit.training.batches import ViewsConfig
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus
