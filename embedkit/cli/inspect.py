@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _describe(bundle: Bundle) -> dict[str, Any]:
-    from embedkit.runtime.protobuf import largest_initializers
+    from embedkit.runtime.wire import largest_initializers
 
     card = bundle.path.with_suffix(".md")
     return {
@@ -147,7 +147,7 @@ def _entry(entry: Mapping[str, Any]) -> str:
 
 
 def _figure_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
-    from embedkit.runtime.manifest import describe_figures
+    from embedkit.export.figures import describe_figures
 
     if manifest["metrics"]:
         yield from ("", "metrics")

@@ -69,44 +69,30 @@ def load_task(
     if convention is not None:
         check_choice(convention, _CONVENTIONS, "convention")
     check_text(split, "split")
-    folder = None if data is None else check_path(data, "data")
-    return _load(check_path(name, "name"), folder, convention, split)
-
-
-def _load(name: str, data: str | None, convention: str | None, split: str) -> Task:
-    folder = None if data is None else expanded(data)
+    name, conventions = check_path(name, "name"), _CONVENTIONS if convention is None else (convention,)
+    folder = None if data is None else expanded(check_path(data, "data"))
     if folder is not None and not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist")
-    conventions = _CONVENTIONS if convention is None else (convention,)
     known, _, revision = name.partition("@")
-    if known in TASKS:
-        return _load_known(known, revision, folder, conventions)
-    source = _find_own(name, folder)
-    if source is None:
-        hint = did_you_mean(name, TASKS, f"the tasks are {', '.join(TASKS)}, a file or a hub id")
-        raise InputError(f"unknown task {name!r}; {hint}")
-    return _load_own(source, conventions, split)
-
-
-def _load_known(name: str, revision: str, folder: Path | None, conventions: tuple[str, ...]) -> Task:
-    entry = TASKS[name]
-    if revision and (folder is not None or entry.hub is None):
+    if known not in TASKS:
+        return _load_own(_find_own(name, folder), conventions, split)
+    if revision and (folder is not None or TASKS[known].hub is None):
         raise InputError(
-            f"{name}@{revision}: a revision applies to a single data set on the hub, not to a folder or several "
-            "sets"
+            f"{name}: a revision applies to a single data set on the hub, not to a folder or several sets"
         )
-    return entry.load(name, DataLocation(folder, revision or None), conventions)
+    return TASKS[known].load(known, DataLocation(folder, revision or None), conventions)
 
 
-def _find_own(name: str, folder: Path | None) -> Source | None:
-    """Locate a path, a file in the data folder (with or without ``.jsonl``) or a hub id; None if neither."""
+def _find_own(name: str, folder: Path | None) -> Source:
+    """Locate a path, a file in the data folder (with or without ``.jsonl``) or a hub id."""
     if folder is not None and not expanded(name).exists():
         try:
             return DataLocation(folder).find(name, f"{name}.jsonl")
         except DataError:
             pass  # it may be a hub id
     if "/" not in name and not Path(name).exists() and not plain_suffix(Path(name)):
-        return None
+        hint = did_you_mean(name, TASKS, f"the tasks are {', '.join(TASKS)}, a file or a hub id")
+        raise InputError(f"unknown task {name!r}; {hint}")
     return locate(name)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,7 @@ import numpy.typing as npt
 
 from embedkit.errors import DataError
 from embedkit.evaluation.results import Resampler, Result
-from embedkit.evaluation.sources import Source, first_file, read_rows
-from embedkit.evaluation.tasks import EvaluationSet, Pool, Published, RoleText, without_role
+from embedkit.evaluation.tasks import EvaluationSet, Pool, Published, RoleText
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row, read_lines
 
@@ -105,7 +105,7 @@ class LabelledPairs(EvaluationSet):
 
     def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
-        return without_role(chain(self.first, self.second))
+        return zip(repeat(None), chain(self.first, self.second))
 
     def result(self, pool: Pool) -> Result:
         """Return all measures."""
@@ -219,7 +219,7 @@ class Triplets(EvaluationSet):
 
     def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
-        return without_role(chain(self.anchors, self.positives, self.negatives))
+        return zip(repeat(None), chain(self.anchors, self.positives, self.negatives))
 
     def result(self, pool: Pool) -> Result:
         """Return the share of correctly ordered triplets; ties are wrong, as in sentence-transformers."""
@@ -238,30 +238,14 @@ def collect_triplets(name: str, rows: Iterable[Row]) -> Triplets:
 _GLUE = HubDataset("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")
 
 
-def _table(
-    what: str,
-    folders: tuple[str, ...],
-    hub: HubDataset | None,
-    size: int,
-    *files: str,
-    headline: str = "auc",
-    configuration: str | None = None,
-    split: str = "test",
-    rows: Callable[[Path], Iterator[Row]] = read_rows,
-) -> Published:
-    """Return a set in one table: one of the files, or a part of the hub's data set."""
-
-    def read(name: str, source: Source) -> LabelledPairs:
-        if isinstance(source, HubDataset):
-            return collect_labelled(name, source.rows(configuration=configuration, split=split), headline)
-        return collect_labelled(name, rows(first_file(source, *files)), headline)
-
-    return Published(what, folders, hub, {"pairs": size}, read)
+_table = partial(Published.of_pairs, collect=partial(collect_labelled, headline="auc"))
 
 
 def _mteb(what: str, size: int, name: str, revision: str) -> Published:
     id_ = f"{name}-pairclassification"
-    return _table(what, (id_, name), HubDataset(f"mteb/{id_}", revision), size, *_MTEB_FILES, headline="ap")
+    return _table(
+        what, (id_, name), HubDataset(f"mteb/{id_}", revision), size, *_MTEB_FILES, collect=collect_labelled
+    )
 
 
 _MTEB_FILES = ("test.jsonl.gz", "test.jsonl", "data/test-00000-of-00001.parquet")

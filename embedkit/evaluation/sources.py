@@ -367,17 +367,14 @@ def _table_rows(path: Path, *, headless: bool) -> Iterator[Row]:
 
 def _columns_without_header(fields: list[str]) -> list[str] | None:
     """Return the columns of scored pairs without a header, recognised by a number in the first line."""
-    if len(fields) >= len(_STSB) and _is_number(fields[4]):
-        return _STSB
-    return _SCORED if len(fields) == len(_SCORED) and _is_number(fields[2]) else None
-
-
-def _is_number(text: str) -> bool:
+    columns = _STSB if len(fields) >= len(_STSB) else _SCORED
+    if len(fields) < len(columns) or (columns is _SCORED and len(fields) > len(_SCORED)):
+        return None
     try:
-        float(text)
+        float(fields[columns.index("score")])
     except ValueError:
-        return False
-    return True
+        return None
+    return columns
 
 
 def plain_suffix(path: Path) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from embedkit.evaluation.tasks import (
     Published,
     PublishedAverage,
     RoleText,
-    without_role,
 )
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.records import HubDataset, Row, read_lines
@@ -63,7 +63,7 @@ class ScoredPairs(EvaluationSet):
 
     def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
-        return without_role(chain(self.first, self.second))
+        return zip(repeat(None), chain(self.first, self.second))
 
     def result(self, pool: Pool) -> Result:
         """Return Spearman's correlation over all pairs, the headline of papers since SimCSE.
@@ -78,17 +78,16 @@ class ScoredPairs(EvaluationSet):
         figures = list(map(spearman, np.split(similarities, ends), np.split(self.scores, ends))) if sizes else []
         if len(sizes) > 1:
             measures |= {"mean": float(np.mean(figures)), "wmean": float(np.average(figures, weights=sizes))}
-        undefined = _why_undefined(similarities, self.scores)
         return self._result(
             measures,
-            {"pairs": len(self), **self.subsets},
+            {"pairs": len(self.first), **self.subsets},
             correlation(similarities, self.scores),
             parts={
                 name: Part(size, defined(figure))
                 for (name, size), figure in zip(self.subsets.items(), figures, strict=True)
                 if len(sizes) > 1
             },
-            notes=[f"Spearman's correlation is undefined: {undefined}"] if undefined else [],
+            notes=[_why_undefined(similarities, self.scores)] if np.isnan(measures["all"]) else [],
         )
 
 
@@ -112,7 +111,7 @@ def evaluate_pairs(encoder: TextEncoder, pairs: ScoredPairs) -> float:
     Each distinct text is encoded once, without progress output. Texts are not lower-cased. See :func:`spearman`
     for undefined correlations; tables print 100 times the result.
     """
-    pool = EmbeddingCache(encoder, without_role([*pairs.first, *pairs.second]), label=pairs.name, progress=False)
+    pool = EmbeddingCache(encoder, pairs.texts(), label=pairs.name, progress=False)
     return spearman(pool.similarities(pairs.first, pairs.second), pairs.scores)
 
 
@@ -133,12 +132,15 @@ def correlation(predicted: FloatArray, wanted: Float64Array) -> Resampler:
     return Resampler([len(wanted)], [lambda rows: spearman(predicted[rows], wanted[rows])])
 
 
-def _why_undefined(similarities: npt.NDArray[np.float32], scores: Float64Array) -> str:
+def _why_undefined(similarities: FloatArray, scores: Float64Array) -> str:
+    why = "a similarity is not a number"
     if len(scores) < 2:
-        return "there is only one pair"
-    if np.ptp(scores) == 0:
-        return "all scores of the set are equal"
-    return "all similarities of the model are equal" if np.ptp(similarities) == 0 else ""
+        why = "there is only one pair"
+    elif np.ptp(scores) == 0:
+        why = "all scores of the set are equal"
+    elif np.ptp(similarities) == 0:
+        why = "all similarities of the model are equal"
+    return f"Spearman's correlation is undefined: {why}"
 
 
 FIRST = ("sentence1", "sentence_A")
@@ -267,34 +269,18 @@ _STSB_HUB = HubDataset("mteb/stsbenchmark-sts", "b0fddb56ed78048fa8b90373c8a3cfc
 _SICK_HUB = HubDataset("mteb/sickr-sts", "20a6d6f312dd54037fe07a32d58e5e168867909d")
 
 
-def _table(
-    what: str,
-    folder: tuple[str, ...],
-    hub: HubDataset | None,
-    size: int,
-    *files: str,
-    split: str = "test",
-    configuration: str | None = None,
-    cased: bool = False,
-) -> Published:
-    """Return a set in one table: one of the files, or a part of the hub's data set."""
+def _collect_cased(name: str, rows: Iterable[Row]) -> ScoredPairs:
+    return _note_case(collect_pairs(name, rows))
 
-    def read(name: str, source: Source) -> ScoredPairs:
-        if isinstance(source, HubDataset):
-            pairs = collect_pairs(name, source.rows(configuration=configuration, split=split))
-        else:
-            paths = [source / file for file in files]
-            pairs = load_scored_pairs(next(filter(Path.is_file, paths), paths[0]), name=name)
-        return _note_case(pairs) if cased else pairs
 
-    return Published(what, folder, hub, {"pairs": size}, read)
-
+_table = partial(Published.of_pairs, collect=collect_pairs, rows=partial(read_rows, headless=True))
+_cased_table = partial(_table, collect=_collect_cased)
 
 _STSB = ("STSBenchmark",)
 _ENGLISH = {
-    "stsb": _table("STS benchmark, test", _STSB, _STSB_HUB, 1379, "sts-test.csv", cased=True),
-    "stsb-dev": _table(
-        "STS benchmark, development", _STSB, _STSB_HUB, 1500, "sts-dev.csv", split="validation", cased=True
+    "stsb": _cased_table("STS benchmark, test", _STSB, _STSB_HUB, 1379, "sts-test.csv"),
+    "stsb-dev": _cased_table(
+        "STS benchmark, development", _STSB, _STSB_HUB, 1500, "sts-dev.csv", split="validation"
     ),
     "sickr": _table("SICK relatedness, test", ("SICK",), _SICK_HUB, 4927, "SICK_test_annotated.txt"),
     "sick-trial": _table("SICK relatedness, trial", ("SICK",), None, 500, "SICK_trial.txt"),

@@ -26,17 +26,15 @@ class Table:
         """Return aligned columns under the title."""
         table = [self.header, *self.rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(self.header))]
-        indent = "  " if self.title else ""
-        lines = (f"{indent}{self._aligned(row, widths)}" for row in table)
-        return "\n".join([self.title, *lines] if self.title else lines)
+        lines = [self.title] if self.title else []
+        for row in table:
+            cells = [cell.ljust(width) for cell, width in zip(row[: self.words], widths, strict=False)]
+            cells += [cell.rjust(width) for cell, width in zip(row, widths, strict=True)][self.words :]
+            lines.append(("  " if self.title else "") + "  ".join(cells).rstrip())
+        return "\n".join(lines)
 
     def to_markdown(self) -> str:
         """Return a table for a Markdown document, under its title as a heading."""
         rule = "|" + "---|" * self.words + "---:|" * (len(self.header) - self.words)
         header, *rows = (f"| {' | '.join(row)} |" for row in [self.header, *self.rows])
         return "\n".join([*([f"## {self.title}", ""] if self.title else []), header, rule, *rows])
-
-    def _aligned(self, row: Sequence[str], widths: Sequence[int]) -> str:
-        words = [cell.ljust(width) for cell, width in zip(row[: self.words], widths, strict=False)]
-        figures = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)][self.words :]
-        return "  ".join([*words, *figures]).rstrip()

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -14,10 +15,10 @@ import numpy as np
 
 from embedkit.errors import DataError, InputError, shown
 from embedkit.evaluation.results import Evaluation, Part, Resampler, Result, average, defined
-from embedkit.evaluation.sources import DataLocation
+from embedkit.evaluation.sources import DataLocation, Source, first_file, read_rows
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PairScorer, PromptingEncoder, TextEncoder
-from embedkit.records import HubDataset
+from embedkit.records import HubDataset, Row
 from embedkit.runtime.arguments import check_flag
 from embedkit.runtime.batching import embed_chunks
 from embedkit.runtime.cross_encoder import CrossEncoder
@@ -31,11 +32,6 @@ Role = Literal["query", "document"]
 
 RoleText = tuple[Role | None, str]
 """A text and its role, None where two texts are compared as equals."""
-
-
-def without_role(texts: Iterable[str]) -> Iterator[RoleText]:
-    """Yield texts that are neither queries nor documents."""
-    return ((None, text) for text in texts)
 
 
 class EmbeddingCache:
@@ -289,6 +285,28 @@ class Published:
     hub: HubDataset | None
     expected: Mapping[str, int]
     read: Callable[[str, Any], EvaluationSet | Loads]
+
+    @classmethod
+    def of_pairs(
+        cls,
+        what: str,
+        folders: tuple[str, ...],
+        hub: HubDataset | None,
+        size: int,
+        *files: str,
+        collect: Callable[[str, Iterator[Row]], EvaluationSet],
+        rows: Callable[[Path], Iterator[Row]] = read_rows,
+        configuration: str | None = None,
+        split: str = "test",
+    ) -> Published:
+        """Return a set of pairs in one table: the first of ``files`` in its folder, or a part of the hub's set."""
+
+        def read(name: str, source: Source) -> EvaluationSet:
+            if isinstance(source, HubDataset):
+                return collect(name, source.rows(configuration=configuration, split=split))
+            return collect(name, rows(first_file(source, *files)))
+
+        return cls(what, folders, hub, {"pairs": size}, read)
 
     @property
     def size(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from embedkit.evaluation.classifiers import (
 from embedkit.evaluation.pairs import FIRST, LABEL, SECOND
 from embedkit.evaluation.results import Resampler, Result
 from embedkit.evaluation.sources import Source, first_file, read_rows
-from embedkit.evaluation.tasks import EvaluationSet, Pool, Published, PublishedAverage, RoleText, without_role
+from embedkit.evaluation.tasks import EvaluationSet, Pool, Published, PublishedAverage, RoleText
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, read_lines
 
@@ -86,7 +86,7 @@ class Probe(EvaluationSet):
 
     def texts(self) -> Iterator[RoleText]:
         """Yield every text to encode, including repeated ones."""
-        return without_role(chain(*self.columns))
+        return zip(repeat(None), chain(*self.columns))
 
     def result(self, pool: Pool) -> Result:
         """Return the accuracy on the test part."""

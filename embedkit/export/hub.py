@@ -22,10 +22,11 @@ from huggingface_hub import HfApi, ModelCardData
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ExportError, first_line
+from embedkit.export.figures import describe_figures
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.find import find_model, is_hub_id
-from embedkit.runtime.manifest import Manifest, describe_figures
+from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import BUNDLE_FOLDER_KEY
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 

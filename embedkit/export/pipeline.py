@@ -18,6 +18,7 @@ from embedkit.errors import ExportError, GateError
 from embedkit.export.activation_stats import InputStatistics, measure_inputs
 from embedkit.export.bias_correction import add_to_biases, check_weights, measure_shifts
 from embedkit.export.card import Card, card_of, read_card
+from embedkit.export.figures import describe_figures
 from embedkit.export.gates import Candidate, Gate, measure_gates, run_torch
 from embedkit.export.graph import build_graph
 from embedkit.export.half import halve
@@ -41,8 +42,8 @@ from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_bundle, find_folder
-from embedkit.runtime.folder_layout import check_similarity, read_layout
-from embedkit.runtime.manifest import Golden, Manifest, describe_figures
+from embedkit.runtime.folders import check_similarity, read_layout
+from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Ranges
 

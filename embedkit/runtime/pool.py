@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from embedkit.child import Child
 from embedkit.errors import InputError, ModelError, WorkerError
 from embedkit.progress import Progress
 from embedkit.runtime.arguments import check_count, check_iterable
 from embedkit.runtime.batching import read_chunks
-from embedkit.runtime.child import Child
 from embedkit.runtime.model import Origin, TruncationLog
 from embedkit.runtime.options import EncodeOptions, with_prompt
 from embedkit.threads import available_threads, most_processes

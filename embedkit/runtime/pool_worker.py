@@ -1,6 +1,6 @@
 """A process of an :class:`~embedkit.runtime.pool.EncoderPool`: loads the model, encodes texts, reports errors.
 
-It exchanges frames (see :mod:`~embedkit.runtime.child`). The first frame holds ``source`` and the keyword
+It exchanges frames (see :mod:`~embedkit.child`). The first frame holds ``source`` and the keyword
 arguments of ``Encoder.load``; the reply is ``fingerprint``. Each request then holds ``texts``, the position
 ``first`` of the first of them and ``options``; the reply is the rows, with ``dtype``, ``shape`` and the number of
 ``truncated`` texts. Either reply can instead be an ``error``, its ``arguments`` and ``parameters``. The process
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, BinaryIO
 
+from embedkit.child import describe_error, parent, read_frame, write_frame
 from embedkit.errors import EmbedkitError
-from embedkit.runtime.child import describe_error, parent, read_frame, write_frame
 from embedkit.runtime.encoder import Encoder
 
 

@@ -28,10 +28,17 @@ import numpy.typing as npt
 from embedkit.atomic import atomic_file, storage_errors
 from embedkit.config import setting
 from embedkit.errors import CacheError, ConfigError, TrainingError
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.batching import embed_chunks
+from embedkit.runtime.bundle import read_bundle
+from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.find import find_model
+from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows
+from embedkit.training.teachers import TeacherConfig
 from embedkit.write_lock import write_lock
 
 _WORD = re.compile(r"\w+")
@@ -71,6 +78,41 @@ class PairTeacher:
     name: str
     fingerprint: str
     logits: Callable[[list[tuple[str, str]]], FloatArray]
+
+
+def load_pair_teachers(config: RunConfig, length: int) -> tuple[PairTeacher, ...]:
+    """Load the cross-encoders that score pairs of at most ``length`` tokens.
+
+    Raises:
+        ConfigError: one is not a cross-encoder.
+        ModelNotFoundError, ModelError, BundleError: one cannot be loaded.
+    """
+    return tuple(_teacher(teacher, length, config) for teacher in config.every_teacher)
+
+
+def _teacher(teacher: TeacherConfig, most: int, config: RunConfig) -> PairTeacher:
+    """Return a bundle on embedkit's runtime, or a folder on torch, for pairs of ``most`` tokens."""
+    source = config.resolve_model(teacher.source)
+    if source.endswith(".onnx"):
+        bundle = read_bundle(find_model(source))
+        if bundle.manifest.kind != "cross-encoder":
+            raise ConfigError(f"the teachers of {config.method} are cross-encoders; {teacher.source} is not one")
+        length = min(bundle.manifest.max_length, most)
+        shorter = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, max_length=length))
+        scored = CrossEncoder(shorter, threads=config.threads)
+        return PairTeacher(
+            teacher.name or scored.name,
+            hashlib.sha256(f"{bundle.fingerprint} {length}".encode()).hexdigest(),
+            lambda pairs: scored.predict(pairs, activation_fn="identity", show_progress_bar=False),
+        )
+    model = PairEncoder.load(source)
+    model.tokenizer = model.tokenizer.with_max_length(min(model.max_length, most))
+    scorer = TorchCrossEncoder(model, precision=teacher.precision, device=teacher.device)
+    return PairTeacher(
+        teacher.name or scorer.name,
+        scorer.fingerprint,
+        lambda pairs: scorer.logits(scorer.model.tokenizer.tokenize(pairs)),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from embedkit.child import Child
 from embedkit.errors import EmbedkitError, ModelError
-from embedkit.runtime.child import Child
 
 _ONNX_WORKER = "embedkit.evaluation.speed.worker"
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")

@@ -1,4 +1,4 @@
-"""The process in which one model is timed; it exchanges frames (see :mod:`~embedkit.runtime.child`).
+"""The process in which one model is timed; it exchanges frames (see :mod:`~embedkit.child`).
 
 The first request holds the ``source`` of a model and its ``threads``. Three replies tell when packages are
 imported, the model is loaded and the first text is encoded; the last describes the model. Then a request with
@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from embedkit import __version__
+from embedkit.child import describe_error, parent, read_frame, write_frame
 from embedkit.errors import EmbedkitError, ModelError
-from embedkit.runtime.child import describe_error, parent, read_frame, write_frame
 from embedkit.runtime.distributions import installed_onnxruntime
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_model
-from embedkit.runtime.folder_layout import read_json, read_layout
-from embedkit.runtime.folder_model import FolderModel
+from embedkit.runtime.folders import read_json, read_layout
 from embedkit.runtime.kernel_backend import NATIVE
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.onnx_backend import Session
+from embedkit.runtime.sentence_transformers import FolderModel
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 _OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")

@@ -27,9 +27,9 @@ from typing import Any
 
 import orjson
 
+from embedkit.child import python_command
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError, EmbedkitError, WorkerError
-from embedkit.runtime.child import python_command
 from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.log_lines import log_in_lines
 from embedkit.serving.http.server import BACKLOG, Parent, Server, bind, explain_refusal, url_of

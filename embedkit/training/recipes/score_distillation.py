@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -38,10 +37,7 @@ from embedkit.modeling.teacher_layers import cross_from_layers
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
-from embedkit.runtime.bundle import read_bundle
-from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.find import find_model
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import Batches, pair_batch
 from embedkit.training.config import RunConfig
@@ -58,7 +54,6 @@ from embedkit.training.recipes.stage import (
 )
 from embedkit.training.run_folder import TrainState
 from embedkit.training.students import adjust, load_cross_encoder
-from embedkit.training.teachers import TeacherConfig
 
 logger = logging.getLogger(__name__)
 
@@ -224,41 +219,6 @@ def _missing(settings: ScoreDistillationConfig, teachers: int) -> str | None:
     if not settings.queries:
         return "score-distillation needs queries: name their files in [[settings.queries]]"
     return None
-
-
-def load_pair_teachers(config: RunConfig, length: int) -> tuple[PairTeacher, ...]:
-    """Load the cross-encoders that score pairs of at most ``length`` tokens.
-
-    Raises:
-        ConfigError: one is not a cross-encoder.
-        ModelNotFoundError, ModelError, BundleError: one cannot be loaded.
-    """
-    return tuple(_teacher(teacher, length, config) for teacher in config.every_teacher)
-
-
-def _teacher(teacher: TeacherConfig, most: int, config: RunConfig) -> PairTeacher:
-    """Return a bundle on embedkit's runtime, or a folder on torch, for pairs of ``most`` tokens."""
-    source = config.resolve_model(teacher.source)
-    if source.endswith(".onnx"):
-        bundle = read_bundle(find_model(source))
-        if bundle.manifest.kind != "cross-encoder":
-            raise ConfigError(f"the teachers of {config.method} are cross-encoders; {teacher.source} is not one")
-        length = min(bundle.manifest.max_length, most)
-        shorter = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, max_length=length))
-        scored = CrossEncoder(shorter, threads=config.threads)
-        return PairTeacher(
-            teacher.name or scored.name,
-            hashlib.sha256(f"{bundle.fingerprint} {length}".encode()).hexdigest(),
-            lambda pairs: scored.predict(pairs, activation_fn="identity", show_progress_bar=False),
-        )
-    model = PairEncoder.load(source)
-    model.tokenizer = model.tokenizer.with_max_length(min(model.max_length, most))
-    scorer = TorchCrossEncoder(model, precision=teacher.precision, device=teacher.device)
-    return PairTeacher(
-        teacher.name or scorer.name,
-        scorer.fingerprint,
-        lambda pairs: scorer.logits(scorer.model.tokenizer.tokenize(pairs)),
-    )
 
 
 def _student(config: RunConfig, settings: ScoreDistillationConfig, pairs: Pairs) -> PairEncoder:

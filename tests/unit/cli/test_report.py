@@ -60,5 +60,3 @@ def test_what_is_neither_run_nor_model_is_an_error(tmp_path, monkeypatch, capsys
     assert main(["report", str(tmp_path / "gone")]) == 1
     assert "there is no file or folder" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-

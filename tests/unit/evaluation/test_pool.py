@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from embedkit.evaluation import tasks
-from embedkit.evaluation.tasks import EmbeddingCache, PairPool, cosines, without_role
+from embedkit.evaluation.tasks import EmbeddingCache, PairPool, cosines
 from embedkit.progress import Progress
 from embedkit.runtime import batching, model
 from embedkit.runtime.cross_encoder import CrossEncoder
@@ -14,7 +14,7 @@ from embedkit.runtime.encoder import Encoder
 def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
     monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
     texts = ["a", "b", "a", "c", "b", "d e"]
-    pool = EmbeddingCache(words, without_role(texts), label="pool")
+    pool = EmbeddingCache(words, ((None, text) for text in texts), label="pool")
     assert words.seen == ["a", "b", "c", "d e"]
     assert len(pool) == 4
     np.testing.assert_allclose(pool.similarities(["a", "d e", "d e"], ["a", "d e", "b"]), [1, 1, 0], atol=1e-7)
@@ -31,7 +31,7 @@ def test_the_models_own_progress_is_silent(stage, toy_bundle, toy_cross_bundle, 
 
     monkeypatch.setattr(model, "Progress", Noting)
     if stage == "texts":
-        EmbeddingCache(Encoder.load(toy_bundle), without_role(["a dog", "a cat"]), label="pool")
+        EmbeddingCache(Encoder.load(toy_bundle), [(None, "a dog"), (None, "a cat")], label="pool")
     else:
         bar = Progress("pairs", unit="pairs", enabled=False)
         PairPool(CrossEncoder.load(toy_cross_bundle), bar).similarities(["a dog"], ["a cat"])

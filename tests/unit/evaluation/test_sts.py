@@ -138,7 +138,7 @@ def test_benchmark_and_sick_splits(write_lines, tmp_path):
     write_lines("SICK/SICK_trial.txt", "sentence_A\tsentence_B\trelatedness_score", "one\ttwo\t3")
     assert (len(load("stsb-dev", tmp_path)), load("stsb-dev", tmp_path).expected) == (1, {"pairs": 1500})
     assert load("sick-trial", tmp_path).expected == {"pairs": 500}
-    with pytest.raises(DataError, match=r"there is no file or folder .*sts-test\.csv"):
+    with pytest.raises(DataError, match=r"has no sts-test\.csv"):
         load("stsb", tmp_path)
 
 

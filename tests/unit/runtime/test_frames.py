@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from embedkit.runtime.child import read_frame, write_frame
+from embedkit.child import read_frame, write_frame
 
 
 def test_headers_and_bytes_survive():

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from toys import limit_threads, refuse_conditions
 
-from embedkit import Encoder
+from embedkit import Encoder, child
 from embedkit.errors import InputError, ModelError, StorageError, TextOverflowError, WorkerError
 from embedkit.protocols import TextEncoder
-from embedkit.runtime import batching, child
+from embedkit.runtime import batching
 from embedkit.runtime import pool as pool_module
 from embedkit.runtime.bundle import read_bundle
 from embedkit.threads import most_processes

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from embedkit import child as child_module
 from embedkit import write_lock
 from embedkit.errors import CollectionBusyError, CollectionError, DataError, FingerprintError, InputError
-from embedkit.runtime import child as child_module
 from embedkit.serving.retrieval import Collection, Document
 from embedkit.serving.retrieval.store import folder as folder_store_module
 from embedkit.serving.retrieval.store import manifest as manifest_module

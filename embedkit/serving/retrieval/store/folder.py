@@ -15,10 +15,10 @@ from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 
+from embedkit.child import Child
 from embedkit.errors import CollectionBusyError, CollectionError, EmbedkitError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
-from embedkit.runtime.child import Child
 from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Condition

@@ -20,9 +20,9 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from embedkit.atomic import flush_folder, storage_errors
+from embedkit.child import Child, describe_error, parent, read_frame, write_frame
 from embedkit.config import from_mapping
 from embedkit.errors import CollectionError, EmbedkitError, WorkerError
-from embedkit.runtime.child import Child, describe_error, parent, read_frame, write_frame
 from embedkit.serving.retrieval.store import writer
 from embedkit.serving.retrieval.store.exact import RowNumbers
 from embedkit.serving.retrieval.store.manifest import Manifest, SegmentEntry, TailEntry, Tombstones

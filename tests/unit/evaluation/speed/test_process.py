@@ -52,7 +52,7 @@ def test_a_busy_worker_is_ended_on_failure(worker_module):
     module = worker_module(
         """
 import time
-from embedkit.runtime.child import parent, write_frame
+from embedkit.child import parent, write_frame
 
 def main():
     with parent() as (_, answers):

@@ -23,12 +23,11 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import mining
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import RunControl
-from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
+from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, load_pair_teachers, mine, score
 from embedkit.training.recipes.score_distillation import (
     PairGroups,
     ScoreDistillationConfig,
     _student,
-    load_pair_teachers,
     prepare_pairs,
     ranking_evaluation,
 )
