@@ -335,12 +335,12 @@ def _changes(done: Synced) -> dict[str, int]:
 
 def _reading(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return how documents, or windows of these, are read and embedded."""
-    from embedkit.serving.retrieval.splitting import FIELDS
+    from embedkit.serving.retrieval.splitting import NAMES
 
     id_column, metadata = arguments.id_column, arguments.metadata_columns
     if arguments.split:
         id_column = "id"
-        metadata = None if metadata is None else list(dict.fromkeys((*metadata, *FIELDS[1:])))
+        metadata = None if metadata is None else list(dict.fromkeys((*metadata, *NAMES[1:])))
     return {
         "embeddings": arguments.embeddings,
         "text_column": arguments.text_column,

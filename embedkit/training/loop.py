@@ -296,7 +296,7 @@ class _Run:
             if defined:
                 self.state.best_score, self.state.best_step = score, self.state.step
             if processes.first():
-                self.method.encoder.save(self.folder.best)
+                self.folder.save(self.method.encoder, self.folder.best)
 
     def _log_evaluation_cost(self, seconds: float) -> None:
         """Estimate the cost of all evaluations from the first one."""
@@ -339,7 +339,7 @@ class _Run:
                 )
         if self.round_words:
             round_tables(encoder)
-        encoder.save(self.folder.model)
+        self.folder.save(encoder, self.folder.model)
         self._checkpoint()
         logger.info(
             "trained: %s steps in %.0f s%s; %s",

@@ -325,9 +325,9 @@ class Run:
                 held.enter_context(folder.claimed())
                 folder.start(to_mapping(self.config), _environment(), inputs, resume=self.control.resume)
                 if student is not None and not folder.initial.exists():
-                    student.save(folder.initial)
+                    folder.save(student, folder.initial)
                 if self.data.teachers and isinstance(joined := self.data.teachers[0], JoinedVectors):
-                    joined.space.save(folder.space)
+                    folder.save(joined.space, folder.space)
             processes.wait()
             yield
 

@@ -14,7 +14,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tomli_w
 import torch
@@ -29,7 +29,7 @@ from embedkit.modeling.pretrained import separate, writing_tensors
 from embedkit.records import read_object
 from embedkit.training.method import TrainingModule
 from embedkit.training.optim import AdamW
-from embedkit.write_lock import LockedFolder, write_lock
+from embedkit.write_lock import OpenFolder, write_lock
 
 _FORMAT = "2"
 
@@ -146,18 +146,25 @@ def _restore_optimizer(
         optimizer.state[parameter][moment] = tensor.to(parameter.device)
 
 
+class Savable(Protocol):
+    """What saves itself, atomically: an encoder, or a space of teachers."""
+
+    def save(self, path: Path, /) -> object:
+        """Write a file or a folder."""
+
+
 _OWN_TO_A_MACHINE = {"checkpoint_minutes", "threads"}
 """Settings that a resumed run may change. Of these, only ``threads`` affects the result, by rounding."""
 
 
 class RunFolder:
-    """One training run on disk; :mod:`~embedkit.training.recipes` use one folder per stage.
+    """One training run on disk; a recipe has a folder per stage inside of that of the run, ``outer``.
 
     The folder is created when something is first written.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, outer: RunFolder | None = None) -> None:
+        self.path, self._outer = Path(path), outer
         self.config = self.path / "config.toml"
         self.metrics = self.path / "metrics.jsonl"
         self.card = self.path / "run.json"
@@ -168,7 +175,7 @@ class RunFolder:
         self.initial = self.path / "initial"
         self.space = self.path / "space.npz"
         self.model = self.path / "model"
-        self._locked: LockedFolder | None = None
+        self._locked: OpenFolder | None = None
 
     @property
     def name(self) -> str:
@@ -237,9 +244,20 @@ class RunFolder:
                 self._locked = None
 
     def check_in_place(self) -> None:
-        """Raise a ConfigError if another folder has taken the name of the one that is claimed."""
-        if self._locked is not None:
+        """Raise a ConfigError if another folder has taken the name of the run's, which is claimed."""
+        if self._outer is not None:
+            self._outer.check_in_place()
+        elif self._locked is not None:
             self._locked.check()
+
+    def stage(self, *names: str) -> RunFolder:
+        """Return the folder of a stage of this run."""
+        return RunFolder(self.path.joinpath(*names), self._outer or self)
+
+    def save(self, network: Savable, path: Path) -> None:
+        """Save what has its own form on disk to a path in the folder, unless another folder has taken its name."""
+        self.check_in_place()
+        network.save(path)
 
     def start(
         self,
@@ -252,11 +270,12 @@ class RunFolder:
         """Check the folder as :meth:`check` does; write configuration, environment and inputs of a new run."""
         self.check(config, resume=resume)
         if not self.is_begun:
+            self.check_in_place()
             shutil.rmtree(self.initial, ignore_errors=True)  # left by a run that never started
             self.space.unlink(missing_ok=True)
-            self._write(self.config, tomli_w.dumps(dict(config)))
-            self._write(self.environment, json.dumps(environment, indent=1))
-            self._write(self.inputs, json.dumps(inputs, indent=1))
+            self.write(self.config, tomli_w.dumps(dict(config)))
+            self.write(self.environment, json.dumps(environment, indent=1))
+            self.write(self.inputs, json.dumps(inputs, indent=1))
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append a record to metrics.jsonl."""
@@ -278,11 +297,11 @@ class RunFolder:
                 whole = [(int(json.loads(line)["step"]), line) for line in lines if line.endswith("\n")]
             except (ValueError, KeyError, TypeError) as error:
                 raise CheckpointError(f"{self.metrics} is damaged; delete it to resume without curves") from error
-            self._write(self.metrics, "".join(line for logged, line in whole if logged <= step))
+            self.write(self.metrics, "".join(line for logged, line in whole if logged <= step))
 
     def finish(self, card: Mapping[str, Any]) -> None:
         """Write run.json, from which export builds the manifest."""
-        self._write(self.card, json.dumps(card, indent=1))
+        self.write(self.card, json.dumps(card, indent=1))
 
     @property
     def is_begun(self) -> bool:
@@ -293,7 +312,8 @@ class RunFolder:
             and not {path for path in self.path.iterdir() if not path.name.startswith(".")} <= before
         )
 
-    def _write(self, path: Path, text: str) -> None:
+    def write(self, path: Path, text: str) -> None:
+        """Write a text file in the folder, unless another folder has taken its name."""
         self.check_in_place()
         with atomic_file(path) as temporary:
             temporary.write_text(text, encoding="utf-8")

@@ -126,8 +126,8 @@ def test_a_lock_ends_although_a_child_has_inherited_its_descriptor(tmp_path, mon
     pytest.importorskip("fcntl")
     opened, inherited = os.open, []
 
-    def open_and_inherit(*arguments):
-        descriptor = opened(*arguments)
+    def open_and_inherit(*arguments, **options):
+        descriptor = opened(*arguments, **options)
         inherited.append(os.dup(descriptor))
         return descriptor
 

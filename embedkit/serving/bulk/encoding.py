@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import pyarrow as pa
 
@@ -71,11 +71,10 @@ class BulkEncoding:
     """
 
     def __init__(self, job: Job, inputs: Sequence[ParquetInput], rows_per_shard: int, encoder: Encoder) -> None:
-        self.job = job
         self.shards = cut_into_shards(inputs, rows_per_shard)
         self._encoder = encoder
         self._form = encoder.encode([], **job.options)
-        self._manifest: dict[str, Any] = {
+        manifest = {
             "model": encoder.name,
             "numerics": [encoder.numerics],
             **job.settings,
@@ -85,6 +84,7 @@ class BulkEncoding:
                 for file in inputs
             ],
         }
+        self.job = replace(job, manifest=manifest)
 
     @classmethod
     def prepare(
@@ -158,7 +158,7 @@ class BulkEncoding:
             providers=None if providers is None else tuple(providers),
         )
         encoding = cls(job, inputs, rows_per_shard, encoder)
-        check_output(folder, encoding._manifest)
+        check_output(folder, encoding.job.manifest)
         return encoding
 
     @property
@@ -211,7 +211,7 @@ class BulkEncoding:
         """
         encode_shards, shows = find_engine(engine), check_progress(show_progress_bar)
         workers = check_count(workers, "workers", most=most_processes() if engine == "local" else None)
-        with begin_or_resume(self.job.output, self._manifest):
+        with begin_or_resume(self.job.output, self.job.manifest):
             left = unfinished(self.job.output, self.shards, warn=True)
             rows = sum(shard.rows for shard in left)
             with Progress("encode", rows, unit="texts", enabled=shows) as progress:

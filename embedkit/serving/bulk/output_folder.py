@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from pyarrow import parquet
 
-from embedkit.atomic import atomic_file, identity_of, make_folder, storage_errors
+from embedkit.atomic import atomic_file, make_folder, storage_errors
 from embedkit.errors import CollectionError, FingerprintError, InputError
 from embedkit.object_store import ObjectStore, is_url, open_store
 from embedkit.runtime.numerics import joined, warn_of_mixture
@@ -49,9 +49,9 @@ def check_output(folder: Path | str, manifest: dict[str, Any]) -> None:
 def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[None]:
     """Hold the write lock of a folder of shards, and delete incomplete files of killed runs."""
     place = open_place(folder)
-    with _claimed(place):
-        before = identity_of(Path(folder))
+    with _claimed(place) as check:
         check_output(folder, manifest)
+        check()
         _sweep(place)
         kept = [str(name) for name in _read(folder).get("numerics", ())] if _is_begun(folder) else []
         warn_of_mixture(folder, kept, manifest["numerics"])
@@ -59,9 +59,24 @@ def begin_or_resume(folder: Path | str, manifest: dict[str, Any]) -> Iterator[No
         with (place / MANIFEST).written() as temporary:
             text = json.dumps({"format": _FORMAT, **manifest, "numerics": numerics}, indent=2, ensure_ascii=False)
             temporary.write_text(text, encoding="utf-8")
+            check()
         yield
-        if identity_of(Path(folder)) == before:
-            _sweep(place)  # of lost workers
+        check()
+        _sweep(place)  # of lost workers
+
+
+def check_begun(folder: Path | str, manifest: Mapping[str, Any]) -> None:
+    """Raise a CollectionError unless this run has begun there: another folder has its name."""
+    recorded = _read(folder) if MANIFEST in open_place(folder).names() else {}
+    if any(recorded.get(name) != value for name, value in manifest.items() if name != "numerics"):
+        raise replaced(folder)
+
+
+def replaced(folder: Path | str) -> CollectionError:
+    """Return the error where another folder has taken the name of the output."""
+    return CollectionError(
+        f"{folder} was moved or replaced while it was being written to; nothing was changed there"
+    )
 
 
 def unfinished(folder: Path | str, shards: Sequence[Shard], *, warn: bool = False) -> list[Shard]:
@@ -185,19 +200,18 @@ def open_place(output: Path | str) -> Place:
 
 
 @contextlib.contextmanager
-def _claimed(place: Place) -> Iterator[None]:
-    """Create a folder if necessary, and lock out other writers.
+def _claimed(place: Place) -> Iterator[Callable[[], None]]:
+    """Create a folder if necessary, and lock out other writers; yields what raises if another has its name.
 
     Object stores have no locks, but two runs of one job write the same bytes and do no harm.
     """
     if isinstance(place, ObjectStore):
-        yield
+        yield lambda: None
         return
     with storage_errors(place.path):
         make_folder(place.path)
     with write_lock(place.path) as locked:
-        yield
-        locked.check()
+        yield locked.check
 
 
 def resolved(place: Path | str) -> Path | str:

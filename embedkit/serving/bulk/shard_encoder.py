@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from embedkit.atomic import identity_of
-from embedkit.errors import CollectionError, DataError, FingerprintError
+from embedkit.errors import DataError, FingerprintError
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.runtime.options import EncodeOptions, OnLong
 from embedkit.runtime.packing import Precision
 from embedkit.runtime.pool import EncoderPool
-from embedkit.serving.bulk.output_folder import open_place
+from embedkit.serving.bulk.output_folder import check_begun, open_place, replaced
 from embedkit.serving.bulk.parquet_input import Shard, read_shard
 
 EMBEDDING = "embedding"
@@ -39,6 +39,7 @@ class Job:
         output: folder or URL of the shards, on every machine.
         columns: columns to keep.
         schema: the types of these and of the texts.
+        manifest: what the output records of the run.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Job:
     on_overflow: OnLong = "truncate"
     threads: int | None = None
     providers: tuple[str, ...] | None = None
+    manifest: dict[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> EncodeOptions:
@@ -99,6 +101,7 @@ class ShardEncoder:
                 f"work began ({job.fingerprint[:12]}): give all machines the same file"
             )
         self._folder = identity_of(Path(job.output))
+        check_begun(job.output, job.manifest)
         warn_of_mixture(job.output, [job.numerics], [self._encoder.numerics])
         about = {
             "model": self._encoder.name,
@@ -126,9 +129,7 @@ class ShardEncoder:
                 write_statistics=list(job.columns),
             )
             if identity_of(Path(job.output)) != self._folder:
-                raise CollectionError(
-                    f"{job.output} was moved or replaced while it was being written to; nothing was changed there"
-                )
+                raise replaced(job.output)
         return shard.rows
 
     def _embed(self, texts: list[str], advance: Callable[[int], None] | None) -> npt.NDArray[np.generic]:

@@ -7,24 +7,22 @@ embeddings of the same texts by the same model are reused. A write that succeeds
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from embedkit.atomic import atomic_file
-from embedkit.errors import CollectionError, ModelError, StorageError
+from embedkit.atomic import storage_errors
+from embedkit.errors import ModelError, StorageError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PromptingEncoder, TextEncoder
 from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.documents import Document, Documents
-from embedkit.serving.retrieval.store.files import map_array, write_array
+from embedkit.write_lock import OpenFolder
 
 UNFINISHED: Final = ".unfinished"
 
@@ -35,27 +33,29 @@ _ATTEMPTS = 3
 
 
 class EmbeddingJournal:
-    """Chunks of embeddings by one encoder, keyed by their texts, in a collection's folder."""
+    """Chunks of embeddings by one encoder, keyed by their texts, in a collection's open folder."""
 
-    def __init__(self, collection: Path, encoder: TextEncoder) -> None:
-        self._folder = collection / UNFINISHED
-        self._used: set[Path] = set()
-        self._encoder = encoder
+    def __init__(self, collection: OpenFolder, encoder: TextEncoder) -> None:
+        self._folder, self._encoder = collection, encoder
+        self._used: set[str] = set()
 
     def find(self, texts: Sequence[str]) -> FloatArray | None:
         """Return the embeddings of these texts from an earlier attempt, ``(N, D) float32``, or None."""
-        path = self._path(texts)
+        shape = len(texts), self._encoder.dimension
         try:
-            return np.array(map_array(path, (len(texts), self._encoder.dimension), "<f4"))
-        except CollectionError:  # missing, or truncated by a crash
+            content = self._folder.read(self._name(texts))
+            return np.frombuffer(content, "<f4").reshape(shape).astype(np.float32)
+        except (OSError, ValueError):  # missing, or another file
             return None
 
     def add(self, texts: Sequence[str], embeddings: FloatArray) -> None:
         """Save the embeddings of these texts, ``(N, D) float32``; StorageError if the disk is full."""
+        name, content = self._name(texts), np.ascontiguousarray(embeddings, "<f4").data
         for attempt in itertools.count():
             try:
-                with atomic_file(self._path(texts)) as temporary:
-                    write_array(temporary, embeddings.shape, "<f4", [embeddings])
+                with storage_errors(self._folder.path / UNFINISHED):
+                    self._folder.make(UNFINISHED)
+                    self._folder.replace(name, content)
                 return
             except StorageError as error:
                 # Another write may just have removed the folder, which was empty.
@@ -64,17 +64,16 @@ class EmbeddingJournal:
 
     def clear(self) -> None:
         """Delete the embeddings that were found or added, after success or when the write is abandoned."""
-        for path in self._used:
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # others are there
-            self._folder.rmdir()
+        for name in self._used:
+            self._folder.remove(name)
+        self._folder.remove_empty(UNFINISHED)
 
-    def _path(self, texts: Sequence[str]) -> Path:
+    def _name(self, texts: Sequence[str]) -> str:
         encoder = self._encoder
         content = json.dumps([encoder.fingerprint, numerics_of(encoder), encoder.dimension, *texts])
-        path = self._folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
-        self._used.add(path)
-        return path
+        name = f"{UNFINISHED}/{hashlib.sha256(content.encode()).hexdigest()}.f32"
+        self._used.add(name)
+        return name
 
 
 Known = Callable[[Sequence[Document]], Sequence[FloatArray | None]]

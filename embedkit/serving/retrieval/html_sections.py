@@ -1,4 +1,4 @@
-"""HTML as sections: the text that a browser shows, and its places in the file.
+"""HTML as sections: the text that a browser shows.
 
 One regular expression divides the file into tags, comments and text without reading any part of it twice, so the
 time is proportional to the length of the file, whatever it holds.
@@ -37,7 +37,7 @@ _TOKEN: Final = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _ATTRIBUTE: Final = re.compile(rf"([^\s/>=]++)\s*+=\s*+({_VALUE})")
-_REFERENCE: Final = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);?")
+_SPACES_AND_WORDS: Final = re.compile(r"\s+|\S+")
 _RAW_ENDS: Final = {name: re.compile(rf"</{name}(?=[\s/>])|\Z", re.IGNORECASE) for name in _RAW}
 
 
@@ -49,7 +49,7 @@ def read_html(text: str) -> Page:
 
 
 class _Reader:
-    """Collects the text of a file that is seen, with its places there."""
+    """Collects the text of a file that is seen."""
 
     def __init__(self, source: str) -> None:
         self.sections: list[Section] = []
@@ -57,15 +57,12 @@ class _Reader:
         self._source = source
         self._at = 0  # the place of the current token
         self._headings: list[str] = []
-        self._parts: list[str] = []
-        self._places: list[tuple[int, int]] = []
-        self._ends: dict[int, int] = {}
-        self._length = 0
+        self._parts: list[str] = []  # of the section; white space is a part of its own
         self._unseen: list[str] = []
         self._counts: Counter[str] = Counter()  # of `_unseen`
         self._level = 0  # of the heading that is being read
         self._heading: list[str] = []
-        self._heading_place = (0, 0, 0)  # level of the last heading, and where its content starts and ends
+        self._last_level = 0  # of the last heading
         self._preformatted = 0
 
     def read(self) -> None:
@@ -91,11 +88,10 @@ class _Reader:
         """Take all text up to the end tag, in which other tags are text."""
         end = _RAW_ENDS[name].search(self._source, start)
         assert end is not None
-        text, self._at = self._source[start : end.start()], start
+        text, self._at = self._source[start : end.start()], end.start()
         if name == "title" and len(self._unseen) == 1 and not self.title:
             self.title = " ".join(unescape(text).split())
         self._add_text(text)
-        self._at = end.start()
 
     def _start_tag(self, tag: str, match: re.Match[str]) -> None:
         if tag in _UNSEEN:
@@ -107,15 +103,14 @@ class _Reader:
             self._end_heading()
         if tag in _HEADINGS:
             self._end_section(_HEADINGS[tag])
-            self._level = _HEADINGS[tag]
-            self._heading_place = self._level, match.end(), match.end()
+            self._level = self._last_level = _HEADINGS[tag]
             return
         self._preformatted += tag == "pre"
         self._break(tag)
         if tag == "img":
             values = {name.lower(): value for name, value in reversed(_ATTRIBUTE.findall(match["attributes"]))}
             alt = values.get("alt", "")
-            self._add(unescape(alt[1:-1] if alt[:1] in ("'", '"') else alt), match[0])
+            self._add_text(alt[1:-1] if alt[:1] in ("'", '"') else alt)
 
     def _end_tag(self, tag: str) -> None:
         if self._unseen:
@@ -130,42 +125,18 @@ class _Reader:
             self._break(tag)
 
     def _add_text(self, text: str) -> None:
-        """Add text with character references; many a ``&`` is none, and has no semicolon."""
+        """Add text as a browser shows it, in which white space is one space."""
         if self._unseen:
             return
-        start, at = 0, self._at
-        for match in _REFERENCE.finditer(text):
-            self._at = at + start
-            self._add(text[start : match.start()])
-            self._at = at + match.start()
-            self._add(unescape(match[0]), match[0])
-            start = match.end()
-        self._at = at + start
-        self._add(text[start:])
-
-    def _add(self, data: str, written: str | None = None) -> None:
-        """Add text as a browser shows it, in which white space is one space; the file may have it ``written``."""
-        if not data:
-            return
+        shown = unescape(text)
         if self._level:
-            self._heading.append(data)
-            level, start, _ = self._heading_place
-            self._heading_place = level, start, self._at + len(data if written is None else written)
+            self._heading.append(shown)
             return
-        for match in re.finditer(r"\s+|\S+", data):
-            part = match[0]
-            if part.isspace() and not self._preformatted:
-                if not self._parts or self._parts[-1][-1].isspace():
-                    continue
-                part = " "
-            self._append(part, self._at + match.start())
-        if written is not None:
-            self._ends[self._length] = self._at + len(written)
-
-    def _append(self, part: str, place: int) -> None:
-        self._places.append((self._length, place))
-        self._parts.append(part)
-        self._length += len(part)
+        for part in _SPACES_AND_WORDS.findall(shown):
+            if not part.isspace() or self._preformatted:
+                self._parts.append(part)
+            elif self._parts and not self._parts[-1].isspace():
+                self._parts.append(" ")
 
     def _break(self, tag: str) -> None:
         """End a cell, a line or a paragraph."""
@@ -178,10 +149,8 @@ class _Reader:
         if self._parts[-1].isspace():
             if self._parts[-1].count("\n") >= mark.count("\n"):
                 return
-            self._ends.pop(self._length, None)
-            self._length -= len(self._parts.pop())
-            self._places.pop()
-        self._append(mark, self._at)
+            self._parts.pop()
+        self._parts.append(mark)
 
     def _end_heading(self) -> None:
         if self._level:
@@ -192,10 +161,8 @@ class _Reader:
     def _end_section(self, next_level: int) -> None:
         """Keep the text since the last heading; without any, the heading, unless the next one is below it."""
         text, headings = "".join(self._parts), tuple(filter(None, self._headings))
-        level, start, end = self._heading_place
         if text.strip():
-            self.sections.append(Section(headings, text, self._places, self._ends))
-        elif level and next_level <= level and self._headings[-1]:
-            title = self._headings[-1]
-            self.sections.append(Section(headings, title, [(0, start)], {len(title): max(end, start + 1)}))
-        self._parts, self._places, self._ends, self._length = [], [], {}, 0
+            self.sections.append(Section(headings, text))
+        elif self._last_level >= max(next_level, 1) and self._headings[-1]:
+            self.sections.append(Section(headings, self._headings[-1]))
+        self._parts = []

@@ -5,7 +5,6 @@ Markdown is read with markdown-it-py. Texts of sections are slices of the file, 
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import logging
 import re
@@ -25,24 +24,12 @@ class Section:
     """A part of a page, its text, below some headings, the outermost of which comes first.
 
     Attributes:
-        places: pairs of a character of ``text`` and its character in the file, ascending; between two, both count
-            on alike.
-        ends: characters of ``text`` after what is longer in the file, as ``&amp;`` is, and their characters there.
+        start: the character of the file where the text begins, if the file holds it as it is.
     """
 
     headings: tuple[str, ...]
     text: str
-    places: list[tuple[int, int]] = field(default_factory=list)
-    ends: dict[int, int] = field(default_factory=dict)
-
-    def place(self, character: int) -> int:
-        """Return the character in the file of a character of the text."""
-        before, start = self.places[bisect.bisect_right(self.places, (character, float("inf"))) - 1]
-        return start + character - before
-
-    def end(self, character: int) -> int:
-        """Return the character in the file at which the text before a character ends."""
-        return self.ends.get(character, self.place(character - 1) + 1)
+    start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +42,7 @@ class Page:
 
 def read_text(text: str) -> Page:
     """Read plain text as one section."""
-    return Page([Section((), text, [(0, 0)])])
+    return Page([Section((), text, 0)])
 
 
 def below(headings: list[str], level: int, title: str) -> list[str]:
@@ -96,7 +83,7 @@ def read_markdown(text: str) -> Page:
 
 
 def _slice(text: str, start: int, end: int, headings: Iterable[str]) -> Section:
-    return Section(tuple(filter(None, headings)), text[start:end], [(0, start)])
+    return Section(tuple(filter(None, headings)), text[start:end], start)
 
 
 def _plain(inline: Any) -> str:

@@ -1,7 +1,7 @@
 """Long documents as sections and windows: folders of text, Markdown and HTML, and long texts in records.
 
 A window is a part of one section that the model encodes without truncation. It keeps its document, the headings
-above it, and its characters in the file, so a hit can be found there::
+above it, and, except in HTML, its characters in the file, so a hit can be found there::
 
     {"id": "guide/install.md#3", "text": "...", "document": "guide/install.md", "section": "Install > GPUs",
      "start": 1204, "end": 1837}
@@ -35,8 +35,11 @@ logger = logging.getLogger("embedkit")
 
 _SEPARATOR: Final = " > "
 
-FIELDS: Final = ("id", "document", "section", "start", "end")
-"""What each window has besides its text."""
+NAMES: Final = ("id", "document", "section")
+"""What each window has besides its text; `sync` finds it by them."""
+
+FIELDS: Final = (*NAMES, "start", "end")
+"""What windows have except those of HTML."""
 
 
 @runtime_checkable
@@ -151,8 +154,9 @@ def page_windows(
     number = 0
     for section, path, spans in zip(page.sections, paths, windows, strict=True):
         for start, stop in spans:
-            places = {"start": section.place(start), "end": section.end(stop)}
-            window = {"id": f"{document}#{number}", "document": document, "section": path, **places}
+            window = {"id": f"{document}#{number}", "document": document, "section": path}
+            if section.start is not None:
+                window |= {"start": section.start + start, "end": section.start + stop}
             yield section.text[start:stop], {**page.fields, **window}
             number += 1
 

@@ -244,7 +244,7 @@ class Stage:
 
     def inside(self, *names: str, **changes: Any) -> Stage:
         """Return a stage whose run folder is a sub-folder of this one's, with other attributes changed."""
-        return dataclasses.replace(self, folder=RunFolder(self.folder.path.joinpath(*names)), **changes)
+        return dataclasses.replace(self, folder=self.folder.stage(*names), **changes)
 
     def train(
         self, method_name: str, settings: Any, encoder: SentenceEncoder, optim: OptimConfig | None = None

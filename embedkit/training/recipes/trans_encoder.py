@@ -219,6 +219,7 @@ def _labels(stage: Stage, name: str, members: Sequence[_Member]) -> FloatArray:
     with processes.first_alone():
         if not (stage.control.resume and path.exists()) and processes.first():
             labels = clamp_labels(np.mean([_label(member.latest, stage) for member in members], axis=0))
+            stage.folder.check_in_place()
             with atomic_file(path) as temporary, temporary.open("wb") as file:
                 np.save(file, labels)
         try:
@@ -302,15 +303,14 @@ def _deliver(encoder: _Best, cross: _Best, folder: RunFolder) -> None:
     """Write the best model of each kind to where export expects it, with the cross-encoder's scores."""
     assert encoder.folder is not None
     assert cross.folder is not None
-    SentenceEncoder.load(encoder.folder).save(folder.model)
-    PairEncoder.load(cross.folder).save(folder.path / "cross-model")
+    folder.save(SentenceEncoder.load(encoder.folder), folder.model)
+    folder.save(PairEncoder.load(cross.folder), folder.path / "cross-model")
     figures = {
         "dev_spearman": cross.state.best_score,
         "best_step": cross.state.best_step,
         "steps": cross.state.step,
     }
-    with atomic_file(folder.path / "cross-model.json") as temporary:
-        temporary.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    folder.write(folder.path / "cross-model.json", json.dumps(figures, indent=1))
 
 
 TRANS_ENCODER = Recipe(

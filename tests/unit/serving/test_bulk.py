@@ -24,6 +24,7 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 from embedkit.serving.bulk import BulkEncoding, parquet_input  # noqa: E402
+from embedkit.serving.bulk import encoding as encoding_module  # noqa: E402
 from embedkit.serving.bulk.encoding import ENGINES  # noqa: E402
 from embedkit.serving.bulk.parquet_input import cut_into_shards, find_inputs, read_shard  # noqa: E402
 from embedkit.serving.bulk.shard_encoder import ShardEncoder  # noqa: E402
@@ -107,7 +108,9 @@ def test_a_mixture_of_arithmetics_is_logged_and_recorded(prepare, toy_bundle, tm
 
 
 def test_a_worker_with_another_arithmetic_reports_it(prepare, caplog):
-    job = prepare().job
+    encoding = prepare()
+    encoding.run()
+    job = encoding.job
     ShardEncoder(job)
     assert not caplog.messages
     ShardEncoder(dataclasses.replace(job, numerics="another"))
@@ -263,20 +266,23 @@ def test_several_processes_write_the_same_bytes(pages, tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="folders with open files cannot be moved")
-def test_shards_of_a_folder_that_took_the_name_stay(prepare, pages, toy_bundle, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "moment", [(Encoder, "encode_batches"), (ShardEncoder, "__init__"), (encoding_module, "unfinished")]
+)
+def test_shards_of_a_folder_that_took_the_name_stay(prepare, pages, toy_bundle, tmp_path, monkeypatch, moment):
     BulkEncoding.prepare(pages, tmp_path / "new", model=toy_bundle, rows_per_shard=10).run()
-    other, encode = digests(tmp_path / "new"), Encoder.encode_batches
+    other, original = digests(tmp_path / "new"), getattr(*moment)
 
     def swap(*given: object, **options: object) -> object:
         if (tmp_path / "new").exists():
             (tmp_path / "out").rename(tmp_path / "old")
             (tmp_path / "new").rename(tmp_path / "out")
-        return encode(*given, **options)
+        return original(*given, **options)
 
-    encoding = prepare(rows_per_shard=4)
-    monkeypatch.setattr(Encoder, "encode_batches", swap)
+    started = prepare(rows_per_shard=4)
+    monkeypatch.setattr(*moment, swap)
     with pytest.raises(CollectionError, match="was moved or replaced"):
-        encoding.run()
+        started.run()
     assert digests(tmp_path / "out") == other
 
 

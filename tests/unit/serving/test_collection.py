@@ -26,7 +26,7 @@ from embedkit.errors import (
 from embedkit.serving.retrieval import Collection, embedding
 from embedkit.serving.retrieval.store import folder as collection_module
 from embedkit.serving.retrieval.store import index_kinds
-from embedkit.write_lock import LockedFolder
+from embedkit.write_lock import OpenFolder
 
 
 def generation_of(collection):
@@ -248,7 +248,7 @@ def test_an_interrupted_first_build_leaves_nothing(tmp_path, encoder):
 @pytest.fixture(params=["documents.jsonl", "arrays.bin", ".manifest.json.", "tail-"])
 def full_disk(request, monkeypatch):
     """Any write to one of the files fails."""
-    opened, opened_in = Path.open, LockedFolder.open
+    opened, opened_in = Path.open, OpenFolder.open
 
     def open_on_a_full_disk(path, mode="r", *arguments, **options):
         if path.name.startswith(request.param) and "w" in mode:
@@ -264,7 +264,7 @@ def full_disk(request, monkeypatch):
         return descriptor
 
     monkeypatch.setattr(Path, "open", open_on_a_full_disk)
-    monkeypatch.setattr(LockedFolder, "open", open_in_a_folder_on_a_full_disk)
+    monkeypatch.setattr(OpenFolder, "open", open_in_a_folder_on_a_full_disk)
     return request.param
 
 

@@ -21,7 +21,7 @@ import os, runpy, shutil, signal, sys
 from pathlib import Path
 from embedkit.serving.retrieval import Collection, embedding
 from embedkit.serving.retrieval.store import segment
-from embedkit.write_lock import LockedFolder
+from embedkit.write_lock import OpenFolder
 
 conftest, path, moment = sys.argv[1:]
 encoder = runpy.run_path(conftest)["WordEncoder"]()
@@ -46,13 +46,13 @@ def dies_at_manifest(before):
         rename(folder, source, target)
         if target == "manifest.json":
             die()
-    LockedFolder.rename = rename_and_die
+    OpenFolder.rename = rename_and_die
 
 def dies_after(owner, name):
     original = getattr(owner, name)
     setattr(owner, name, lambda *arguments, **options: (original(*arguments, **options), die()))
 
-rename = LockedFolder.rename
+rename = OpenFolder.rename
 if moment == "documents written":
     dies_after(segment.DocumentWriter, "finish")
 elif moment == "encoding":
@@ -61,7 +61,7 @@ elif moment == "encoding":
 elif moment == "index written":
     dies_after(segment.SegmentWriter, "finish")
 elif moment == "generation in place":
-    dies_after(LockedFolder, "rename")
+    dies_after(OpenFolder, "rename")
 elif moment == "manifest written":
     dies_at_manifest(before=True)
 elif moment == "manifest in place":

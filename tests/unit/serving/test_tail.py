@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from embedkit.errors import CollectionError, DataError, StorageError
-from embedkit.serving.retrieval import Collection, Document
+from embedkit.serving.retrieval import Collection, Document, embedding
 from embedkit.serving.retrieval.store import tail, writer
-from embedkit.write_lock import LockedFolder
+from embedkit.write_lock import OpenFolder
 
 
 def tail_of(collection):
@@ -237,19 +237,19 @@ def test_a_write_never_touches_a_folder_that_took_the_name(
     pytest.importorskip("faiss")
     if has_tail:
         collection.upsert([("last", "last")], merge=False)
-    before, check = len(collection), LockedFolder.check
+    before, check = len(collection), OpenFolder.check
 
-    def check_and_swap(folder):
+    def check_and_swap(folder, *name):
         if folder.path == collection.path and moment == "before the check":
             swap()
-        check(folder)
+        check(folder, *name)
         if folder.path == collection.path:
             swap()
 
     refused = pytest.raises(CollectionError, match="was moved or replaced")
     after = contextlib.suppress(CollectionError, StorageError)  # which report that the new folder is another one
     with monkeypatch.context() as patch, refused if moment == "before the check" else after:
-        patch.setattr(LockedFolder, "check", check_and_swap)
+        patch.setattr(OpenFolder, "check", check_and_swap)
         writes_of(collection, encoder)[name]()
     new = Collection.open(collection.path, encoder=encoder)
     new.verify()
@@ -269,3 +269,60 @@ def test_a_write_goes_to_the_folder_that_has_the_name_under_the_lock(collection,
     shutil.rmtree(swap())
     collection.refresh()
     assert len(collection) == 5
+
+
+def test_embeddings_of_an_unfinished_write_stay_with_the_folder_that_it_began_in(
+    collection, encoder, swap, monkeypatch
+):
+    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    encode, new = encoder.encode, {path.name for path in (collection.path.parent / "new").iterdir()}
+
+    def interrupted(texts):
+        if texts == ["b"]:
+            raise KeyboardInterrupt
+        swap()
+        return encode(texts)
+
+    monkeypatch.setattr(tail, "LARGEST_WRITE", 0)
+    monkeypatch.setattr(encoder, "encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        collection.upsert([("a", "a"), ("b", "b")])
+    assert {path.name for path in collection.path.iterdir()} == new
+    assert len(list((swap() / ".unfinished").iterdir())) == 1
+
+
+def test_a_large_write_into_a_folder_that_took_the_name_is_refused(collection, encoder, swap, monkeypatch):
+    encode = encoder.encode
+    monkeypatch.setattr(tail, "LARGEST_WRITE", 0)
+    monkeypatch.setattr(encoder, "encode", lambda texts: (swap(), encode(texts))[1])
+    with pytest.raises(CollectionError, match="was moved or replaced"):
+        collection.upsert([("new", "new")])
+    assert len(Collection.open(collection.path, encoder=encoder)) == 4
+    assert len(Collection.open(swap(), encoder=encoder)) == 5
+
+
+def test_a_sweep_looks_only_into_the_folder_that_was_locked(collection, swap, monkeypatch):
+    other = collection.path.parent / "new"
+    for folder, name in ((collection.path, "notes.txt"), (other, "arrays.bin")):
+        (folder / "generation-000099").mkdir()
+        (folder / "generation-000099" / name).write_text("x")
+    names = OpenFolder.names
+    monkeypatch.setattr(OpenFolder, "names", lambda folder: (names(folder), swap())[0])
+    with contextlib.suppress(CollectionError):
+        collection.compact(lexical=False)
+    assert (swap() / "generation-000099" / "notes.txt").exists()
+
+
+def test_a_copy_that_grew_otherwise_can_take_the_place_of_a_collection(collection, encoder, tmp_path):
+    collection.upsert([("first", "first")])
+    collection.copy(tmp_path / "copy")
+    collection.upsert([("here", "here")])
+    other = Collection.open(tmp_path / "copy", encoder=encoder)
+    for number in range(3):
+        other.upsert([(f"there{number}", f"there is more {number}")])
+    collection.path.rename(tmp_path / "old")
+    other.path.rename(collection.path)
+    assert collection.refresh()
+    assert collection.get("here") is None
+    assert collection.get("there2") is not None
+    collection.verify()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,13 +97,20 @@ def test_only_one_process_trains_in_a_folder(folder):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="folders with open files cannot be moved")
-def test_a_run_never_writes_into_a_folder_that_took_its_name(tmp_path):
-    folder = RunFolder(tmp_path / "run")
+@pytest.mark.parametrize("names", [(), ("first",), ("round-1", "encoder")])
+def test_a_run_and_its_stages_never_write_into_a_folder_that_took_its_name(tmp_path, names):
+    folder, network = RunFolder(tmp_path / "run"), SimpleNamespace(save=lambda path: path.mkdir(parents=True))
     with folder.claimed():
-        folder.log({"step": 1})
+        stage = folder.stage(*names)
+        stage.log({"step": 1})
         folder.path.rename(tmp_path / "old")
         folder.path.mkdir()
-        for write in (lambda: folder.log({"step": 2}), lambda: folder.finish({})):
+        for write in (
+            lambda: stage.log({"step": 2}),
+            lambda: stage.finish({}),
+            lambda: stage.start({}, {}, {}, resume=False),
+            lambda: stage.save(network, stage.model),
+        ):
             with pytest.raises(ConfigError, match="was moved or replaced"):
                 write()
     assert list(folder.path.iterdir()) == []

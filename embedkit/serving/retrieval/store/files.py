@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from embedkit.config import setting
 from embedkit.errors import CollectionError, EmbedkitError
+from embedkit.write_lock import OpenFolder
 
 PIECE_BYTES: Final = 2**23
 """Most bytes that are written between two flushes."""
@@ -71,13 +72,14 @@ def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
         raise CollectionError(f"{path} is damaged: it is nested too deeply or too large") from error
 
 
-def open_stored(path: str | Path, descriptor: int | None = None) -> BinaryIO:
-    """Open a regular file to read it, relative to a folder's descriptor if given; other files are an OSError.
+def open_stored(path: Path, within: OpenFolder | None = None) -> BinaryIO:
+    """Open a regular file to read it, if given ``within`` the open folder that holds it; others are an OSError.
 
     Opening a pipe would wait for its writer.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    file = os.open(path, flags, dir_fd=descriptor)
+    place = path if within is None else within.at(os.path.relpath(path, within.path))
+    file = os.open(place, flags, dir_fd=None if within is None else within.descriptor)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(None, "it is not a regular file")

@@ -243,7 +243,7 @@ class FolderStore:
             while not self._snapshot.is_compact() and not self._merge(_all, **options):
                 time.sleep(_RETRY_S)  # until another merge has finished
             return
-        with self._writing() as claimed, writer.stage(self.path) as files:
+        with self._writing() as claimed, writer.stage(claimed.folder) as files:
             new = self._changed(index=index, lexical=lexical)
             writer.log_cost(new, self.info.count)
             segments = []
@@ -278,7 +278,7 @@ class FolderStore:
                     writer.delete(claimed, before, [])
                     return True
                 taken = dataclasses.replace(before.manifest, segments=before.manifest.segments[which])
-                files = held.enter_context(writer.stage(self.path, taken))
+                files = held.enter_context(writer.stage(claimed.folder, taken))
             path = files / writer.SEGMENT
             staged = merge.run_merge(
                 self.path, path, before, which, self._children, show_progress_bar=show_progress_bar
@@ -303,8 +303,9 @@ class FolderStore:
         """Open what other processes have written."""
         with self._one_refresh:  # otherwise a slow refresh could replace a newer snapshot
             before = self._snapshot
-            locked = claimed.folder if claimed else None
-            self._snapshot = Snapshot.latest(self.path, self._models, before, self._merged, locked)
+            self._snapshot = Snapshot.latest(
+                self.path, self._models, before, self._merged, claimed.folder if claimed else None
+            )
             return self._snapshot is not before
 
     def verify(self) -> None:
@@ -317,9 +318,9 @@ class FolderStore:
     def copy(self, path: Path, /) -> None:
         """Copy the latest state on disk; other writers are excluded only while its files are reserved."""
         with contextlib.ExitStack() as held:
-            with self._retry_writing(_PATIENCE_S):
+            with self._retry_writing(_PATIENCE_S) as claimed:
                 manifest = self._snapshot.manifest
-                held.enter_context(writer.stage(self.path, manifest, name=writer.COPYING))
+                held.enter_context(writer.stage(claimed.folder, manifest, name=writer.COPYING))
             writer.copy(self.path, manifest, path)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:

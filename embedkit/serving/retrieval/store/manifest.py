@@ -28,6 +28,7 @@ from embedkit.serving.retrieval.store.files import Checksum, open_stored, readin
 from embedkit.serving.retrieval.store.index_kinds import AUTO, INDEX_KINDS
 from embedkit.serving.retrieval.store.keywords import PostingsSize, recorded_analyzer
 from embedkit.serving.retrieval.store.protocol import MANIFEST
+from embedkit.write_lock import OpenFolder
 
 FORMAT: Final = 5
 DOCUMENTS: Final = "documents.jsonl"
@@ -160,12 +161,11 @@ class Manifest(CollectionInfo):
         return files
 
     @classmethod
-    def read(cls, folder: Path, descriptor: int | None = None) -> Self:
-        """Read the manifest of a collection, in the folder of a descriptor if given, and check every field."""
+    def read(cls, folder: Path, within: OpenFolder | None = None) -> Self:
+        """Read the manifest of a collection, which is or is in the open folder ``within``; check every field."""
         path = folder / MANIFEST
         try:
-            place = path if descriptor is None else MANIFEST
-            with reading(path, missing=True), open_stored(place, descriptor) as file:
+            with reading(path, missing=True), open_stored(path, within) as file:
                 content = file.read(min(os.fstat(file.fileno()).st_size, _LARGEST_BYTES))
         except (FileNotFoundError, NotADirectoryError):
             raise CollectionNotFoundError(

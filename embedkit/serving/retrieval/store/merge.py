@@ -159,7 +159,7 @@ def _copy_rest(claimed: Claim, before: Snapshot, now: Snapshot, name: str) -> Ta
     """Write what was appended to the tail meanwhile as the next tail; None if that is nothing."""
     assert before.position is not None
     folder = claimed.folder
-    records, _, _ = read_records(folder.path, before.position, now.on_disk.dimension, descriptor=folder.descriptor)
+    records, _, _ = read_records(folder.path, before.position, now.on_disk.dimension, within=folder)
     if not records:
         return None
     position, contents = Position.start(name, now.manifest.count), [MAGIC]

@@ -26,7 +26,7 @@ from embedkit.serving.retrieval.store.manifest import Manifest, SegmentEntry, Ta
 from embedkit.serving.retrieval.store.protocol import Selection
 from embedkit.serving.retrieval.store.segment import DocumentStore, Segment, read_alive
 from embedkit.serving.retrieval.store.tail import Position, Record, TailRows, TailSegment, read_records
-from embedkit.write_lock import LockedFolder
+from embedkit.write_lock import OpenFolder
 
 _ROW_BLOCK = 4096
 _ALL = slice(None)
@@ -81,10 +81,19 @@ class Snapshot:
     Attributes:
         manifest: the manifest of this state, with the end of the tail as far as it was read.
         on_disk: the manifest as it was read.
+        identity: the folder that it was read from, by device and inode; None if no other can have its name.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, parts: Sequence[_Part], end: _Tail | None = None) -> None:
-        self._folder, self._parts, self._tail = folder, parts, end
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        parts: Sequence[_Part],
+        end: _Tail | None = None,
+        *,
+        identity: tuple[int, int] | None = None,
+    ) -> None:
+        self._folder, self._parts, self._tail, self.identity = folder, parts, end, identity
         self._sample: Sample | None = None
         self.on_disk = self.manifest = manifest
         if end is not None:
@@ -101,30 +110,29 @@ class Snapshot:
         models: Models,
         previous: Snapshot | None = None,
         merged: Segment | None = None,
-        locked: LockedFolder | None = None,
+        locked: OpenFolder | None = None,
     ) -> Snapshot:
         """Open the state on disk, after checking that the models match; ``previous`` itself if it is that state.
 
         Segments that are open in ``previous`` are reused, and so is ``merged``, which was opened before it was
         moved. ``locked`` is the folder if its lock is held.
         """
-        descriptor = locked.descriptor if locked else None
-        identity, manifest = identity_of(folder), Manifest.read(folder, descriptor)
+        identity, manifest = identity_of(folder), Manifest.read(folder, locked)
         while True:
             try:
-                if previous is not None and manifest == previous.on_disk:
-                    return previous.refreshed(descriptor)
+                if previous is not None and (manifest, identity) == (previous.on_disk, previous.identity):
+                    return previous.refreshed(locked)
                 models.check(str(folder), manifest)
-                opened = cls.open(folder, manifest, previous, merged)
+                opened = cls.open(folder, manifest, previous, merged, identity=identity)
                 if identity_of(folder) == identity:
                     return opened
             except CollectionError:
                 # Another process may have written a new generation since the manifest was read.
-                if Manifest.read(folder, descriptor) == manifest and identity_of(folder) == identity:
+                if Manifest.read(folder, locked) == manifest and identity_of(folder) == identity:
                     raise
             if locked is not None:
                 locked.check()
-            identity, manifest = identity_of(folder), Manifest.read(folder, descriptor)
+            identity, manifest = identity_of(folder), Manifest.read(folder, locked)
 
     @classmethod
     def open(
@@ -134,6 +142,7 @@ class Snapshot:
         previous: Snapshot | None = None,
         merged: Segment | None = None,
         *,
+        identity: tuple[int, int] | None = None,
         whole: bool = True,
     ) -> Snapshot:
         """Open the segments and the tail named by ``manifest``; unless ``whole``, the tail up to its entry."""
@@ -149,7 +158,7 @@ class Snapshot:
             alive = read_alive(folder, entry) if alive is None else alive
             parts.append(_Part(segment, alive, start, alive))
             start += entry.count
-        opened = cls(folder, manifest, parts)
+        opened = cls(folder, manifest, parts, identity=identity)
         if manifest.tail is None:
             return opened
         position = Position.start(manifest.tail.name, sum(part.remaining for part in parts))
@@ -157,14 +166,14 @@ class Snapshot:
         records, position, _ = read_records(folder, position, manifest.dimension, until=until)
         return opened.extended(records, position)
 
-    def refreshed(self, descriptor: int | None = None) -> Snapshot:
+    def refreshed(self, locked: OpenFolder | None = None) -> Snapshot:
         """Return the state after the records that were appended to the tail since, or this one."""
         if self._tail is None:
             return self
         position = self._tail.position
-        records, end, rest = read_records(self._folder, position, self.manifest.dimension, descriptor=descriptor)
+        records, end, rest = read_records(self._folder, position, self.manifest.dimension, within=locked)
         if not records and (rest or _is_shorter(self._folder / position.name, position.end)):
-            again = Snapshot.open(self._folder, self.on_disk, self)
+            again = Snapshot.open(self._folder, self.on_disk, self, identity=self.identity)
             return self if again.manifest == self.manifest else again
         return self.extended(records, end) if records else self
 
@@ -186,11 +195,13 @@ class Snapshot:
         )
         start = sum(len(part.segment) for part in segments)
         last = _Part(segment, None if mask.all() else mask, start)
-        return Snapshot(self._folder, self.on_disk, [*segments, last], _Tail(rows, position))
+        return Snapshot(
+            self._folder, self.on_disk, [*segments, last], _Tail(rows, position), identity=self.identity
+        )
 
     def with_tail(self, manifest: Manifest, records: Sequence[Record], position: Position) -> Snapshot:
         """Return the state after the first records of a new tail, which this manifest names."""
-        return Snapshot(self._folder, manifest, self._parts).extended(records, position)
+        return Snapshot(self._folder, manifest, self._parts, identity=self.identity).extended(records, position)
 
     @property
     def position(self) -> Position | None:
@@ -235,7 +246,7 @@ class Snapshot:
     def without(self, ids: Sequence[str]) -> Snapshot:
         """Return the state without these documents, of which nothing is stored."""
         parts = [part.without(ids) for part in self._parts]
-        return Snapshot(self._folder, self.on_disk, parts, self._tail)
+        return Snapshot(self._folder, self.on_disk, parts, self._tail, identity=self.identity)
 
     def deleted(self) -> dict[str, RowNumbers]:
         """Return for the generations of segments with new deletions all their deleted rows: ``(K,) int64``."""

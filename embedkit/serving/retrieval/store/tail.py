@@ -38,6 +38,7 @@ from embedkit.serving.retrieval.store.files import MemoryArrays, open_stored, re
 from embedkit.serving.retrieval.store.keywords import LexicalIndex, PostingsBuilder
 from embedkit.serving.retrieval.store.manifest import Manifest, TailEntry
 from embedkit.serving.retrieval.store.segment import Segment, document_line
+from embedkit.write_lock import OpenFolder
 
 LARGEST_WRITE: Final = 64
 """Most documents of a write that is appended; a larger one is a segment."""
@@ -143,7 +144,7 @@ def read_records(
     dimension: int,
     *,
     until: int | None = None,
-    descriptor: int | None = None,
+    within: OpenFolder | None = None,
 ) -> tuple[list[Record], Position, int]:
     """Read the records of a tail from a position on.
 
@@ -152,13 +153,13 @@ def read_records(
         position: where to begin.
         dimension: D.
         until: length of the file that counts; None is all of it.
-        descriptor: of the folder, to which the name of the file is relative; None uses its path.
+        within: the folder, if it is open.
 
     Returns:
         the records, the position after them, and the number of bytes of an interrupted record that follow.
     """
     path = folder / position.name
-    with reading(path), open_stored(path if descriptor is None else position.name, descriptor) as file:
+    with reading(path), open_stored(path, within) as file:
         begin = position.end if position.end > len(MAGIC) else 0
         size = os.fstat(file.fileno()).st_size if until is None else until
         file.seek(begin)

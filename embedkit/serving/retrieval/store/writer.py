@@ -17,7 +17,6 @@ import dataclasses
 import logging
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +45,7 @@ from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, Up
 from embedkit.serving.retrieval.store.segment import DocumentStore, SegmentWriter, write_tombstones
 from embedkit.serving.retrieval.store.snapshot import Snapshot
 from embedkit.serving.retrieval.store.tail import MAGIC, Position, Record
-from embedkit.write_lock import LOCK, LockedFolder, write_lock
+from embedkit.write_lock import LOCK, OpenFolder, open_folder, write_lock
 
 _STAGING: Final = ".staging"
 COPYING: Final = ".copying"
@@ -70,7 +69,7 @@ class Claim:
         committed: whether a write is complete and durable.
     """
 
-    def __init__(self, folder: LockedFolder) -> None:
+    def __init__(self, folder: OpenFolder) -> None:
         self.folder = folder
         self.committed = False
 
@@ -149,47 +148,51 @@ def committed_error(error: Exception) -> CommittedError:
 
 
 @contextlib.contextmanager
-def stage(folder: Path, reserved: Manifest | None = None, *, name: str = _STAGING) -> Iterator[Path]:
+def stage(folder: OpenFolder, reserved: Manifest | None = None, *, name: str = _STAGING) -> Iterator[Path]:
     """Yield a temporary folder in the collection's for new files; removed at the end with all that is still there.
 
     Until then, no write removes files that the manifest ``reserved`` names; with one, the collection's lock is
     needed here and not later. Unless the name is :data:`COPYING`, no other merge reads its segments.
     """
-    with storage_errors(folder), contextlib.ExitStack() as held:
-        place = _new_staging(folder, name, held)
+    with storage_errors(folder.path), contextlib.ExitStack() as held:
+        opened = held.enter_context(open_folder(folder))
+        place = _new_staging(opened, name, held)
         try:
             if reserved is not None:
                 reserved.write(place)
             yield place
+        except OSError:
+            opened.check()  # that another folder has the name says more
+            raise
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            opened.remove(place.name)
 
 
-def _new_staging(folder: Path, name: str, held: contextlib.ExitStack) -> Path:
+def _new_staging(folder: OpenFolder, name: str, held: contextlib.ExitStack) -> Path:
     while True:
-        place = folder / f"{name}-{os.urandom(6).hex()}"
-        place.mkdir()
+        place = folder.path / f"{name}-{os.urandom(6).hex()}"
+        folder.make(place.name)
         with contextlib.suppress(CollectionBusyError, FileNotFoundError):
             # A sweep between the two calls removes the folder, under the same lock.
-            held.enter_context(write_lock(place, refusal=CollectionBusyError))
+            held.enter_context(write_lock(place, within=folder, refusal=CollectionBusyError))
             return place
 
 
-def reservations(folder: LockedFolder) -> dict[str, Manifest]:
+def reservations(folder: OpenFolder) -> dict[str, Manifest]:
     """Return what each running merge or copy reads, by its folder; the collection's lock is needed."""
     reserved = {}
     for name in filter(_STAGED.fullmatch, folder.names()):
         with contextlib.suppress(CollectionError):  # it reads nothing, or has just ended
-            reserved[name] = Manifest.read(folder.path / name)
+            reserved[name] = Manifest.read(folder.path / name, folder)
     return reserved
 
 
-def _sweep(folder: LockedFolder, *, is_done: bool = False) -> None:
+def _sweep(folder: OpenFolder, *, is_done: bool = False) -> None:
     """Remove leftovers of killed writes, and after a success the embeddings of unfinished ones."""
     if not folder.is_in_place():
         return
     names = folder.names()
-    manifest = Manifest.read(folder.path, folder.descriptor) if MANIFEST in names else None
+    manifest = Manifest.read(folder.path, folder) if MANIFEST in names else None
     if manifest is None:
         _refuse_foreign(folder, names)
     staging = {name for name in names if _STAGED.fullmatch(name) and not _remove_if_free(folder, name)}
@@ -205,10 +208,10 @@ def _sweep(folder: LockedFolder, *, is_done: bool = False) -> None:
         folder.remove(UNFINISHED)
 
 
-def _remove_if_free(folder: LockedFolder, name: str) -> bool:
+def _remove_if_free(folder: OpenFolder, name: str) -> bool:
     """Remove a staging folder unless a process works in it; assumed where the file system has no locks."""
     try:
-        with write_lock(folder.path / name, refusal=CollectionBusyError, needed=True):
+        with write_lock(folder.path / name, within=folder, refusal=CollectionBusyError, needed=True):
             folder.remove(name)
             return True
     except CollectionBusyError:
@@ -217,7 +220,7 @@ def _remove_if_free(folder: LockedFolder, name: str) -> bool:
         return True
 
 
-def _refuse_foreign(folder: LockedFolder, names: Sequence[str]) -> None:
+def _refuse_foreign(folder: OpenFolder, names: Sequence[str]) -> None:
     foreign = sorted(name for name in names if name != LOCK and not _is_leftover(folder, name))
     if foreign:
         raise CollectionError(
@@ -226,13 +229,13 @@ def _refuse_foreign(folder: LockedFolder, names: Sequence[str]) -> None:
         )
 
 
-def _is_leftover(folder: LockedFolder, name: str) -> bool:
+def _is_leftover(folder: OpenFolder, name: str) -> bool:
     if name in (UNFINISHED, _NEW_MANIFEST) or _STAGED.fullmatch(name) or _TAIL.fullmatch(name):
         return True
     if not _GENERATION.fullmatch(name):
         return False
     with contextlib.suppress(OSError):
-        return all(_CONTENT.fullmatch(file.name) for file in (folder.path / name).iterdir())
+        return all(map(_CONTENT.fullmatch, folder.names_in(name)))
     return False
 
 
@@ -255,7 +258,7 @@ def commit(
         deleted: all deleted rows of old segments in which there are new deletions, by generation.
         new_tail: the tail after these segments.
     """
-    claimed.folder.check()
+    claimed.folder.check(files.name)
     generations, deleted = manifest.next_generations(), dict(deleted or {})
     staged = [segment for segment in segments if isinstance(segment, Staged)]
     places = [(one.path, next(generations)) for one in staged]
@@ -287,10 +290,11 @@ def commit(
 def build(folder: Path, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> None:
     """Write a collection of these documents, replacing an existing one; other writers are refused meanwhile."""
     encoder = options.encoder
-    journal = EmbeddingJournal(folder, encoder)
-    with claim(folder, create=True) as claimed, stage(folder) as files:
+    with claim(folder, create=True) as claimed, stage(claimed.folder) as files:
+        journal = EmbeddingJournal(claimed.folder, encoder)
         segment, store = _stage_documents(files, source, lexical=options.lexical, show=show_progress_bar)
-        old = Manifest.read(folder).generation if MANIFEST in claimed.folder.names() else generation_name(0)
+        has_old = MANIFEST in claimed.folder.names()
+        old = Manifest.read(folder, claimed.folder).generation if has_old else generation_name(0)
         manifest = Manifest(
             **options.info_fields(store, source),
             generation=old,
@@ -334,8 +338,8 @@ def staged_upsert(
     folder: Path, manifest: Manifest, source: Source, encoder: TextEncoder, *, show_progress_bar: bool | None
 ) -> Iterator[tuple[Path, DocumentStore, Staged]]:
     """Write documents as a segment that :func:`add_segment` puts in place; without the lock."""
-    journal = EmbeddingJournal(folder, encoder)
-    with stage(folder) as files:
+    with storage_errors(folder), open_folder(folder) as opened, stage(opened) as files:
+        journal = EmbeddingJournal(opened, encoder)
         segment, store = _stage_documents(files, source, lexical=manifest.lexical, show=show_progress_bar)
         entry = _embed(journal, segment, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
         flush_folder(files / SEGMENT)
@@ -367,7 +371,7 @@ def add_segment(
 def delete(claimed: Claim, snapshot: Snapshot, ids: Sequence[str]) -> None:
     """Delete many documents."""
     rest = snapshot.without(ids)
-    with stage(claimed.folder.path) as files:
+    with stage(claimed.folder) as files:
         commit(claimed, files, snapshot.on_disk, with_tail(files, rest), deleted=rest.deleted())
 
 
@@ -395,7 +399,7 @@ def append(claimed: Claim, snapshot: Snapshot, record: Record) -> Snapshot:
     return snapshot.extended([record], end)
 
 
-def _append(folder: LockedFolder, position: Position, content: bytes) -> None:
+def _append(folder: OpenFolder, position: Position, content: bytes) -> None:
     """Write behind the last record; what an interrupted write has left there is overwritten or removed."""
     descriptor = folder.open(position.name, os.O_WRONLY)
     try:
