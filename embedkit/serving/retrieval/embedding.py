@@ -22,13 +22,13 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PromptingEncoder, TextEncoder
 from embedkit.runtime.numerics import numerics_of
 from embedkit.serving.retrieval.documents import Document, Documents
+from embedkit.serving.retrieval.vectors import largest_deviation
 from embedkit.write_lock import OpenFolder
 
 UNFINISHED: Final = ".unfinished"
 
 _CHUNK = 4096
 _CHUNKS_PER_PROCESS = 2
-_LENGTH_TOLERANCE = 1e-3
 _ATTEMPTS = 3
 
 
@@ -165,13 +165,3 @@ def _checked(embeddings: FloatArray, shape: tuple[int, int], model: str) -> Floa
     if row is not None:
         raise ModelError(f"expected unit rows from {model}, got a row of length {length:.6g}")
     return embeddings
-
-
-def largest_deviation(embeddings: FloatArray) -> tuple[int | None, float]:
-    """Return the row of ``(N, D)``, N >= 1, with the largest deviation from unit length, and its length.
-
-    The row is None if that length is acceptable.
-    """
-    lengths = np.linalg.norm(embeddings, axis=1)
-    row = int(np.abs(lengths - 1).argmax())  # NaN counts as the largest
-    return (None if abs(lengths[row] - 1) < _LENGTH_TOLERANCE else row), float(lengths[row])

@@ -3,19 +3,7 @@
 A text longer than the model takes is compared by its windows. The similarity of two texts is the mean, over the
 windows of one, of the largest cosine with a window of the other, weighted by length, and the smaller one of both
 directions; so texts that share only a part are not similar. For two short texts it is their cosine. If it
-reaches a threshold, so does the cosine of two windows: these propose the candidates.
-
-Every text is compared with every other one, in blocks, so memory does not grow with their square. The products
-only propose candidates; their scores are computed one by one as in `exact`, so no result depends on blocks
-or threads.
-
-Most products are short. Let V hold the leading principal components, h = V'x a projected row, and r the length of
-what V leaves of x. Then x.y <= h.g + r s for rows (h, r) and (g, s), by the inequality of Cauchy and Schwarz: the
-product of short rows with their residual lengths appended bounds the cosine, and pairs whose bound is below the
-threshold need no full product. The number of components is chosen on a sample, for the least expected work.
-
-Many texts are compared over an approximate index instead. Texts that have more neighbours above the threshold than
-the index was asked for are compared exactly.
+reaches a threshold, so does the cosine of two windows: these propose the candidates (see `matching`).
 """
 
 from __future__ import annotations
@@ -23,45 +11,33 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from embedkit.atomic import storage_errors
-from embedkit.errors import DataError, InputError, MissingExtraError
+from embedkit.errors import DataError, InputError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import check_iterable, check_number, check_progress, check_text, check_whole
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.embedding import embed_texts, largest_deviation
+from embedkit.serving.retrieval.embedding import embed_texts
+from embedkit.serving.retrieval.matching import BLOCK, ROUNDING, Matcher, Matches, Windows, join_matches
+from embedkit.serving.retrieval.matching import matcher as matcher_of
 from embedkit.serving.retrieval.models import loaded
 from embedkit.serving.retrieval.sources import Source
 from embedkit.serving.retrieval.splitting import Splitter
-from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers, inner_products
-from embedkit.serving.retrieval.store.index_kinds import AUTO, StoredIndex, checked_kind, index_class, kind_for
+from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers
+from embedkit.serving.retrieval.store.index_kinds import AUTO, checked_kind
+from embedkit.serving.retrieval.vectors import Spool, unit_rows
 
 Texts = Iterable[str] | FloatArray | Collection | Source
 
-_SCANNED: Final = 300_000  # up to this number of texts, "auto" compares all pairs
-_LARGE: Final = "ivf-pq"
-_EFFORT: Final = 0.25  # of the index: near-duplicates are among the nearest clusters
-_NEIGHBOURS: Final = (32, 256)
-_ROWS, _COLUMNS = 512, 4096
 _CENTRES: Final = 64
-_SCORED: Final = 2048
 _CHUNK: Final = 4096
-_SAMPLE: Final = 2048
-_WIDTHS: Final = (16, 32, 48, 64, 96, 128, 192, 256)
-_ROUNDING: Final = (
-    4e-6  # scores this near to 1 are those of equal embeddings, which are unit rows but for rounding
-)
-_CANDIDATE_COST: Final = 50_000  # a candidate costs as much as this many multiplications in a product
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +141,7 @@ def similar_pairs(
     threshold = _checked_threshold(threshold, index)
     distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
     best = _BestPairs(max_pairs, threshold)
-    matcher = _matcher(distinct, threshold, index, show_progress_bar=show_progress_bar)
+    matcher = distinct.matcher(threshold, index, show_progress_bar=show_progress_bar)
     for rows in _blocks(len(distinct.first), show_progress_bar=show_progress_bar):
         for matches in matcher.of(rows, best.least, backward=matcher.exact):
             best.add(matches)
@@ -203,11 +179,11 @@ def deduplicate(
     threshold = _checked_threshold(threshold, index)
     distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
     count = len(distinct.first)
-    matcher = _matcher(distinct, threshold, index, show_progress_bar=show_progress_bar)
+    matcher = distinct.matcher(threshold, index, show_progress_bar=show_progress_bar)
     representatives, scores = np.arange(count), np.ones(count, dtype=np.float32)
     kept = np.ones(count, dtype=np.bool_)
     for rows in _blocks(count, show_progress_bar=show_progress_bar):
-        matches = _joined(matcher.of(rows, threshold, backward=True, allowed=kept))
+        matches = join_matches(matcher.of(rows, threshold, backward=True, allowed=kept))
         _remove_similar(matches.choose(matches.others < rows[0]), representatives, scores, kept)
         inside = matches.choose((matches.others >= rows[0]) & kept[matches.others])
         for row in np.unique(inside.rows):  # ascending: whether an earlier row is kept is known
@@ -243,7 +219,7 @@ def cluster(
     distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
     count = len(distinct.first)
     copies = np.bincount(distinct.of, minlength=count)
-    matcher = _matcher(distinct, threshold, index, show_progress_bar=show_progress_bar)
+    matcher = distinct.matcher(threshold, index, show_progress_bar=show_progress_bar)
     sizes = copies.copy()
     for rows in _blocks(count, show_progress_bar=show_progress_bar):
         for matches in matcher.of(rows, threshold, backward=matcher.exact):
@@ -270,15 +246,17 @@ class _Distinct:
         first: ``(U,) int64``, the row of each distinct text where it is met first, ascending.
         of: ``(N,) int64``, for each row the number of its distinct text.
         embeddings: ``(W, D) float32, unit rows`` of the windows; may be mapped from a file.
-        lengths: ``(W,) int64``, the number of characters of each window; None if each text is one.
-        starts: ``(U + 1,) int64``, the first window of each distinct text.
+        windows: which of the W windows are of which distinct text; None if each text is one.
     """
 
     first: RowNumbers
     of: RowNumbers
     embeddings: FloatArray
-    lengths: RowNumbers | None = None
-    starts: RowNumbers | None = None
+    windows: Windows | None = None
+
+    def matcher(self, threshold: float, index: str, *, show_progress_bar: bool | None) -> Matcher:
+        """Return what compares these texts."""
+        return matcher_of(self.embeddings, self.windows, threshold, index, show_progress_bar=show_progress_bar)
 
     def expand(self, representatives: RowNumbers, scores: FloatArray) -> Groups:
         """Return the groups of all rows from those of distinct texts."""
@@ -315,7 +293,7 @@ def _distinct(texts: Texts, encoder: TextEncoder | None, *, show_progress_bar: b
     if len(lengths) == len(counts):
         return distinct
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    return dataclasses.replace(distinct, lengths=np.asarray(lengths, dtype=np.int64), starts=starts)
+    return dataclasses.replace(distinct, windows=Windows(np.asarray(lengths, dtype=np.int64), starts))
 
 
 def _as_source(texts: Any) -> Source:
@@ -397,224 +375,21 @@ def _chosen(chunks: Iterable[Any], rows: RowNumbers, count: int) -> Iterator[Flo
 
 
 def _checked_embeddings(embeddings: Any, start: int = 0) -> FloatArray:
-    rows = np.ascontiguousarray(embeddings, dtype=np.float32)
-    if rows.ndim != 2:
-        raise InputError(f"expected embeddings (N, D), got an array of shape {rows.shape}")
-    if len(rows):
-        row, length = largest_deviation(rows)
-        if row is not None:
-            raise DataError(f"embedding {start + row + 1} has length {length:.6g}; expected unit rows")
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-        rows = np.where(np.abs(lengths - 1) > _ROUNDING / 4, rows / lengths, rows)
-    return rows
+    """Return unit rows as float32, those that deviate by more than rounding of a sum made shorter or longer."""
+    given = np.asarray(embeddings, dtype=np.float32)
+    if given.ndim != 2:
+        raise InputError(f"expected embeddings (N, D), got an array of shape {given.shape}")
+    rows = unit_rows(given, start)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.where(np.abs(lengths - 1) > ROUNDING / 4, rows / lengths, rows)
 
 
 def _spooled(chunks: Iterable[FloatArray], dimension: int) -> FloatArray:
-    """Write chunks to a temporary file and return all rows, mapped into memory; the file goes with the array."""
-    count = 0
-    with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
-        for chunk in chunks:
-            file.write(np.ascontiguousarray(chunk, dtype=np.float32).tobytes())
-            count, dimension = count + len(chunk), chunk.shape[1]
-        file.flush()
-        if not count:
-            return np.empty((0, dimension), dtype=np.float32)
-        return np.asarray(np.memmap(file, np.float32, "r", shape=(count, dimension)))
-
-
-# Matches
-
-
-class _Matches(NamedTuple):
-    """Pairs of rows whose score reaches a threshold."""
-
-    rows: RowNumbers
-    others: RowNumbers
-    scores: FloatArray
-
-    def choose(self, chosen: BoolArray | RowNumbers) -> _Matches:
-        """Return some of the pairs."""
-        return _Matches(self.rows[chosen], self.others[chosen], self.scores[chosen])
-
-
-def _joined(parts: Iterable[_Matches]) -> _Matches:
-    none = _Matches(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
-    return _Matches(*map(np.concatenate, zip(none, *parts, strict=True)))
-
-
-class _Exact:
-    """Compares rows with all others, and misses none; ``threshold`` is the least cosine of all later calls."""
-
-    exact = True
-
-    def __init__(self, embeddings: FloatArray, threshold: float) -> None:
-        self._embeddings = embeddings
-        # Four times the rounding error of an inner product: of the projection, twice, of the residual and of the
-        # product (see `exact.score_slack`).
-        self._slack = 4 * embeddings.shape[1] * float(np.finfo(np.float32).eps)
-        self._short = _shortened(embeddings, threshold - self._slack)
-
-    def of(
-        self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
-    ) -> Iterator[_Matches]:
-        """Yield the matches of some rows with others, at a threshold that is at least the matcher's own.
-
-        With ``backward``, for which rows are ascending, others are earlier rows only. ``allowed``, ``(N,) bool``,
-        limits the others.
-        """
-        queries, floor = self._short[rows], np.float32(least - self._slack)
-        stop = int(rows[-1]) if backward else len(self._short)
-        for start in range(0, stop, _COLUMNS):
-            block = self._short[start : min(start + _COLUMNS, stop)]
-            positions, others = np.divmod(np.flatnonzero(queries @ block.T >= floor), len(block))
-            others += start
-            yield _scored(self._embeddings, rows[positions], others, least, backward=backward, allowed=allowed)
-
-
-class _Indexed:
-    """Finds the neighbours of rows over an index of them, and over all rows if they are many."""
-
-    exact = False
-
-    def __init__(self, embeddings: FloatArray, threshold: float, index: StoredIndex) -> None:
-        self._embeddings, self._threshold, self._index = embeddings, threshold, index
-        self._all: _Exact | None = None
-
-    def of(
-        self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
-    ) -> Iterator[_Matches]:
-        for most in _NEIGHBOURS:
-            scores, others = self._index.search(self._embeddings[rows], most, effort=_EFFORT)
-            full = (scores[:, -1] >= least) & (others.shape[1] < len(self._embeddings))
-            near = (scores >= least - 1e-5) & ~full[:, np.newaxis]
-            left = np.broadcast_to(rows[:, np.newaxis], others.shape)[near]
-            yield _scored(self._embeddings, left, others[near], least, backward=backward, allowed=allowed)
-            rows = rows[full]
-            if not len(rows):
-                return
-        self._all = self._all or _Exact(self._embeddings, self._threshold)
-        yield from self._all.of(rows, least, backward=backward, allowed=allowed)
-
-
-class _Windowed:
-    """Compares texts by their windows, which another matcher compares."""
-
-    def __init__(self, distinct: _Distinct, windows: _Exact | _Indexed) -> None:
-        assert distinct.starts is not None
-        assert distinct.lengths is not None
-        self._embeddings, self._lengths, self._starts = distinct.embeddings, distinct.lengths, distinct.starts
-        self._counts = np.diff(distinct.starts)
-        self._texts = np.repeat(np.arange(len(self._counts)), self._counts)
-        self._windows, self.exact = windows, windows.exact
-
-    def of(
-        self, rows: RowNumbers, least: float, *, backward: bool, allowed: BoolArray | None = None
-    ) -> Iterator[_Matches]:
-        windows = np.concatenate([np.arange(*self._starts[row : row + 2]) for row in rows])
-        mask = None if allowed is None else allowed[self._texts]
-        near = [
-            np.stack([self._texts[matches.rows], self._texts[matches.others]])
-            for start in range(0, len(windows), _ROWS)
-            for matches in self._windows.of(
-                windows[start : start + _ROWS], least - _ROUNDING, backward=backward, allowed=mask
-            )
-        ]
-        pairs = np.unique(np.concatenate([np.empty((2, 0), np.int64), *near], axis=1), axis=1)
-        pairs = pairs[:, pairs[0] != pairs[1]]
-        scores = _rounded(np.array([self._similarity(*pair) for pair in pairs.T.tolist()], dtype=np.float32))
-        yield _Matches(pairs[0], pairs[1], scores).choose(scores >= np.float32(least))
-
-    def _similarity(self, row: int, other: int) -> float:
-        one, two = (slice(*self._starts[text : text + 2]) for text in (row, other))
-        if self._counts[row] == self._counts[other] == 1:
-            return float(inner_products(self._embeddings[one], self._embeddings[two])[0])
-        cosines = self._embeddings[one].astype(np.float64) @ self._embeddings[two].T.astype(np.float64)
-        forward = np.average(cosines.max(axis=1), weights=self._lengths[one])
-        return float(min(forward, np.average(cosines.max(axis=0), weights=self._lengths[two])))
-
-
-def _rounded(scores: FloatArray) -> FloatArray:
-    """Return scores of unit rows without the rounding of the largest, that of equal rows."""
-    return np.where(scores >= 1 - _ROUNDING, np.float32(1), scores)
-
-
-def _matcher(
-    distinct: _Distinct, threshold: float, index: str, *, show_progress_bar: bool | None
-) -> _Exact | _Indexed | _Windowed:
-    matcher = _row_matcher(distinct.embeddings, threshold - _ROUNDING, index, show_progress_bar=show_progress_bar)
-    return matcher if distinct.starts is None else _Windowed(distinct, matcher)
-
-
-def _row_matcher(
-    embeddings: FloatArray, threshold: float, index: str, *, show_progress_bar: bool | None
-) -> _Exact | _Indexed:
-    kind = index
-    if index == AUTO:
-        kind = "exact" if len(embeddings) <= _SCANNED else _LARGE
-    if not len(embeddings) or kind_for(kind, *embeddings.shape) in ("exact", "flat"):
-        return _Exact(embeddings, threshold)
-    try:
-        chosen = index_class(kind)
-    except MissingExtraError:
-        if index != AUTO:
-            raise
-        return _Exact(embeddings, threshold)
-    return _Indexed(embeddings, threshold, chosen.build(embeddings, show_progress_bar=show_progress_bar))
-
-
-def _scored(
-    embeddings: FloatArray,
-    rows: RowNumbers,
-    others: RowNumbers,
-    least: float,
-    *,
-    backward: bool,
-    allowed: BoolArray | None,
-) -> _Matches:
-    """Score candidates exactly, and return those that are allowed and reach the threshold."""
-    wanted = others < rows if backward else others != rows
-    if allowed is not None:
-        wanted &= allowed[others]
-    rows, others = rows[wanted], others[wanted]
-    scores = np.empty(len(rows), dtype=np.float32)
-    for start in range(0, len(rows), _SCORED):
-        part = slice(start, start + _SCORED)
-        scores[part] = inner_products(embeddings[rows[part]], embeddings[others[part]])
-    scores = _rounded(scores)
-    return _Matches(rows, others, scores).choose(scores >= np.float32(least))
-
-
-def _shortened(embeddings: FloatArray, threshold: float) -> FloatArray:
-    """Return rows whose inner products bound those of the embeddings: ``(N, W) float32``, or the embeddings."""
-    count, dimension = embeddings.shape
-    if not count:
-        return embeddings
-    sample = np.ascontiguousarray(embeddings[:: max(1, count // _SAMPLE)][:_SAMPLE])
-    _, components = np.linalg.eigh(sample.T.astype(np.float64) @ sample)
-    leading = components[:, ::-1].astype(np.float32)
-
-    def work(rows: FloatArray) -> float:
-        bounds = rows @ rows.T
-        near = int(np.count_nonzero(bounds >= threshold)) - len(rows)
-        share = near / max(1, len(rows) * (len(rows) - 1))
-        return float(rows.shape[1] + _CANDIDATE_COST * share)
-
-    choices = {width: work(_project(sample, leading[:, :width])) for width in _WIDTHS if width < dimension - 1}
-    choices[dimension] = work(sample)
-    width = min(choices, key=choices.__getitem__)
-    if width == dimension:
-        return embeddings
-    short = np.empty((count, width + 1), dtype=np.float32)
-    for start in range(0, count, _CHUNK):
-        short[start : start + _CHUNK] = _project(embeddings[start : start + _CHUNK], leading[:, :width])
-    return short
-
-
-def _project(rows: FloatArray, components: FloatArray) -> FloatArray:
-    """Return the coordinates of rows on components, and the lengths of what remains."""
-    heads = rows @ components
-    rest = np.linalg.norm(rows - heads @ components.T, axis=1, keepdims=True)
-    return np.hstack([heads, rest])
+    """Write chunks to a temporary file and return all rows, mapped into memory."""
+    spool = Spool()
+    for chunk in chunks:
+        spool.add(chunk)
+    return spool.rows(dimension)
 
 
 # Choices
@@ -625,13 +400,13 @@ class _BestPairs:
 
     def __init__(self, most: int, threshold: float) -> None:
         self._most, self.least = most, threshold
-        self._parts: list[_Matches] = []
+        self._parts: list[Matches] = []
         self._count = 0
 
-    def add(self, matches: _Matches) -> None:
+    def add(self, matches: Matches) -> None:
         """Add matches; each pair counts once, whichever row comes first."""
         later, earlier = np.maximum(matches.rows, matches.others), np.minimum(matches.rows, matches.others)
-        self._parts.append(_Matches(later, earlier, matches.scores))
+        self._parts.append(Matches(later, earlier, matches.scores))
         self._count += len(later)
         if self._count > 2 * self._most + _CHUNK:
             best = self.sorted()
@@ -639,16 +414,16 @@ class _BestPairs:
             if len(best.rows) == self._most:
                 self.least = float(best.scores[-1])
 
-    def sorted(self) -> _Matches:
+    def sorted(self) -> Matches:
         """Return the best pairs, best first."""
-        pairs = _joined(self._parts)
+        pairs = join_matches(self._parts)
         pairs = pairs.choose(np.lexsort((pairs.rows, pairs.others, -pairs.scores)))
         repeated = np.zeros(len(pairs.rows), dtype=np.bool_)
         repeated[1:] = (np.diff(pairs.rows) == 0) & (np.diff(pairs.others) == 0)
         return pairs.choose(np.flatnonzero(~repeated)[: self._most])
 
 
-def _remove_similar(matches: _Matches, representatives: RowNumbers, scores: FloatArray, kept: BoolArray) -> None:
+def _remove_similar(matches: Matches, representatives: RowNumbers, scores: FloatArray, kept: BoolArray) -> None:
     """Remove rows that match kept ones, in favour of the most similar; among equals, of the first."""
     matches = matches.choose(np.lexsort((matches.others, -matches.scores, matches.rows)))
     matches = matches.choose(np.diff(matches.rows, prepend=-1) != 0)
@@ -658,18 +433,18 @@ def _remove_similar(matches: _Matches, representatives: RowNumbers, scores: Floa
 
 
 def _centres(
-    matcher: _Exact | _Indexed | _Windowed,
+    matcher: Matcher,
     threshold: float,
     sizes: RowNumbers,
     representatives: RowNumbers,
     min_size: int,
-) -> Iterator[tuple[int, _Matches]]:
+) -> Iterator[tuple[int, Matches]]:
     """Yield rows that are in no cluster, those with most neighbours first, with their neighbours by row."""
     order = np.lexsort((np.arange(len(sizes)), -sizes))
     order = order[sizes[order] >= min_size]
     while len(order := order[representatives[order] < 0]):
         rows, order = order[:_CENTRES], order[_CENTRES:]
-        matches = _joined(matcher.of(rows, threshold, backward=False, allowed=representatives < 0))
+        matches = join_matches(matcher.of(rows, threshold, backward=False, allowed=representatives < 0))
         for row in rows:
             if representatives[row] < 0:
                 yield int(row), matches.choose(matches.rows == row)
@@ -678,8 +453,8 @@ def _centres(
 def _blocks(count: int, *, show_progress_bar: bool | None) -> Iterator[RowNumbers]:
     """Yield all rows in blocks, and show progress by the number of pairs."""
     with Progress("compare", count * (count - 1) // 2, unit="pairs", enabled=show_progress_bar) as progress:
-        for start in range(0, count, _ROWS):
-            stop = min(start + _ROWS, count)
+        for start in range(0, count, BLOCK):
+            stop = min(start + BLOCK, count)
             yield np.arange(start, stop)
             progress.advance((stop * (stop - 1) - start * (start - 1)) // 2)
 

@@ -6,10 +6,7 @@ any form; in shards of `embedkit encode`; or in another collection. Shards and c
 
 from __future__ import annotations
 
-import itertools
 import os
-import tempfile
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +35,9 @@ from embedkit.serving.retrieval.embedding import (
     Known,
     embed_documents,
     embed_texts,
-    largest_deviation,
 )
 from embedkit.serving.retrieval.models import SAMPLE, evenly_spaced
+from embedkit.serving.retrieval.vectors import Spool, unit_rows
 
 EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
 
@@ -143,8 +140,8 @@ def read_rows(documents: DocumentSource, embeddings: EmbeddingSource | None = No
         return Rows(shards.records(), shards.embeddings if shards.column else None, shards.model)
     if column is None:
         return Rows(named_records(documents))
-    spool = _Spool(column)
-    return Rows(spool.strip(named_records(documents)), spool.chunks)
+    spool = Spool()
+    return Rows(_stripped(named_records(documents), column, spool), lambda: _chunks(spool.rows()))
 
 
 def embeddings_of(
@@ -191,11 +188,7 @@ def _checked_rows(chunk: npt.NDArray[Any], start: int, encoder: TextEncoder) -> 
             f"expected embeddings of {encoder.dimension} dimensions, as {encoder.name} gives them, "
             f"got an array of shape {chunk.shape}"
         )
-    rows = chunk.astype(np.float32)
-    row, length = largest_deviation(rows)
-    if row is not None:
-        raise DataError(f"embedding {start + row + 1} has length {length:.6g}; expected unit rows")
-    return rows
+    return unit_rows(chunk, start)
 
 
 def _compare(store: Documents, rows: npt.NDArray[np.int64], embeddings: FloatArray, encoder: TextEncoder) -> None:
@@ -254,35 +247,17 @@ def _is_parquet(documents: DocumentSource) -> bool:
     return Path(documents).is_dir() or (Path(documents).suffix == ".parquet" and Path(documents).is_file())
 
 
-class _Spool:
-    """Removes embeddings from records that can be read only once, and saves them in a temporary file."""
-
-    def __init__(self, column: str) -> None:
-        self._column = column
-        self._width = 0
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the spool
-        weakref.finalize(self, self._file.close)
-
-    def strip(self, records: NamedRecords) -> NamedRecords:
-        """Yield the records without their embeddings."""
-        for place, record in records:
-            if self._column not in record:
-                raise DataError(f"{place}: there is no column {self._column!r} with an embedding")
-            try:
-                row = np.asarray(record[self._column], dtype=np.float32)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise DataError(f"{place}: expected a list of numbers as {self._column}") from error
-            self._width = self._width or row.size
-            if row.shape != (self._width,) or not row.size:
-                raise DataError(
-                    f"{place}: expected {self._width} numbers as {self._column}, got shape {row.shape}"
-                )
-            self._file.write(row.tobytes())
-            yield place, {name: value for name, value in record.items() if name != self._column}
-
-    def chunks(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the removed embeddings, chunk by chunk."""
-        self._file.seek(0)
-        size = 4 * self._width * _CHUNK
-        for content in itertools.takewhile(bool, iter(lambda: self._file.read(size), None)):
-            yield np.frombuffer(content, dtype=np.float32).reshape(-1, self._width)
+def _stripped(records: NamedRecords, column: str, spool: Spool) -> NamedRecords:
+    """Yield records without their embeddings, which go into a spool: the records can be read only once."""
+    for place, record in records:
+        if column not in record:
+            raise DataError(f"{place}: there is no column {column!r} with an embedding")
+        try:
+            row = np.asarray(record[column], dtype=np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{place}: expected a list of numbers as {column}") from error
+        width = spool.width or row.size
+        if row.shape != (width,) or not row.size:
+            raise DataError(f"{place}: expected {width} numbers as {column}, got shape {row.shape}")
+        spool.add(row)
+        yield place, {name: value for name, value in record.items() if name != column}

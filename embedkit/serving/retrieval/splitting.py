@@ -154,7 +154,7 @@ def page_windows(
     number = 0
     for section, path, spans in zip(page.sections, paths, windows, strict=True):
         for start, stop in spans:
-            window = {"id": f"{document}#{number}", "document": document, "section": path}
+            window: dict[str, Any] = {"id": f"{document}#{number}", "document": document, "section": path}
             if section.start is not None:
                 window |= {"start": section.start + start, "end": section.start + stop}
             yield section.text[start:stop], {**page.fields, **window}

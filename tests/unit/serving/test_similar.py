@@ -9,6 +9,7 @@ import pytest
 
 from embedkit import Collection, Encoder, cluster, deduplicate, similar_pairs
 from embedkit.errors import DataError, FingerprintError, InputError
+from embedkit.serving.retrieval import matching
 from embedkit.serving.retrieval import similar as module
 from embedkit.serving.retrieval.sources import read_source
 from embedkit.serving.retrieval.store import index_kinds
@@ -45,8 +46,9 @@ def all_scores(rows: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(params=[(512, 4096), (7, 13)], ids=["usual blocks", "small blocks"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ROWS", request.param[0])
-    monkeypatch.setattr(module, "_COLUMNS", request.param[1])
+    for place in (module, matching):
+        monkeypatch.setattr(place, "BLOCK", request.param[0])
+    monkeypatch.setattr(matching, "_COLUMNS", request.param[1])
     monkeypatch.setattr(module, "_CENTRES", request.param[0])
 
 
@@ -106,7 +108,7 @@ class TestEqualsComparingEveryPair:
 
 def test_short_rows_are_used_and_bound_the_cosines():
     rows = noisy_groups(400, 128)
-    short = module._shortened(rows, 0.9)
+    short = matching._shortened(rows, 0.9)
     assert short.shape[1] < rows.shape[1]
     assert (short @ short.T >= all_scores(rows) - 1e-5).all()
 
