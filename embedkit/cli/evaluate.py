@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Evaluate every model on every task; the data of all tasks is loaded before the first model."""
     from embedkit.evaluation.catalogue import load_task
     from embedkit.evaluation.tasks import evaluate
-    from embedkit.serving.retrieval.collection import is_collection
+    from embedkit.serving.retrieval.store.protocol import is_collection
 
     _check_options(arguments)
     names = dict.fromkeys(arguments.tasks)

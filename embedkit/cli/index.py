@@ -278,7 +278,7 @@ def _add_windows(arguments: argparse.Namespace, collection: Collection, splitter
     )
     limits = _limits(arguments, overlap=0)
     pages = (NamedPage(name, page, **limits) for name, page in record_pages(source, columns))
-    return _changes(collection.write_pages(pages, splitter=splitter))
+    return _changes(collection.write_pages(pages, splitter))
 
 
 def _sync(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
@@ -380,10 +380,10 @@ def _refuse_embeddings(arguments: argparse.Namespace) -> None:
 
 def _model_of(arguments: argparse.Namespace) -> str:
     """Name of the model by which documents are embedded already; InputError if that is unknown."""
-    from embedkit.serving.retrieval.collection import read_documents_and_embeddings
+    from embedkit.serving.retrieval.store.protocol import find_source
 
     documents: str = arguments.documents
-    model = None if arguments.split else read_documents_and_embeddings(documents).model
+    model = None if arguments.split else find_source(documents).model
     if model is None:
         raise InputError(f"{documents} is not embedded yet; say by which model with -m MODEL")
     return model.name

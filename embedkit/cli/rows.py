@@ -137,8 +137,9 @@ class SpooledRows:
     def source(self) -> Source:
         """Return the texts, and their embeddings if there are any; keeps the rows as they are read."""
         from embedkit.runtime.encoder import Encoder
-        from embedkit.serving.retrieval.collection import Collection, is_collection
+        from embedkit.serving.retrieval.collection import Collection
         from embedkit.serving.retrieval.sources import Rows, Source, read_rows
+        from embedkit.serving.retrieval.store.protocol import is_collection
 
         if is_collection(self._place):
             if self._embeddings is not None:

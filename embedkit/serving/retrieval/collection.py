@@ -6,13 +6,12 @@ import dataclasses
 import itertools
 import logging
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from embedkit.errors import DataError, InputError, shown
+from embedkit.errors import InputError, shown
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import (
     check_choice,
@@ -24,9 +23,9 @@ from embedkit.runtime.arguments import (
     check_whole,
 )
 from embedkit.runtime.numerics import warn_of_mixture
-from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource, with_metadata
-from embedkit.serving.retrieval.embedding import Known, embed_queries
-from embedkit.serving.retrieval.filters import Comparison, Condition, Filter, parse_filter
+from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
+from embedkit.serving.retrieval.embedding import embed_queries
+from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
 from embedkit.serving.retrieval.models import (
     SAMPLE,
     CollectionInfo,
@@ -44,28 +43,33 @@ from embedkit.serving.retrieval.search import (
     search_embeddings,
     search_steps,
 )
-from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
+from embedkit.serving.retrieval.sources import EmbeddingSource
 from embedkit.serving.retrieval.splitting import Splitter
 from embedkit.serving.retrieval.store.analyzer import LANGUAGES
 from embedkit.serving.retrieval.store.index_kinds import AUTO
-from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, Store, Upserted, store_class
+from embedkit.serving.retrieval.store.protocol import (
+    BuildOptions,
+    Store,
+    Upserted,
+    find_source,
+    known_embeddings,
+    place_of,
+    store_class,
+)
 from embedkit.serving.retrieval.sync import (
-    Changes,
     NamedPage,
     Roots,
-    StoredWindows,
     Synced,
     absolute_paths,
+    apart_from_windows,
     stored_windows,
-    window_of,
+    write_pages,
 )
 
 if TYPE_CHECKING:
     from embedkit.runtime.cross_encoder import CrossEncoder
 
 logger = logging.getLogger(__name__)
-
-_WINDOW_ID = re.compile(r"#[0-9]+\Z")
 
 
 class Collection:
@@ -179,11 +183,11 @@ class Collection:
             replace=check_flag(replace, "replace"),
         )
         columns = Columns(text=text_column, id=id_column, metadata=metadata_columns, skip_empty=skip_empty)
-        contents = read_documents_and_embeddings(documents, embeddings, columns)
+        contents = find_source(documents, embeddings, columns)
         contents.check_model(model)
         store = store_class(address).build(address, contents, options, show_progress_bar=shows)
         warn_of_mixture(path, store.info.numerics, models.numerics(store.info))
-        return cls(_place(path), store, models)
+        return cls(place_of(path), store, models)
 
     @classmethod
     def open(
@@ -221,7 +225,7 @@ class Collection:
         )
         store = store_class(address).open(address, models)
         warn_of_mixture(path, store.info.numerics, models.numerics(store.info))
-        opened = cls(_place(path), store, models)
+        opened = cls(place_of(path), store, models)
         opened._check_queries()
         return opened
 
@@ -311,7 +315,7 @@ class Collection:
         columns = Columns(
             text=text_column, id=id_column, metadata=metadata_columns, number_rows=False, skip_empty=skip_empty
         )
-        source = read_documents_and_embeddings(documents, embeddings, columns)
+        source = find_source(documents, embeddings, columns)
         source.check_model(encoder)
         first = next(source.documents, None)
         if first is None:
@@ -319,8 +323,8 @@ class Collection:
             return Upserted(0, 0)
         source = dataclasses.replace(
             source,
-            documents=self._apart_from_windows(itertools.chain([first], source.documents)),
-            known=self._known({}) if source.embeddings is None else None,
+            documents=apart_from_windows(self.store, itertools.chain([first], source.documents)),
+            known=known_embeddings(self.store) if source.embeddings is None else None,
         )
         warn_of_mixture(self.path, self.manifest.numerics, source.numerics(encoder))
         return self.store.upsert(source, encoder, merge=merges, show_progress_bar=shows)
@@ -370,73 +374,22 @@ class Collection:
             "max_tokens": None if max_tokens is None else check_whole(max_tokens, "max_tokens"),
             "overlap": None if overlap is None else check_whole(overlap, "overlap", least=0),
         }
-        self._splitter().windows(["a"], max_tokens=limits["max_tokens"], overlap=overlap or 0, role="document")
-        stored = self._stored_windows()
-        roots = Roots(self.manifest.roots).with_paths(paths, stored, **limits)
-        expected = roots.below(paths, stored) if check_flag(remove, "remove") else []
-        pages = itertools.chain.from_iterable(roots.pages(path, **reading) for path in paths)
-        if roots.all != self.manifest.roots:
-            self.store.keep_roots(roots.all)
-        return self.write_pages(pages, stored, expected, show_progress_bar=shows)
-
-    def write_pages(
-        self,
-        pages: Iterable[NamedPage],
-        stored: Mapping[str, StoredWindows] | None = None,
-        expected: Sequence[str] = (),
-        *,
-        splitter: Splitter | None = None,
-        show_progress_bar: bool | None = None,
-    ) -> Synced:
-        """Write the windows of new and changed pages, and remove ``expected`` documents that have no page.
-
-        ``splitter`` divides texts in place of an encoder that cannot.
-        """
-        encoder = self._models.of_documents(self.path, self.manifest)
-        splitter = self._splitter() if splitter is None else splitter
-        changes = Changes(self.store.get, self._stored_windows() if stored is None else stored)
-        documents = changes.windows(pages, splitter, expected)
-        first = next(documents, None)
-        if first is not None:
-            source = Source(itertools.chain([first], documents), known=self._known(changes.reuse))
-            self.store.upsert(
-                source, encoder, merge=True, show_progress_bar=show_progress_bar, delete=changes.gone
-            )
-        elif changes.gone:
-            self.store.delete(changes.gone)
-        return Synced(**changes.counts)
-
-    def _splitter(self) -> Splitter:
-        encoder = self._models.of_documents(self.path, self.manifest)
+        encoder, remove = self._models.of_documents(self.path, self.manifest), check_flag(remove, "remove")
         if not isinstance(encoder, Splitter):
             raise InputError(f"{encoder.name} does not divide texts; it has no method windows")
-        return encoder
+        encoder.windows(["a"], max_tokens=limits["max_tokens"], overlap=overlap or 0, role="document")
+        stored = stored_windows(self.store)
+        roots = Roots(self.manifest.roots).with_paths(paths, stored, **limits)
+        if roots.all != self.manifest.roots:
+            self.store.keep_roots(roots.all)
+        expected = roots.below(paths, stored) if remove else []
+        pages = itertools.chain.from_iterable(roots.pages(path, **reading) for path in paths)
+        return write_pages(self.store, encoder, encoder, pages, stored, expected, show_progress_bar=shows)
 
-    def _apart_from_windows(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield documents; DataError for one with the id of a window of another document."""
-        for document in documents:
-            if _WINDOW_ID.search(document.id):
-                (old,) = self.store.get([document.id])
-                if old is not None and window_of(old) not in (None, window_of(document)):
-                    raise DataError(
-                        f"the id {document.id!r} is that of a window of {window_of(old)!r}; choose another"
-                    )
-            yield document
-
-    def _stored_windows(self) -> dict[str, StoredWindows]:
-        return stored_windows(self.store.find([Comparison("document", "exists", value=True)]))
-
-    def _known(self, ids: Mapping[str, str]) -> Known:
-        """Return how embeddings of documents with equal content are found, under the same id or another."""
-
-        def known(documents: Sequence[Document]) -> list[FloatArray | None]:
-            found = self.store.embedded([ids.get(document.id, document.id) for document in documents])
-            return [
-                None if old is None or old[0].content != document.content else old[1]
-                for old, document in zip(found, documents, strict=True)
-            ]
-
-        return known
+    def write_pages(self, pages: Iterable[NamedPage], splitter: Splitter) -> Synced:
+        """Write the windows of new and changed pages, divided by ``splitter``; raises as :meth:`upsert`."""
+        encoder = self._models.of_documents(self.path, self.manifest)
+        return write_pages(self.store, encoder, splitter, pages, stored_windows(self.store))
 
     def delete(self, ids: str | Iterable[str] | None = None, *, filter: Filter | None = None) -> int:
         """Delete documents by their ids, of which unknown ones are ignored, or all that a filter selects.
@@ -740,34 +693,6 @@ class Collection:
 
             self._rerankers[name] = CrossEncoder.load(name)
         return self._rerankers[name]
-
-
-def read_documents_and_embeddings(
-    documents: DocumentSource | Collection,
-    embeddings: EmbeddingSource | None = None,
-    columns: Columns | None = None,
-) -> Source:
-    """Resolve documents and their embeddings, as accepted by :meth:`Collection.build`."""
-    if isinstance(documents, (str, os.PathLike)) and is_collection(check_path(documents, "documents")):
-        documents = Collection.open(documents)
-    if isinstance(documents, Collection):
-        if embeddings is not None:
-            raise InputError("embeddings: a collection brings its own; leave them out")
-        source = documents.store.source()
-        if columns is None or columns.metadata is None:
-            return source
-        return dataclasses.replace(source, documents=with_metadata(source.documents, columns.metadata))
-    return read_source(documents, embeddings, columns)
-
-
-def is_collection(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a collection to copy documents from; addresses of stores always are."""
-    return isinstance(_place(path), str) or (Path(path) / MANIFEST).is_file()
-
-
-def _place(path: str | os.PathLike[str]) -> Path | str:
-    is_folder = store_class(path) is store_class("")
-    return Path(path) if is_folder else os.fspath(path)
 
 
 def _conditions(filter: Filter | None) -> list[Condition]:

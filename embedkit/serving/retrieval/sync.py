@@ -14,16 +14,20 @@ import itertools
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from embedkit.errors import DataError, InputError, shown
+from embedkit.protocols import TextEncoder
 from embedkit.runtime.arguments import check_path
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.filters import Comparison
 from embedkit.serving.retrieval.models import Root
 from embedkit.serving.retrieval.sections import Page
+from embedkit.serving.retrieval.sources import Source
 from embedkit.serving.retrieval.splitting import (
     Splitter,
     is_text_source,
@@ -31,9 +35,11 @@ from embedkit.serving.retrieval.splitting import (
     read_pages,
     warn_of_replaced,
 )
+from embedkit.serving.retrieval.store.protocol import Store, known_embeddings
 
 logger = logging.getLogger("embedkit")
 
+_WINDOW_ID: Final = re.compile(r"#[0-9]+\Z")
 _COLON: Final = ":"
 _HERE: Final = "./"
 
@@ -193,10 +199,10 @@ class StoredWindows:
         return [f"{document}#{number}" for number in range(self.last + 1)]
 
 
-def stored_windows(documents: Iterable[Document]) -> dict[str, StoredWindows]:
+def stored_windows(store: Store) -> dict[str, StoredWindows]:
     """Return what a collection has of each divided document, by its name."""
     found: dict[str, StoredWindows] = {}
-    for document in documents:
+    for document in store.find([Comparison("document", "exists", value=True)]):
         if name := window_of(document):
             stored = found.setdefault(name, StoredWindows())
             stored.last = max(stored.last, int(document.id[len(name) + 1 :]))
@@ -287,6 +293,43 @@ class Changes:
                 raise DataError(
                     f"the collection has a document {document.id!r} that is no window of {name!r}; rename one"
                 )
+
+
+def write_pages(
+    store: Store,
+    encoder: TextEncoder,
+    splitter: Splitter,
+    pages: Iterable[NamedPage],
+    stored: Mapping[str, StoredWindows],
+    expected: Sequence[str] = (),
+    *,
+    show_progress_bar: bool | None = None,
+) -> Synced:
+    """Write the windows of new and changed pages in one write, and remove ``expected`` documents without a page.
+
+    ``splitter`` divides texts, and ``encoder`` embeds the windows; most encoders do both.
+    """
+    changes = Changes(store.get, stored)
+    documents = changes.windows(pages, splitter, expected)
+    first = next(documents, None)
+    if first is not None:
+        source = Source(itertools.chain([first], documents), known=known_embeddings(store, changes.reuse))
+        store.upsert(source, encoder, merge=True, show_progress_bar=show_progress_bar, delete=changes.gone)
+    elif changes.gone:
+        store.delete(changes.gone)
+    return Synced(**changes.counts)
+
+
+def apart_from_windows(store: Store, documents: Iterable[Document]) -> Iterator[Document]:
+    """Yield documents to be written; DataError for one with the id of a window of another document."""
+    for document in documents:
+        if _WINDOW_ID.search(document.id):
+            (old,) = store.get([document.id])
+            if old is not None and window_of(old) not in (None, window_of(document)):
+                raise DataError(
+                    f"the id {document.id!r} is that of a window of {window_of(old)!r}; choose another"
+                )
+        yield document
 
 
 def _as_document(text: str, window: dict[str, Any]) -> Document:

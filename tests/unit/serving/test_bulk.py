@@ -110,6 +110,7 @@ def test_a_mixture_of_arithmetics_is_logged_and_recorded(prepare, toy_bundle, tm
 def test_a_worker_with_another_arithmetic_reports_it(prepare, caplog):
     encoding = prepare()
     encoding.run()
+    caplog.clear()
     job = encoding.job
     ShardEncoder(job)
     assert not caplog.messages

@@ -124,7 +124,7 @@ def test_its_counts_and_names(tmp_path):
     assert MANIFEST.count == 4
     assert MANIFEST.generations == {"generation-000002", "generation-000003", "generation-000004"}
     assert len(MANIFEST.files(tmp_path)) == 5
-    assert MANIFEST.files(tmp_path)[tmp_path / "generation-000003" / "deleted-000002.npy"].bytes == 3
+    assert MANIFEST.files(tmp_path)[tmp_path / "generation-000003" / "deleted-000002.i64"].bytes == 3
 
 
 def test_a_tail_decides_the_count(tmp_path):

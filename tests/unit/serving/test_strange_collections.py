@@ -88,7 +88,7 @@ def test_ids_that_name_no_row_are_damage(collection, encoder, sealed):
     content = bytearray(path.read_bytes())
     content[start + 40 : start + 80] = np.full(5, 2**64 - 1, np.uint64).tobytes()
     sealed("arrays.bin", bytes(content))
-    with pytest.raises(CollectionError, match="damaged at row"):
+    with pytest.raises(CollectionError, match="is damaged"):
         use(collection, encoder)
 
 

@@ -20,7 +20,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, Self
@@ -40,7 +40,6 @@ SMALL_BYTES: Final = 2**16
 
 _flush_data = getattr(os, "fdatasync", os.fsync)  # not on Windows and macOS
 
-_HEADER_BYTES = 128
 _ALIGNMENT = 64
 _MAGIC = b"ekarray1"
 _TRAILER = struct.Struct("<32sQ8s")
@@ -277,42 +276,6 @@ class MemoryArrays:
         return self._arrays[name]
 
 
-def write_array(path: Path, shape: tuple[int, ...], dtype: str, chunks: Iterable[Array]) -> Checksum:
-    """Write a ``.npy`` file (version 1.0) from consecutive parts along the first axis.
-
-    ``dtype`` is little-endian, in numpy's notation, e.g. ``"<f4"``.
-    """
-    with FlushingWriter(path) as file:
-        file.write(_header(shape, dtype))
-        for chunk in chunks:
-            file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
-        return file.checksum
-
-
-def map_array(path: Path, shape: tuple[int, ...], dtype: str, checksum: Checksum | None = None) -> Array:
-    """Return the array in a file written by :func:`write_array`, read-only, as :func:`map_bytes` does.
-
-    Shape and dtype are known beforehand, so the header is compared and never parsed, and nothing is unpickled.
-    """
-    expected = _header(shape, dtype)
-    content = map_bytes(path, checksum)
-    size = len(expected) + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
-    if len(content) != size or content[: len(expected)].tobytes() != expected:
-        raise CollectionError(f"{path} is damaged: expected an array of shape {shape} and dtype {dtype}")
-    return content[len(expected) :].view(dtype).reshape(shape)
-
-
-def _header(shape: tuple[int, ...], dtype: str) -> bytes:
-    # Not numpy's own writer, whose padding depends on its version.
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape!r}, }}"
-    prefix = b"\x93NUMPY\x01\x00" + struct.pack("<H", _HEADER_BYTES - 10)
-    return prefix + text.encode("ascii").ljust(_HEADER_BYTES - 11) + b"\n"
-
-
 def text_hash(text: str) -> int:
     """Return 64 bits of BLAKE2b, for any string, including those that cannot be encoded as UTF-8."""
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
-
-
-Checksums = Mapping[str, Checksum]
-"""File name -> length and checksum."""

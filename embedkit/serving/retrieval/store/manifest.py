@@ -5,7 +5,7 @@ Layout of a collection::
     idx/manifest.json           replaced atomically; names all files in use
     idx/tail-000003.log         small writes since the last segment, appended (see `tail`)
     idx/generation-000002/      the files of one write; never changed once the manifest names them
-        documents.jsonl  arrays.bin  hnsw.faiss  deleted-000001.npy    a segment; deleted rows of an older segment
+        documents.jsonl  arrays.bin  hnsw.faiss  deleted-000001.i64    a segment; deleted rows of an older segment
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from embedkit.serving.retrieval.store.keywords import PostingsSize, recorded_ana
 from embedkit.serving.retrieval.store.protocol import MANIFEST
 from embedkit.write_lock import OpenFolder
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 DOCUMENTS: Final = "documents.jsonl"
 ARRAYS: Final = "arrays.bin"
 
@@ -56,7 +56,7 @@ class Tombstones:
     @staticmethod
     def file_name(segment: str) -> str:
         """Return the file name for the segment of that generation."""
-        return f"deleted-{segment.rpartition('-')[2]}.npy"
+        return f"deleted-{segment.rpartition('-')[2]}.i64"
 
 
 @dataclass(frozen=True, kw_only=True)

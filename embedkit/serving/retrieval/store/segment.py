@@ -40,10 +40,9 @@ from embedkit.serving.retrieval.store.files import (
     ArrayWriter,
     Checksum,
     FlushingWriter,
-    map_array,
     map_bytes,
+    reading,
     text_hash,
-    write_array,
 )
 from embedkit.serving.retrieval.store.index_kinds import StoredIndex, index_class, kind_for
 from embedkit.serving.retrieval.store.keywords import LexicalIndex, PostingsBuilder
@@ -76,15 +75,9 @@ class DocumentStore:
 
     def read(self, row: int) -> Document:
         """Return the document at a row."""
-        try:
+        with reading(self._path):
             start, end = self._offsets[row : row + 2]
-            record = json.loads(self._lines[start:end].tobytes())
-            id_, text, metadata = record["id"], record["text"], record.get("metadata")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise self._damaged(row) from error
-        if not (isinstance(id_, str) and isinstance(text, str) and isinstance(metadata, (dict, NoneType))):
-            raise self._damaged(row)
-        return Document(id_, text, metadata)
+            return parse_document(self._lines[start:end].tobytes())
 
     def metadata(self) -> Iterator[Mapping[str, Any]]:
         """Yield the metadata of all documents by row, faster than reading documents one by one."""
@@ -94,14 +87,12 @@ class DocumentStore:
             end = int(np.searchsorted(self._offsets[: start + _BLOCK + 1], most, "right")) - 1
             end = min(max(end, start + 1), len(self))
             lines = self._lines[self._offsets[start] : self._offsets[end]].tobytes()
-            try:
+            with reading(self._path):
                 # Line breaks occur only at the end of lines: in JSON strings they are escaped.
                 records = json.loads(b"[%s]" % lines.rstrip(b"\n").replace(b"\n", b","))
                 metadata = [record.get("metadata") or {} for record in records]
-            except (ValueError, AttributeError, RecursionError) as error:
-                raise self._damaged(start) from error
-            if len(metadata) != end - start or not all(isinstance(item, dict) for item in metadata):
-                raise self._damaged(start)
+                if len(metadata) != end - start or not all(isinstance(item, dict) for item in metadata):
+                    raise ValueError(f"row {start} or a later one is no document")
             yield from metadata
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
@@ -118,9 +109,6 @@ class DocumentStore:
     def shared_ids(self, other: DocumentStore) -> list[str]:
         """Return the ids of documents whose hashes occur in another store, too."""
         return [self.read(int(row)).id for row in self._rows[np.isin(self._hashes, other._hashes)]]
-
-    def _damaged(self, row: int) -> CollectionError:
-        return CollectionError(f"{self._path} or its offsets are damaged at row {row}; build the collection again")
 
 
 class DocumentWriter:
@@ -187,6 +175,15 @@ def document_line(document: Document, row: int) -> bytes:
         return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"document {row + 1} (id {document.id!r}) cannot be written as JSON: {error}") from error
+
+
+def parse_document(line: bytes) -> Document:
+    """Return the document of a line; whatever :func:`reading` wraps if it holds none."""
+    record = json.loads(line)
+    id_, text, metadata = record["id"], record["text"], record.get("metadata")
+    if not (isinstance(id_, str) and isinstance(text, str) and isinstance(metadata, (dict, NoneType))):
+        raise TypeError("a line is no document")
+    return Document(id_, text, metadata)
 
 
 class SegmentWriter:
@@ -331,8 +328,9 @@ class Segment:
 
 def write_tombstones(path: Path, rows: RowNumbers, generation: str) -> Tombstones:
     """Write the deleted rows of a segment, ``(K,) int64`` and ascending, into the folder of a generation."""
-    checksum = write_array(path, rows.shape, "<i8", [rows])
-    return Tombstones(generation=generation, count=len(rows), checksum=checksum)
+    with FlushingWriter(path) as file:
+        file.write(np.ascontiguousarray(rows, "<i8").data)
+        return Tombstones(generation=generation, count=len(rows), checksum=file.checksum)
 
 
 def read_alive(folder: Path, entry: SegmentEntry) -> BoolArray | None:
@@ -341,8 +339,9 @@ def read_alive(folder: Path, entry: SegmentEntry) -> BoolArray | None:
         return None
     path = entry.deleted.path(folder, entry.generation)
     entry.deleted.checksum.check(path)
-    rows: npt.NDArray[np.int64] = map_array(path, (entry.deleted.count,), "<i8")
-    if rows[0] < 0 or rows[-1] >= entry.count or (np.diff(rows) <= 0).any():
+    with reading(path):
+        rows: npt.NDArray[np.int64] = map_bytes(path).view("<i8")
+    if len(rows) != entry.deleted.count or rows[0] < 0 or rows[-1] >= entry.count or (np.diff(rows) <= 0).any():
         raise CollectionError(f"{path} is damaged: it names rows that its segment does not have")
     alive = np.ones(entry.count, dtype=np.bool_)
     alive[rows] = False

@@ -24,7 +24,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -37,7 +36,7 @@ from embedkit.serving.retrieval.store.exact import ExactIndex
 from embedkit.serving.retrieval.store.files import MemoryArrays, open_stored, reading
 from embedkit.serving.retrieval.store.keywords import LexicalIndex, PostingsBuilder
 from embedkit.serving.retrieval.store.manifest import Manifest, TailEntry
-from embedkit.serving.retrieval.store.segment import Segment, document_line
+from embedkit.serving.retrieval.store.segment import Segment, document_line, parse_document
 from embedkit.write_lock import OpenFolder
 
 LARGEST_WRITE: Final = 64
@@ -204,7 +203,7 @@ def _parse(body: bytes, dimension: int) -> tuple[Record, int]:
     head, _, rest = body.partition(b"\n")
     fields = json.loads(head)
     *lines, vectors = rest.split(b"\n", fields["documents"])
-    documents = [_parse_document(json.loads(line)) for line in lines]
+    documents = list(map(parse_document, lines))
     embeddings = np.frombuffer(vectors, "<f4").reshape(len(documents), dimension)
     deleted, count = fields["deleted"], fields["count"]
     if not all(isinstance(id_, str) for id_ in deleted) or not isinstance(count, int):
@@ -212,13 +211,6 @@ def _parse(body: bytes, dimension: int) -> tuple[Record, int]:
     if count < 0 or len(documents) != fields["documents"]:
         raise ValueError("a record has another number of documents")
     return Record(documents, embeddings, deleted), count
-
-
-def _parse_document(record: Any) -> Document:
-    id_, text, metadata = record["id"], record["text"], record.get("metadata")
-    if not (isinstance(id_, str) and isinstance(text, str) and isinstance(metadata, (dict, NoneType))):
-        raise TypeError("a record holds what is no document")
-    return Document(id_, text, metadata)
 
 
 def counted(folder: Path, manifest: Manifest) -> Manifest:

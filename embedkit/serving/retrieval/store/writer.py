@@ -53,7 +53,7 @@ _STAGED = re.compile(r"\.(staging|copying)-[0-9a-f]+")
 _GENERATION = re.compile(r"generation-\d{6,9}")
 _TAIL = re.compile(r"tail-\d{6,9}\.log")
 _NEW_MANIFEST: Final = ".manifest.json.part"
-_CONTENT = re.compile(r"documents\.jsonl|arrays\.bin|deleted-\d{6,9}\.npy|[a-z0-9]+\.faiss")
+_CONTENT = re.compile(r"documents\.jsonl|arrays\.bin|deleted-\d{6,9}\.i64|[a-z0-9]+\.faiss")
 
 SEGMENT: Final = "segment"
 """Folder of a new segment inside a staging folder."""
