@@ -43,9 +43,6 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         help="rank by meaning (dense), by keywords (lexical) or by both; default: both if there are keywords",
     )
     parser.add_argument(
-        "--hybrid", dest="mode", action="store_const", const="hybrid", help="short for --mode hybrid"
-    )
-    parser.add_argument(
         "--filter",
         metavar="FILTER",
         help="""conditions on the metadata: "lang = en, year >= 2020", or as JSON {"tag": {"in": ["a", "b"]}}""",

@@ -570,7 +570,7 @@ class Collection:
             ModelError: a model does not return a unit row for each query, or a finite score for each candidate.
             CollectionError: a file is damaged.
         """
-        chosen = SearchOptions.of(k, **options)
+        chosen = SearchOptions(k=k, **options)
         reranker = self._reranker(options.get("rerank"))
         steps = self.search_steps(query, chosen)
         hit_lists = run_steps(steps, lambda: self._models.of_queries(self.path, self.manifest), reranker)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Final, Literal, TypedDict, get_args
 
 from embedkit.config import setting
 from embedkit.errors import InputError, shown
 from embedkit.protocols import PairScorer, TextEncoder
-from embedkit.runtime.arguments import check_choice, check_count, check_flag, check_number, check_whole
+from embedkit.runtime.arguments import check_choice, check_count, check_number, check_whole
 from embedkit.serving.retrieval.filters import Filter
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -33,7 +33,6 @@ class SearchKeywords(TypedDict, total=False):
     rerank_weight: float | None
     candidates: int | None
     effort: float
-    hybrid: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,15 +118,3 @@ class SearchOptions:
                 "rerank_weight: there is no re-ranker; give one with rerank",
                 parameters=["rerank_weight", "rerank"],
             )
-
-    @classmethod
-    def of(cls, k: int, *, hybrid: bool | None = None, **keywords: Any) -> SearchOptions:
-        """Return the options given as keyword arguments.
-
-        ``hybrid=True`` and ``hybrid=False`` are the older forms of ``mode="hybrid"`` and ``mode="dense"``.
-        """
-        if hybrid is not None:
-            if keywords.get("mode") is not None:
-                raise InputError("hybrid: give mode alone", parameters=["hybrid", "mode"])
-            keywords["mode"] = "hybrid" if check_flag(hybrid, "hybrid") else "dense"
-        return cls(k=k, **keywords)

@@ -28,7 +28,7 @@ def test_words_and_two_models(toy_bundle, write_toy_bundle, documents, tmp_path,
     build = ["index", "build", str(documents), "-m", str(toy_bundle), "-o", address, "--lexical"]
     assert main([*build, "--queries", str(student)]) == 0
     assert "model toy, queries by student" in capsys.readouterr().out
-    assert main(["search", address, "the sea", "--hybrid", "--rerank", str(toy_bundle), "--json"]) == 0
+    assert main(["search", address, "the sea", "--rerank", str(toy_bundle), "--json"]) == 0
     hits = json.loads(capsys.readouterr().out)["hits"]
     assert hits[0]["id"] == "b"
     assert set(hits[0]["scores"]) == {"dense", "lexical", "fused", "rerank", "blended"}

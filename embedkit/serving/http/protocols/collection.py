@@ -52,7 +52,6 @@ class SearchRequest(OwnSchema):
     rerank_weight: float | None = option("rerank_weight", ge=0, le=1)
     candidates: int | None = option("candidates", ge=1, le=1000)
     effort: float = option("effort", gt=0, le=16)
-    hybrid: bool | None = Field(None, description='older form of "mode": true is "hybrid", false "dense"')
 
 
 def check_json(value: Any) -> Any:
@@ -213,7 +212,7 @@ async def search(body: SearchRequest, request: Request) -> Response:
     collection, limits = request.registry.needed_collection(), request.registry.limits
     conditions = await _conditions(body.filter, limits)
     given = body.model_dump(exclude={"query", "filter"}) | {"filter": conditions}
-    hits = await collection.search(body.query, SearchOptions.of(**given))
+    hits = await collection.search(body.query, SearchOptions(**given))
     request.note(hits=len(hits), **{f"{stage}_ms": round(ms, 2) for stage, ms in hits.latency_ms.items()})
     characters = sum(len(hit.text) for hit in hits)
     items = ({**_content(hit), "score": hit.score, "scores": hit.scores} for hit in hits)

@@ -52,7 +52,7 @@ def test_hits_equal_the_collections(reading, collection):
     assert set(done["latency_ms"]) >= {"encode", "dense"}
 
 
-@pytest.mark.parametrize("way", [{}, {"mode": "hybrid"}, {"hybrid": True}])
+@pytest.mark.parametrize("way", [{}, {"mode": "hybrid"}])
 def test_words_are_fused_in(reading, collection, way):
     done = reading.post("/v1/search", json={"query": "a dog", "k": 3, **way}).json()
     expected = collection.search("a dog", k=3, mode="hybrid")
@@ -125,7 +125,7 @@ def test_a_filter_may_be_written(reading):
         {"query": "a", "k": 0},
         {"query": "a", "k": 1001},
         {"query": "a", "filter": {"year": {"nix": 1}}},
-        {"query": "a", "hybrid": 1},
+        {"query": "a", "mode": "sparse"},
         {"query": "a", "effort": 0},
         {"query": "a", "effort": 17},
     ],
