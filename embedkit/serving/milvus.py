@@ -108,14 +108,12 @@ class MilvusDocuments(RemoteStore):
             self._client.compact(self._name)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
-        """Return documents chosen by Milvus, and their embeddings."""
         with self._asking():
             rows = self._client.query(self._name, filter="", limit=most, output_fields=[*_FIELDS, "embedding"])
         embeddings = np.array([row["embedding"] for row in rows], dtype=np.float32)
         return [_document(row) for row in rows], embeddings.reshape(len(rows), self.info.dimension)
 
     def drop(self) -> None:
-        """Delete the whole collection from Milvus."""
         with self._asking():
             self._client.drop_collection(self._name)
 
@@ -127,7 +125,6 @@ class MilvusDocuments(RemoteStore):
         return self._hit_lists(list(queries), "embedding", k, where, parameters)
 
     def matching(self, query: str, k: int, where: RemoteFilter) -> ScoredDocuments:
-        """Return the documents that share words with a query, best first."""
         if not query.strip():
             return []
         (ranking,) = self._hit_lists([query], "words", k, where, {"metric_type": "BM25"})

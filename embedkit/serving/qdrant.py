@@ -69,24 +69,20 @@ class QdrantDocuments(RemoteStore):
             raise InputError(f"index and words are chosen when a collection is built; build {self._address} again")
 
     def drop(self) -> None:
-        """Delete the whole collection from Qdrant."""
         with self._asking():
             self._client.delete_collection(self._name)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
-        """Return documents chosen by Qdrant, and their embeddings."""
         points = list(itertools.islice(self._all(), most))
         rows = np.array([point.vector["embedding"] for point in points], dtype=np.float32)
         return [_document(point) for point in points], rows.reshape(len(points), self.info.dimension)
 
     def nearest(self, queries: FloatArray, k: int, where: RemoteFilter, effort: float) -> list[ScoredDocuments]:
-        """Return the documents nearest to each query, with their inner products."""
         wide = rest.SearchParams(hnsw_ef=max(k, round(_USUAL_EF * effort)))
         breadth = wide if "://" in self._address else None  # search in a folder is exact and has no parameters
         return [self._hit_lists(row.tolist(), "embedding", k, where, breadth) for row in queries]
 
     def matching(self, query: str, k: int, where: RemoteFilter) -> ScoredDocuments:
-        """Return the documents that share words with a query, best first."""
         words = _sparse(Analyzer.named(self.info.analyzer).query_terms(query))  # weighted by rarity
         return self._hit_lists(words, "words", k, where, None) if words.indices else []
 

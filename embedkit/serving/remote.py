@@ -107,7 +107,6 @@ class RemoteView:
 
     @property
     def has_words(self) -> bool:
-        """Whether there is a keyword index."""
         return self._store.info.lexical
 
     def select(self, conditions: Sequence[Condition], /) -> Selection:
@@ -117,7 +116,6 @@ class RemoteView:
     def search(
         self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
     ) -> tuple[list[FloatArray], list[RowNumbers]]:
-        """Return for each query the scores of the nearest documents, and their rows."""
         info = self._store.info
         queries, _ = checked_queries(queries, k, (info.count, info.dimension))
         hit_lists = self._store.nearest(queries, k, selection.allowed, effort) if len(queries) else []
@@ -136,11 +134,9 @@ class RemoteView:
         """Return None: the database keeps the embeddings."""
 
     def sample_vectors(self) -> Sample:
-        """Return the embeddings of a sample."""
         return self._store.sample_vectors()
 
     def read(self, row: int, /) -> Document:
-        """Return the document at a row."""
         return self._documents[row]
 
     def _ranking(self, hits: ScoredDocuments) -> Ranking:
@@ -201,7 +197,6 @@ class RemoteStore(ABC):
 
     @classmethod
     def build(cls, address: str, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> Self:
-        """Write documents to a new collection."""
         options = dataclasses.replace(options, index=cls._kind(options.index))
         with tempfile.TemporaryDirectory() as folder:
             checked = map(cls._checked, source.documents)
@@ -227,7 +222,6 @@ class RemoteStore(ABC):
 
     @classmethod
     def open(cls, address: str, models: Models) -> Self:
-        """Open a collection created by :meth:`build`."""
         opened = cls(address)
         with opened._opening(), opened._asking():
             if not opened._exists():
@@ -247,7 +241,6 @@ class RemoteStore(ABC):
 
     @classmethod
     def describe(cls, address: str) -> RemoteCollectionInfo:
-        """Return the metadata of a collection."""
         opened = cls.open(address, Models())
         opened.close()
         return opened.info
@@ -262,7 +255,6 @@ class RemoteStore(ABC):
         return self._count
 
     def stats(self) -> dict[str, Any]:
-        """Return nothing more."""
         return {}
 
     def view(self) -> RemoteView:
@@ -270,21 +262,17 @@ class RemoteStore(ABC):
         return RemoteView(self)
 
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
-        """Return the documents with these ids, None for unknown ids."""
         by_id = {document.id: document for document in self._read(ids)}
         return [by_id.get(id_) for id_ in ids]
 
     def find(self, conditions: Sequence[Condition], /) -> Iterator[Document]:
-        """Yield the documents for which all conditions hold."""
         return self._matching(self._filter_of(conditions))
 
     def embedded(self, ids: Sequence[str], /) -> list[tuple[Document, FloatArray] | None]:
-        """Return the documents with these ids and their embeddings, None for unknown ids."""
         by_id = {document.id: (document, embedding) for document, embedding in self._read_embedded(ids)}
         return [by_id.get(id_) for id_ in ids]
 
     def keep_roots(self, roots: Sequence[Root], /) -> None:
-        """Record the folders of the documents."""
         self._keep_facts(dataclasses.replace(self.info, roots=tuple(roots)).facts())
 
     def upsert(
@@ -310,7 +298,6 @@ class RemoteStore(ABC):
             return Upserted(len(documents) - replaced, replaced)
 
     def delete(self, ids: Sequence[str], /) -> int:
-        """Delete documents."""
         present = self._present(list(dict.fromkeys(ids)))
         if present:
             self._delete(present)
@@ -348,7 +335,6 @@ class RemoteStore(ABC):
                 )
 
     def source(self) -> Source:
-        """Return all documents and embeddings."""
         info = self.info
         model = ModelIdentity(info.model, info.fingerprint, info.numerics)
         return Source(self.find(()), self._all_embeddings, model)

@@ -92,7 +92,6 @@ class FolderStore:
 
     @property
     def info(self) -> Manifest:
-        """The manifest."""
         return self._snapshot.manifest
 
     def stats(self) -> dict[str, Any]:
@@ -105,27 +104,22 @@ class FolderStore:
         }
 
     def view(self) -> Snapshot:
-        """Return the latest snapshot."""
         return self._snapshot
 
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
-        """Return the documents with these ids, None for unknown ids."""
         snapshot = self._snapshot
         rows = [snapshot.find(id_) for id_ in ids]
         return [None if row is None else snapshot.read(row) for row in rows]
 
     def find(self, conditions: Sequence[Condition], /) -> Iterator[Document]:
-        """Yield the documents of the latest snapshot for which all conditions hold."""
         return self._snapshot.matching(conditions)
 
     def embedded(self, ids: Sequence[str], /) -> list[tuple[Document, FloatArray] | None]:
-        """Return the documents with these ids and their embeddings, None for unknown ids."""
         snapshot = self._snapshot
         rows = [snapshot.find(id_) for id_ in ids]
         return [None if row is None else (snapshot.read(row), snapshot.embedding(row)) for row in rows]
 
     def keep_roots(self, roots: Sequence[Root], /) -> None:
-        """Record the folders of the documents."""
         with self._writing() as claimed:
             old = self._snapshot.on_disk
             new = dataclasses.replace(old, generation=next(old.next_generations()), roots=tuple(roots))
@@ -214,7 +208,6 @@ class FolderStore:
             )
 
     def delete(self, ids: Sequence[str], /) -> int:
-        """Delete documents."""
         is_large = len(ids) > tail.FULL or self._snapshot.has_full_tail(_MOST_FULL)
         with self._writing(sweep=is_large) as claimed:
             found = sorted(self._snapshot.found(ids))
@@ -324,11 +317,9 @@ class FolderStore:
             writer.copy(self.path, manifest, path)
 
     def sample(self, most: int, /) -> tuple[list[Document], FloatArray]:
-        """Return documents evenly spaced over the collection, and their embeddings."""
         return self._snapshot.sample(most)
 
     def source(self) -> Source:
-        """Return all documents and embeddings of the latest snapshot."""
         snapshot, info = self._snapshot, self.info
         model = ModelIdentity(info.model, info.fingerprint, info.numerics)
         return Source(snapshot.documents(), snapshot.embeddings, model)

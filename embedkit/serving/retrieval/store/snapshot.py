@@ -268,12 +268,10 @@ class Snapshot:
         return part.stored if part and entry == wanted else None
 
     def __len__(self) -> int:
-        """Number of documents, excluding deleted ones."""
         return self.manifest.count
 
     @property
     def has_words(self) -> bool:
-        """Whether the documents have a keyword index."""
         return self.manifest.lexical
 
     def read(self, row: int) -> Document:
@@ -351,7 +349,6 @@ class Snapshot:
         return AllKeywords(_joined(scores, np.float32), None if is_whole else _joined(masks, np.bool_))
 
     def vectors(self, rows: RowNumbers) -> FloatArray:
-        """Return the embeddings of rows."""
         vectors = np.empty((len(rows), self.manifest.dimension), np.float32)
         for part in self._parts:
             here = (rows >= part.start) & (rows < part.start + len(part.segment))
