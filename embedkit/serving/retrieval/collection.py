@@ -88,6 +88,9 @@ class Collection:
 
     With ``queries=``, a smaller model of the same embedding space embeds the queries, which makes them cheap.
 
+    All methods raise a CollectionError if a file is missing or damaged. Those that write also raise one if another
+    process is writing there, and a StorageError if the disk is full or the folder cannot be written.
+
     Attributes:
         path: the folder's path, or the address.
         store: the underlying store.
@@ -165,7 +168,6 @@ class Collection:
             CollectionError: ``path`` contains a collection or something else, or another process is writing there.
             ModelError: the encoder does not return unit rows of its dimension.
             MissingExtraError: the index needs FAISS, or ``language`` PyStemmer, which is not installed.
-            StorageError: the disk is full or the folder cannot be written.
         """
         address, shows = check_path(path, "path"), check_progress(show_progress_bar)
         model = loaded(encoder, "encoder")
@@ -271,7 +273,6 @@ class Collection:
 
         Raises:
             InputError: an id is not a string.
-            CollectionError: a file is damaged.
         """
         documents = self.store.get(check_texts(ids, "ids"))
         return documents[0] if isinstance(ids, str) else documents
@@ -291,12 +292,11 @@ class Collection:
         """Add documents; a document with an existing id replaces the old one, and moves to the end.
 
         They are embedded before the collection is locked. In a folder, up to 64 documents are appended to one file
-        and flushed once; more form a segment of their own. The appended ones become a segment and small segments
-        are merged occasionally in the same call, so that on average the cost of an upsert is proportional to its
-        documents. Deleted and replaced documents use space until they are merged or :meth:`compact` is called.
+        and flushed once; more form a segment. The same call occasionally merges small segments, so that the mean
+        cost of an upsert is proportional to its documents; ``merge=False`` leaves that to :meth:`merge`. Deleted
+        and replaced documents use space until they are merged or :meth:`compact` is called.
 
-        The arguments are those of :meth:`build`, but documents need ids. ``merge=False`` leaves merging to
-        :meth:`merge`, so that the duration of an upsert is predictable.
+        The other arguments are those of :meth:`build`, but documents need ids.
 
         Returns:
             the numbers of added and replaced documents, both 0 if there are no documents.
@@ -306,9 +306,7 @@ class Collection:
             DataError: a document is malformed, empty or without an id, or an id is not unique.
             FingerprintError: the collection was rebuilt with another model, or the existing embeddings belong to
                 another model.
-            CollectionError: another process is writing there, or a file is damaged.
             ModelError: the encoder does not return unit rows of its dimension.
-            StorageError: the disk is full or the folder cannot be written.
         """
         merges, shows = check_flag(merge, "merge"), check_progress(show_progress_bar)
         encoder = self._models.of_documents(self.path, self.manifest)
@@ -363,7 +361,7 @@ class Collection:
         Raises:
             InputError: there is no encoder of the documents, it cannot divide texts, or an argument is invalid.
             DataError: a folder does not exist or has no text, or another document has the id of a new window.
-            CollectionError, FingerprintError, ModelError, StorageError: as for :meth:`upsert`.
+            FingerprintError, ModelError: as for :meth:`upsert`.
         """
         paths, shows = absolute_paths(folders), check_progress(show_progress_bar)
         reading = {
@@ -400,8 +398,6 @@ class Collection:
         Raises:
             InputError: an id is not a string, not one of both arguments is given, or the filter is malformed or
                 names a field that no document has.
-            CollectionError: another process is writing there, or a file is damaged.
-            StorageError: the disk is full or the folder cannot be written.
         """
         if (ids is None) == (filter is None):
             raise InputError("delete takes either ids or a filter")
@@ -419,7 +415,6 @@ class Collection:
 
         Raises:
             InputError: the filter is malformed, or ``limit`` is below 1.
-            CollectionError: a file is damaged.
         """
         found = self.store.find(self._warned(_conditions(filter)))
         return list(
@@ -431,7 +426,6 @@ class Collection:
 
         Raises:
             InputError: the filter is malformed.
-            CollectionError: a file is damaged.
         """
         conditions = self._warned(_conditions(filter))
         return sum(1 for _ in self.store.find(conditions)) if conditions else len(self)
@@ -448,7 +442,6 @@ class Collection:
         Raises:
             InputError: this is no mapping of mappings, or there is no encoder of the documents.
             DataError: a value has no JSON.
-            CollectionError, StorageError: as for :meth:`upsert`.
         """
         if not isinstance(metadata, Mapping) or not all(isinstance(one, Mapping) for one in metadata.values()):
             raise InputError(f"metadata: expected a mapping from ids to mappings, got {shown(metadata)}")
@@ -474,10 +467,6 @@ class Collection:
         Returns:
             whether segments were merged; if so, there may be more. False if a concurrent write removed the
             segments.
-
-        Raises:
-            CollectionError: another process is merging or writing there, or a file is damaged.
-            StorageError: the disk is full or the folder cannot be written.
         """
         return self.store.merge()
 
@@ -495,9 +484,7 @@ class Collection:
 
         Raises:
             InputError: the index does not exist.
-            CollectionError: another process is writing there, or a file is damaged.
             MissingExtraError: the request needs a package that is not installed.
-            StorageError: the disk is full or the folder cannot be written.
         """
         self.store.compact(
             index=None if index is None else check_text(index, "index"),
@@ -512,7 +499,6 @@ class Collection:
             True if there were any.
 
         Raises:
-            CollectionError: a file is missing or damaged.
             FingerprintError: the collection was rebuilt with another model.
         """
         changed = self.store.refresh()
@@ -568,7 +554,6 @@ class Collection:
                 collection was opened without an encoder, which is not where the collection recorded it.
             ModelNotFoundError, BundleError, ModelError: the named re-ranker cannot be loaded.
             ModelError: a model does not return a unit row for each query, or a finite score for each candidate.
-            CollectionError: a file is damaged.
         """
         chosen = SearchOptions(k=k, **options)
         reranker = self._reranker(options.get("rerank"))
@@ -639,7 +624,6 @@ class Collection:
         Raises:
             InputError: the embeddings have another width or are not finite, ``k`` is below 1, or filter or effort
                 is invalid.
-            CollectionError: a file is damaged.
         """
         options = SearchOptions(k=k, filter=filter, effort=effort)
         return search_embeddings(self.store.view(), embeddings, options, _conditions(filter))
@@ -652,18 +636,11 @@ class Collection:
 
         Returns:
             N documents in their order and ``(N, D) float32, unit rows``.
-
-        Raises:
-            CollectionError: a file is damaged.
         """
         return self.store.sample(check_whole(most, "most"))
 
     def verify(self) -> None:
-        """Read every file of the collection and compare its checksum with the manifest.
-
-        Raises:
-            CollectionError: a file is missing or was changed.
-        """
+        """Read every file of the collection and compare its checksum with the manifest."""
         self.store.verify()
 
     def copy(self, path: str | os.PathLike[str]) -> None:
@@ -673,8 +650,7 @@ class Collection:
 
         Raises:
             InputError: the collection is in a database.
-            CollectionError: there is something at ``path``, another process writes for more than ten seconds, or a
-                file is missing or damaged.
+            CollectionError: there is something at ``path``, or another process writes for more than ten seconds.
             StorageError: the disk is full or one of the folders cannot be written.
         """
         self.store.copy(Path(check_path(path, "path")))

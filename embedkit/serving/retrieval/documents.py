@@ -66,14 +66,26 @@ def heading_of(metadata: Mapping[str, Any]) -> str:
     return f"{heading[: half - 2]} … {heading[1 - half :]}"
 
 
-class Documents(Protocol):
-    """The documents of a segment, by row."""
+class DocumentRows(Protocol):
+    """Documents by row."""
 
     def __len__(self) -> int:
         """Number of rows."""
 
-    def read(self, row: int) -> Document:
+    def read(self, row: int, /) -> Document:
         """Return the document at a row."""
+
+
+class DocumentList(list[Document]):
+    """Documents in memory, by row."""
+
+    def read(self, row: int, /) -> Document:
+        """Return the document at a row."""
+        return self[row]
+
+
+class Documents(DocumentRows, Protocol):
+    """The documents of a segment, by row and by id."""
 
     def metadata(self) -> Iterator[Mapping[str, Any]]:
         """Yield the metadata of all documents by row."""

@@ -21,7 +21,7 @@ from embedkit.errors import ModelError, StorageError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, PromptingEncoder, TextEncoder
 from embedkit.runtime.numerics import numerics_of
-from embedkit.serving.retrieval.documents import Document, Documents
+from embedkit.serving.retrieval.documents import Document, DocumentRows
 from embedkit.serving.retrieval.vectors import largest_deviation
 from embedkit.write_lock import OpenFolder
 
@@ -81,7 +81,7 @@ Known = Callable[[Sequence[Document]], Sequence[FloatArray | None]]
 
 
 def embed_documents(
-    store: Documents,
+    store: DocumentRows,
     encoder: TextEncoder,
     journal: EmbeddingJournal | None,
     progress: Progress,

@@ -20,7 +20,7 @@ from embedkit.errors import CollectionBusyError, CollectionError, EmbedkitError
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
-from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.documents import Document, DocumentList
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.models import Models, Root
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
@@ -30,7 +30,7 @@ from embedkit.serving.retrieval.store.manifest import Manifest
 from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, Upserted
 from embedkit.serving.retrieval.store.segment import Segment
 from embedkit.serving.retrieval.store.snapshot import Snapshot
-from embedkit.serving.retrieval.store.tail import Record, TailDocuments, TailRows
+from embedkit.serving.retrieval.store.tail import Record
 from embedkit.serving.retrieval.store.writer import Claim, claim
 
 _RETRY_S: Final = 0.02
@@ -168,13 +168,11 @@ class FolderStore:
         self, source: Source, encoder: TextEncoder, deleted: Sequence[str], *, show_progress_bar: bool | None
     ) -> Upserted:
         """Append a record to the tail."""
-        documents = list(source.documents)
-        tail.lines_of(documents)  # an error now and not after they are embedded
-        rows = TailRows(encoder.dimension)
-        rows.documents.extend(documents)
+        documents = DocumentList(source.documents)
+        lines = tail.lines_of(documents)  # an error now and not after they are embedded
         with Progress("encode", len(documents), unit="documents", enabled=show_progress_bar) as progress:
-            chunks = list(embeddings_of(TailDocuments(rows, len(documents)), source, encoder, progress))
-        record = Record(documents, np.concatenate(chunks), list(dict.fromkeys(deleted)))
+            embeddings = np.concatenate(list(embeddings_of(documents, source, encoder, progress)))
+        record = Record(documents, lines, embeddings, list(dict.fromkeys(deleted)))
         with self._writing(sweep=False) as claimed:
             replaced = len(self._snapshot.found([document.id for document in documents]))
             self._advance(claimed, record)
@@ -216,7 +214,7 @@ class FolderStore:
                     writer.delete(claimed, self._snapshot, found)
             elif found:
                 nothing = np.empty((0, self.info.dimension), np.float32)
-                self._advance(claimed, Record([], nothing, found))
+                self._advance(claimed, Record([], [], nothing, found))
         return len(found)
 
     def merge(self) -> bool:

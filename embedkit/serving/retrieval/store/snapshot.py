@@ -190,9 +190,7 @@ class Snapshot:
             mask[[row for row in found if row is not None]] = False
             rows.append(record)
             mask = np.concatenate([mask, np.ones(len(record.documents), np.bool_)])
-        segment = TailSegment(
-            self._folder / position.name, rows, lexical=self.manifest.lexical, analyzer=self.manifest.analyzer()
-        )
+        segment = TailSegment(self._folder / position.name, rows, self.manifest)
         start = sum(len(part.segment) for part in segments)
         last = _Part(segment, None if mask.all() else mask, start)
         return Snapshot(

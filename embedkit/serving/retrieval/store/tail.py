@@ -68,11 +68,13 @@ class Record:
 
     Attributes:
         documents: documents that are added, or replace those with the same ids.
+        lines: these in JSON.
         embeddings: ``(N, D) float32`` of them.
         deleted: ids of documents that are deleted.
     """
 
     documents: Sequence[Document]
+    lines: Sequence[bytes]
     embeddings: FloatArray
     deleted: Sequence[str] = ()
 
@@ -119,10 +121,9 @@ class Position:
 
     def encode(self, record: Record, count: int) -> tuple[bytes, Position]:
         """Return the bytes of the next record, with ``count`` documents after it, and the position then."""
-        lines = lines_of(record.documents)
-        head = {"documents": len(lines), "deleted": list(record.deleted), "count": count}
+        head = {"documents": len(record.lines), "deleted": list(record.deleted), "count": count}
         vectors = np.ascontiguousarray(record.embeddings, dtype="<f4").tobytes()
-        body = b"".join((json.dumps(head, ensure_ascii=False).encode(), b"\n", *lines, vectors))
+        body = b"".join((json.dumps(head, ensure_ascii=False).encode(), b"\n", *record.lines, vectors))
         digest = _digest(self.digest, body)
         content = _header(len(body)) + digest + body
         return content, Position(self.name, self.end + len(content), digest, count, self.records + 1)
@@ -210,7 +211,7 @@ def _parse(body: bytes, dimension: int) -> tuple[Record, int]:
         raise TypeError("a record deletes what is no id, or counts what is no number")
     if count < 0 or len(documents) != fields["documents"]:
         raise ValueError("a record has another number of documents")
-    return Record(documents, embeddings, deleted), count
+    return Record(documents, [line + b"\n" for line in lines], embeddings, deleted), count
 
 
 def counted(folder: Path, manifest: Manifest) -> Manifest:
@@ -293,11 +294,11 @@ class TailDocuments:
 class TailSegment(Segment):
     """The documents of a tail as a segment."""
 
-    def __init__(self, path: Path, rows: TailRows, *, lexical: bool, analyzer: Analyzer | None) -> None:
+    def __init__(self, path: Path, rows: TailRows, manifest: Manifest) -> None:
         documents = TailDocuments(rows, len(rows.documents))
         embeddings = rows.embeddings(len(documents))
         super().__init__(documents, embeddings, ExactIndex(embeddings), None)
-        self._path, self._is_lexical, self._analyzer = path, lexical, analyzer
+        self._path, self._manifest = path, manifest
         self._one_builder, self._shared = threading.Lock(), rows.keyword_blocks
         self._blocks: list[LexicalIndex] = []
 
@@ -305,19 +306,20 @@ class TailSegment(Segment):
     def keyword_indexes(self) -> Sequence[LexicalIndex]:
         """An index for each block of rows, built on first use; those of full blocks serve later snapshots, too."""
         with self._one_builder:
-            if self._is_lexical and len(self._blocks) < -(-len(self) // _BLOCK):
+            if self._manifest.lexical and len(self._blocks) < -(-len(self) // _BLOCK):
                 starts = range(0, len(self), _BLOCK)
                 self._blocks = [self._block(start, min(start + _BLOCK, len(self))) for start in starts]
             return self._blocks
 
     def _block(self, start: int, end: int) -> LexicalIndex:
-        key = start, end, self._analyzer
+        analyzer = self._manifest.analyzer()
+        key = start, end, analyzer
         index = self._shared.get(key)
         if index is None:
             builder, arrays = PostingsBuilder(), MemoryArrays(self._path)
             for row in range(start, end):
                 builder.add(self.documents.read(row).content)
-            index = LexicalIndex(arrays, builder.build(self._analyzer).save(arrays), end - start)
+            index = LexicalIndex(arrays, builder.build(analyzer).save(arrays), end - start)
             if end - start == _BLOCK:
                 self._shared[key] = index
         return index
