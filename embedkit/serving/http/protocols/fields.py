@@ -20,6 +20,10 @@ Dimensions = Annotated[
     int | None,
     Field(ge=1, description="number of leading dimensions to keep, normalised again"),
 ]
+Truncate = Annotated[
+    bool | None,
+    Field(description="whether to truncate texts that are too long or to reject them; default: on_overflow"),
+]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 PRECISIONS: Final[Mapping[str, Precision]] = {
     "float": "float32",

@@ -12,7 +12,7 @@ from embedkit import __version__
 from embedkit.errors import ModelNotFoundError
 from embedkit.serving.http.app import Request
 from embedkit.serving.http.embedding import Embedder, EmbeddingResult
-from embedkit.serving.http.protocols.fields import Dimensions, Schema, TeiProblem, Texts, as_texts
+from embedkit.serving.http.protocols.fields import Dimensions, Schema, TeiProblem, Texts, Truncate, as_texts
 from embedkit.serving.http.responses import Response, to_json
 from embedkit.serving.http.routing import Routes
 
@@ -27,9 +27,7 @@ class OllamaEmbedRequest(Schema):
 
     model: str
     input: Texts | None = None
-    truncate: bool | None = Field(
-        None, description="whether to truncate texts that are too long or to reject them; default: on_overflow"
-    )
+    truncate: Truncate = None
     dimensions: Dimensions = None
 
 

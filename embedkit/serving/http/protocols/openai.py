@@ -19,6 +19,7 @@ from embedkit.serving.http.protocols.fields import (
     PromptName,
     Schema,
     Texts,
+    Truncate,
     Usage,
     as_texts,
     check_texts,
@@ -88,9 +89,7 @@ class EmbeddingsRequest(Schema):
         "tasks select none",
     )
     input_type: str | None = Field(None, description="the same, as Voyage's clients name it: query or document")
-    truncate: bool | None = Field(
-        None, description="whether to truncate texts that are too long or to reject them; default: on_overflow"
-    )
+    truncate: Truncate = None
     truncation: bool | None = Field(None, description="the same, as Voyage's clients name it")
     late_chunking: Annotated[bool | None, AfterValidator(refuse_late_chunking)] = Field(
         None, description="not supported"
@@ -147,8 +146,9 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     kind = _embedding_type(body)
     is_packed = PRECISIONS[kind] != "float32"
     kept = _agreed(dimensions=body.dimensions, output_dimension=body.output_dimension)
-    embedder.check_dimensions(kept)
-    dimensions = None if is_packed else kept  # bytes and bits are computed from all dimensions
+    if is_packed:  # bytes and bits are computed from all dimensions
+        embedder.check_dimensions(kept)
+    dimensions = None if is_packed else kept
     if body.tokenizer is None:
         texts = as_texts(cast(str | list[str], body.input))
         done = await embedder.embed(

@@ -17,6 +17,7 @@ from embedkit.serving.http.protocols.fields import (
     Schema,
     TeiProblem,
     Texts,
+    Truncate,
     as_texts,
     check_texts,
 )
@@ -38,12 +39,6 @@ Direction = Annotated[
     Literal["right"] | None,
     BeforeValidator(check_direction),
     Field(description="end at which texts that are too long are truncated; case-insensitive"),
-]
-
-
-Truncate = Annotated[
-    bool | None,
-    Field(description="whether to truncate texts that are too long or to reject them; default: on_overflow"),
 ]
 
 
@@ -132,9 +127,7 @@ class TeiRerankRequest(Schema):
     model: ModelName = None
     raw_scores: bool = Field(False, description="whether scores are logits, before the sigmoid")
     return_text: bool = Field(False, description="whether the response has the texts")
-    truncate: bool | None = Field(
-        None, description="whether to truncate pairs that are too long or to reject them"
-    )
+    truncate: Truncate = None
     truncation_direction: Direction = None
 
 
