@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from embedkit.serving.http.settings import ServerSettings
 
 yaml = pytest.importorskip("yaml")
 FOLDER = Path(__file__).parents[4] / "examples" / "deploy"
-DOCUMENT = (Path(__file__).parents[4] / "docs" / "server.md").read_text(encoding="utf-8")
 DRAIN_S = ServerSettings().drain_delay_s + ServerSettings().drain_s
 
 
@@ -58,13 +56,3 @@ def test_the_kubernetes_example_starts_a_server_that_can_drain(paths):
     assert pod["terminationGracePeriodSeconds"] > DRAIN_S
 
 
-def test_the_documents_limits_of_nginx_and_systemd_fit_the_settings():
-    settings = ServerSettings()
-
-    def number(name):
-        return int(re.search(rf"{name}[ =](\d+)", DOCUMENT)[1])
-
-    assert number("keepalive_timeout") < settings.keep_alive_s
-    assert number("client_max_body_size") << 20 == settings.max_body_bytes
-    assert number("proxy_read_timeout") >= settings.timeout_s
-    assert number("TimeoutStopSec") > settings.drain_delay_s + settings.drain_s
