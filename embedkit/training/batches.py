@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Literal
 
@@ -391,6 +391,45 @@ class PairBatchSource(Batches):
             for before, after, turn in zip(first, second, turned.tolist(), strict=True)
         ]
         return pair_batch(self._tokenizer, pairs, self._scores[rows], on_gpu=self.on_gpu)
+
+
+class GroupBatches(Batches):
+    """Batches of groups, consecutive pairs of one query; ``batch_size`` and ``group`` count pairs.
+
+    Raises:
+        ConfigError: ``group`` does not divide ``batch_size``, or there are too few queries for a batch.
+    """
+
+    def __init__(self, queries: int, tokenizer: PairTokenizer, *, batch_size: int, group: int, seed: int) -> None:
+        check_groups(queries, batch_size=batch_size, group=group)
+        super().__init__(queries, batch_size=batch_size // group, seed=seed)
+        self._tokenizer, self._group, self._choice = tokenizer, group, seed
+
+    @abstractmethod
+    def draw(
+        self, queries: npt.NDArray[np.int64], generator: np.random.Generator
+    ) -> tuple[Iterable[tuple[str, str]], FloatArray]:
+        """Draw the pairs of each query's group, and their scores."""
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0."""
+        pairs, scores = self.draw(self.rows(step), np.random.default_rng([self._choice, 1, step]))
+        return pair_batch(self._tokenizer, list(pairs), scores, on_gpu=self.on_gpu)
+
+
+def check_groups(queries: int, *, batch_size: int, group: int) -> None:
+    """Check that groups fill a batch.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if batch_size % group:
+        raise ConfigError(f"settings.group = {group} must divide optim.batch_size = {batch_size}")
+    if queries * group < batch_size:
+        raise ConfigError(
+            f"{queries:,} queries with settings.group = {group} pairs each are fewer pairs than "
+            f"optim.batch_size = {batch_size}; add queries or lower the batch size"
+        )
 
 
 def pair_batch(

@@ -289,5 +289,3 @@ class TestSCT:
 
 
 # Stops of a recipe after its first stage and one step of the second.
-
-

@@ -81,7 +81,6 @@ class TestScores:
         assert rank_groups(ranked, 0.3).tolist() == [[3, 3, 3, 3]]
         assert rank_groups(torch.tensor([[1.0, 0.9, 0.0, 0.0]]), 0.25).tolist() == [[1, 2, 3, 3]]
 
-
     def test_rows_and_calls_are_shuffled_independently(self):
         torch.manual_seed(0)
         rows = torch.linspace(0.5, -0.5, 30).repeat(2, 1)

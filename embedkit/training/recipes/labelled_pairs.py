@@ -16,7 +16,7 @@ import hashlib
 import logging
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -29,10 +29,10 @@ from embedkit.modeling.sizes import SIZES
 from embedkit.protocols import FloatArray
 from embedkit.records import Record
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.training.batches import Batches, PairBatchSource, check_count, pair_batch
+from embedkit.training.batches import GroupBatches, PairBatchSource, check_count, check_groups
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows, SourceConfig, read_rows, row_hash
-from embedkit.training.method import Batch, BatchSpec, PairTrainingModule
+from embedkit.training.method import BatchSpec, PairTrainingModule
 from embedkit.training.recipes.score_distillation import ranking_evaluation, ranking_sets
 from embedkit.training.recipes.stage import Recipe, Stage, report_truncated_pairs
 from embedkit.training.run_folder import TrainState
@@ -155,51 +155,31 @@ def listwise_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return -(shares * functional.log_softmax(logits, dim=1)).sum(dim=1).mean()
 
 
-class QueryGroups(Batches):
+class QueryGroups(GroupBatches):
     """Batches of groups: a query's best passage, or one of several, and others of the same query at random.
 
     A query with fewer passages than a group repeats them. Queries whose passages all have the same label are left
-    out. ``batch_size`` and ``group`` count pairs.
-
-    Raises:
-        ConfigError: ``group`` does not divide ``batch_size``, or there are too few queries for a batch.
+    out.
     """
 
     def __init__(
         self, labels: Labels, tokenizer: PairTokenizer, *, batch_size: int, group: int, seed: int
     ) -> None:
-        _check_groups(labels, batch_size=batch_size, group=group)
-        super().__init__(len(labels.compared), batch_size=batch_size // group, seed=seed)
-        self._labels, self._tokenizer = labels, tokenizer
-        self._group, self._choice = group, seed
+        super().__init__(len(labels.compared), tokenizer, batch_size=batch_size, group=group, seed=seed)
+        self._labels = labels
 
-    def batch(self, step: int) -> Batch:
-        """Return the batch of a step, counted from 0."""
-        generator = np.random.default_rng([self._choice, 1, step])
-        rows = np.concatenate([self._draw(self._labels.compared[number], generator) for number in self.rows(step)])
-        corpus, values = self._labels.corpus, self._labels.values[rows]
-        pairs = zip(corpus.texts(rows, 0), corpus.texts(rows, 1), strict=True)
-        return pair_batch(self._tokenizer, list(pairs), values, on_gpu=self.on_gpu)
+    def draw(self, queries: Rows, generator: np.random.Generator) -> tuple[Iterable[tuple[str, str]], FloatArray]:
+        """Draw the pairs of each query's group, and their labels."""
+        labels = self._labels
+        rows = np.concatenate([self._draw(labels.compared[query], generator) for query in queries])
+        pairs = zip(labels.corpus.texts(rows, 0), labels.corpus.texts(rows, 1), strict=True)
+        return pairs, labels.values[rows]
 
     def _draw(self, rows: Rows, generator: np.random.Generator) -> Rows:
         labels = self._labels.values[rows]
         best = generator.choice(rows[labels == labels.max()])
         others = generator.permutation(rows[rows != best])
         return np.concatenate([[best], np.resize(others, self._group - 1)])
-
-
-def _check_groups(labels: Labels, *, batch_size: int, group: int) -> None:
-    if batch_size % group:
-        raise ConfigError(f"settings.group = {group} must divide optim.batch_size = {batch_size}")
-    if not labels.compared:
-        raise ConfigError(
-            "no query has passages with different labels for the listwise loss to compare; set settings.loss = bce"
-        )
-    if len(labels.compared) * group < batch_size:
-        raise ConfigError(
-            f"{len(labels.compared):,} queries have passages with different labels; with settings.group = {group} "
-            f"pairs each, these are fewer than optim.batch_size = {batch_size}; add queries or lower it"
-        )
 
 
 def _check(config: RunConfig, settings: LabelledPairsConfig, corpus: Corpus) -> Labels:
@@ -217,7 +197,12 @@ def _check(config: RunConfig, settings: LabelledPairsConfig, corpus: Corpus) -> 
     labels = Labels.read(config.sources, settings.label, corpus)
     batch_size = config.optim.batch_size
     if settings.loss == "listwise":
-        _check_groups(labels, batch_size=batch_size, group=settings.group)
+        if not labels.compared:
+            raise ConfigError(
+                "no query has passages with different labels for the listwise loss to compare: set settings.loss "
+                "= bce"
+            )
+        check_groups(len(labels.compared), batch_size=batch_size, group=settings.group)
     else:
         check_count(len(corpus), batch_size)
     return labels

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -39,11 +39,11 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.training.batches import Batches, pair_batch
+from embedkit.training.batches import GroupBatches, check_groups
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows, SourceConfig
 from embedkit.training.loop import RunControl, Scores
-from embedkit.training.method import Batch, BatchSpec, PairTrainingModule
+from embedkit.training.method import BatchSpec, PairTrainingModule
 from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
 from embedkit.training.recipes.stage import (
     Recipe,
@@ -106,49 +106,31 @@ def _margins(scores: Tensor) -> Tensor:
     return scores[:, :, None] - scores[:, None, :]
 
 
-class PairGroups(Batches):
-    """Batches of groups: pairs of a query, one from each part of the range of its candidates' scores.
-
-    ``batch_size`` and ``group`` count pairs.
-
-    Raises:
-        ConfigError: ``group`` does not divide ``batch_size`` or exceeds the candidates, or there are too few
-            queries for a batch.
-    """
+class PairGroups(GroupBatches):
+    """Batches of groups: pairs of a query, one from each part of the range of its candidates' scores."""
 
     def __init__(self, pairs: Pairs, tokenizer: PairTokenizer, *, batch_size: int, group: int, seed: int) -> None:
-        _check_groups(batch_size, group, candidates=pairs.scores.shape[1], queries=len(pairs.queries))
-        super().__init__(len(pairs.queries), batch_size=batch_size // group, seed=seed)
-        self._pairs, self._tokenizer, self._group, self._choice = pairs, tokenizer, group, seed
+        super().__init__(len(pairs.queries), tokenizer, batch_size=batch_size, group=group, seed=seed)
+        self._pairs = pairs
 
-    def batch(self, step: int) -> Batch:
-        """Return the batch of a step, counted from 0."""
-        rows, pairs = self.rows(step), self._pairs
-        places = _spread(pairs.scores[rows], self._group, np.random.default_rng([self._choice, 1, step]))
-        passages = pairs.passages.texts(np.take_along_axis(pairs.candidates[rows], places, axis=1).ravel())
-        queries = np.repeat(np.array(pairs.queries.texts(rows), dtype=object), self._group).tolist()
-        scores = np.take_along_axis(pairs.scores[rows], places, axis=1).ravel()
-        texts = list(zip(queries, passages, strict=True))
-        return pair_batch(self._tokenizer, texts, scores, on_gpu=self.on_gpu)
-
-
-def _check_groups(batch_size: int, group: int, *, candidates: int, queries: int) -> None:
-    if batch_size % group or group > candidates:
-        raise ConfigError(
-            f"settings.group = {group} must divide optim.batch_size = {batch_size} and may not exceed the "
-            f"{candidates} candidates of a query"
-        )
-    if queries * group < batch_size:
-        raise ConfigError(
-            f"{queries:,} queries with settings.group = {group} pairs each are fewer pairs than "
-            f"optim.batch_size = {batch_size}; add queries or lower the batch size"
-        )
+    def draw(self, queries: Rows, generator: np.random.Generator) -> tuple[Iterable[tuple[str, str]], FloatArray]:
+        """Draw the pairs of each query's group, and their scores."""
+        pairs = self._pairs
+        places = _spread(pairs.scores[queries], self._group, generator)
+        passages = pairs.passages.texts(np.take_along_axis(pairs.candidates[queries], places, axis=1).ravel())
+        texts = np.repeat(np.array(pairs.queries.texts(queries), dtype=object), self._group).tolist()
+        scores = np.take_along_axis(pairs.scores[queries], places, axis=1).ravel()
+        return zip(texts, passages, strict=True), scores
 
 
 def _check(config: RunConfig, settings: ScoreDistillationConfig, _: Corpus) -> Corpus:
     """Check batches, development sets and the model to start from, before teachers score; return the queries."""
     queries = Corpus.prepare(settings.sources(config), Path(config.cache))
-    _check_groups(config.optim.batch_size, settings.group, candidates=settings.mining.count, queries=len(queries))
+    if settings.group > settings.mining.count:
+        raise ConfigError(
+            f"settings.group = {settings.group} exceeds the {settings.mining.count} candidates of a query"
+        )
+    check_groups(len(queries), batch_size=config.optim.batch_size, group=settings.group)
     ranking_sets(config, settings.dev)
     length = config.student.positions or settings.length
     if config.student.source is not None:

@@ -52,5 +52,3 @@ def test_a_model_folder_is_identified_on_request(tmp_path, monkeypatch):
     entry = read_entry(source, page=Path("page.html"), identify=True)
     assert (entry.label, entry.kind, entry.fingerprint) == ("teacher fp32 (torch)", "model folder", "abc")
     assert loaded == [(source, "torch")]
-
-

@@ -118,7 +118,6 @@ class TestExitCodes:
             main(argv)
         assert exit_.value.code == 2
 
-
     def test_debug_shows_the_traceback(self, play, capsys):
         play(raising(errors.InputError("out of luck")))
         assert main(["play", "--debug"]) == 1

@@ -226,7 +226,7 @@ def test_unknown_options_are_refused_before_any_work(tmp_path):
 
 
 def test_a_vocabulary_that_is_too_small_is_refused_before_any_work(encoder, tmp_path, monkeypatch):
-    for name in ("spread_embeddings", "prune_vocabulary"):
+    for name in ("whiten_embeddings", "prune_vocabulary"):
         monkeypatch.setattr(pipeline, name, None)
     options = {"precision": "fp32", "calibration": PROBE_TEXTS, "whitening_power": 0.4, "vocabulary": PROBE_TEXTS}
 

@@ -269,5 +269,3 @@ class TestErrors:
         texts = ["a", "a", *map(str, range(2, 5)), "a", *map(str, range(6, 10))]
         with pytest.raises(DataError, match="embedding 7 has length 2"):
             deduplicate(read_source(texts, rows))
-
-

@@ -52,7 +52,6 @@ class TestCachedVectors:
         CachedVectors(teacher, make_corpus([("one", "two"), ("two", "one"), ("three", "three")]), cache)
         assert sorted(teacher.asked) == ["one", "three", "two"]
 
-
     def test_another_corpus_adds_only_new_texts(self, make_corpus, counting_teacher, cache):
         CachedVectors(counting_teacher(), make_corpus(["one", "two"]), cache)
         teacher = counting_teacher()
@@ -127,7 +126,6 @@ class TestAligned:
         for view in (0, 1):
             assert np.allclose(vectors.read(np.array([1]), view), self.unit(table[[2], view]))
 
-
     def test_fingerprint_follows_name_and_content(self, corpus, tmp_path):
         np.save(tmp_path / "a.npy", self.vectors(6, 4))
         np.save(tmp_path / "b.npy", self.vectors(6, 4) + 1)
@@ -198,7 +196,6 @@ class TestAligned:
         (tmp_path / "v.jsonl").write_text("\n\n".join(lines), encoding="utf-8")
         vectors = AlignedVectors(self.config(tmp_path / "v.jsonl", vector_column="v"), corpus)
         assert np.allclose(read_all(vectors, corpus), self.unit(table[[0, 2, 5]]), atol=1e-6)
-
 
     @pytest.mark.parametrize(
         ("line", "message"),

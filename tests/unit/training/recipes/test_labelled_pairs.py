@@ -206,7 +206,7 @@ def test_impossible_runs_are_refused(recipe, pairs, tmp_path):
     with pytest.raises(ConfigError, match="--view-columns"):
         train({**recipe, "corpus": [{"path": pairs().path, "text_column": "query"}]}, tmp_path / "b")
     recipe["settings"]["loss"] = "listwise"
-    with pytest.raises(ConfigError, match=r"these are fewer than optim\.batch_size = 20"):
+    with pytest.raises(ConfigError, match=r"pairs each are fewer pairs than optim\.batch_size = 20"):
         train({**recipe, "optim": {"batch_size": 20}}, tmp_path / "c")
     with pytest.raises(DataError, match="nowhere"):
         train({**recipe, "settings": {**recipe["settings"], "dev": ["nowhere.jsonl"]}}, tmp_path / "c")
