@@ -26,7 +26,7 @@ from embedkit.runtime import network
 from embedkit.runtime.bundle import Bundle, read_bundle, write_bundle
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.network import NETWORK_KEY, LayerNames, NetworkNames
-from embedkit.runtime.wire import encode_bytes
+from embedkit.runtime.protobuf import encode_bytes
 
 _TABLE = Path(network.__file__).resolve().with_name("networks.json")
 _EMBEDDINGS, _LAYER = "embeddings", "encoder.layer"

@@ -1,11 +1,12 @@
-"""What `embedkit adapt` gains from labels and from documents, and what it costs.
+"""What `embedkit adapt` gains from labels, from documents and from queries, and what it costs.
 
-    python benchmarks/adaptation/run.py --data DIR
+    python benchmarks/adaptation/run.py --data DIR --teachers BGE.onnx MINILM.onnx
 
 Adapts `tiny` with the defaults of the command and three seeds: to a help centre with 25 to 374 labelled questions,
-to questions of two sites with their answers, and to documents alone. No choice depends on the test sets. A result
-that the command would not write counts with the scores of the original. Writes results.json and results.md next to
-this file; runs that are in results.json are not repeated.
+to the answers of two sites, to five collections of documents alone, and to a help centre with a log of questions.
+No choice depends on the test sets. A result that the command would not write counts with the scores of the
+original. Each run has a process of its own. Writes results.json and results.md next to this file; runs that are in
+results.json are not repeated.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import resource
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,85 +30,117 @@ from embedkit import Encoder
 from embedkit.adaptation import Files, adapt
 from embedkit.atomic import atomic_file
 from embedkit.errors import GateError
+from embedkit.evaluation.collection_search import evaluate_search
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, ndcg, rank_documents
 from embedkit.evaluation.sts import evaluate_pairs, load_scored_pairs
+from embedkit.evaluation.tasks import Task
+from embedkit.serving.retrieval.collection import Collection
 
 HERE = Path(__file__).parent
 FAQ = "own/stackfaq"
 LABELS = (374, 25, 50, 100)
-SITES = {"beer_tentrr": True, "Tp-especial-XML": True}  # those with labels; the others are never trained on
-COLLECTIONS = ("medline", "cranfield")
+SITES = {"beer_tentrr", "Tp-especial-XML"}  # those with labels; the others are never trained on
+COLLECTIONS = ("scifact", "cacm", "cranfield", "medline", "stackfaq")
 SEEDS = (0, 1, 2)
+CASES = ("labels", "sites", "documents", "queries")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What `tiny` is adapted to, and the sets that it is measured on, by name."""
+
+    kind: str
+    name: str
+    files: dict[str, list[str]]
+    tests: dict[str, RetrievalSet]
+    teachers: list[str] = field(default_factory=list)
 
 
 def main() -> None:
     """Run every case that has no results yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of text and test sets")
-    parser.add_argument("--cases", nargs="+", default=["labels", "sites", "documents"])
+    parser.add_argument("--teachers", nargs="*", default=[], help="of documents and queries; default: `small`")
+    parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--labels", nargs="+", type=int, default=LABELS)
     parser.add_argument("--collections", nargs="+", default=COLLECTIONS)
-    parser.add_argument("--steps", type=int, help="steps on documents alone; default: the command's")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     saved = HERE / "results.json"
-    rows: list[dict[str, Any]] = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else []
-    for case, name, files, tests in cases(arguments):
-        for seed in arguments.seeds:
-            if any((row["name"], row["seed"]) == (name, seed) for row in rows):
-                continue
-            rows.append({"case": case, "name": name, "seed": seed, **measure(files(seed), tests, seed, arguments)})
-            with atomic_file(saved) as temporary:
-                temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-            (HERE / "results.md").write_text(report(rows), encoding="utf-8")
+    for seed in arguments.seeds:
+        with tempfile.TemporaryDirectory() as scratch:
+            for case in cases(arguments, Path(scratch), seed):
+                if any((row["name"], row["seed"]) == (case.name, seed) for row in read(saved)):
+                    continue
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                    found = pool.submit(measure, case, seed, arguments.threads, arguments.data).result()
+                rows = [*read(saved), {"case": case.kind, "name": case.name, "seed": seed, **found}]
+                with atomic_file(saved) as temporary:
+                    temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+                (HERE / "results.md").write_text(report(rows), encoding="utf-8")
 
 
-def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, str, Any, dict[str, RetrievalSet]]]:
-    """Yield each case with its name, its files for a seed, and its test sets."""
-    data, scratch = arguments.data, Path(tempfile.mkdtemp())
-    if "labels" in arguments.cases:
-        tests = {split: load_retrieval(data / FAQ / f"qrels/{split}.tsv", name=split) for split in _SPLITS}
-        for count in arguments.labels:
-            whole = count == max(LABELS)
-            name = f"help centre, {count} labelled questions"
-            yield "labels", name, lambda seed, n=count, all_=whole: faq_files(data, scratch, n, seed, all_), tests
-    if "sites" in arguments.cases:
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of the results so far."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return rows
+
+
+def cases(arguments: argparse.Namespace, scratch: Path, seed: int) -> Iterator[Case]:
+    """Yield each case for a seed, in the order of what it costs."""
+    data, wanted, teachers = arguments.data, arguments.cases, arguments.teachers
+    faq = {split: load_retrieval(data / FAQ / f"qrels/{split}.tsv", name=split) for split in ("train", *SPLITS)}
+    tests = {split: faq[split] for split in SPLITS}
+    corpus = write_documents(scratch / "faq.jsonl", faq["train"])
+    for count in arguments.labels if "labels" in wanted else ():
+        name = f"help centre, {count} labelled questions"
+        if count == max(LABELS):
+            yield Case("labels", name, {"pairs": [str(data / FAQ)]}, tests)  # with its split dev
+            continue
+        chosen = np.random.default_rng([seed, count]).permutation(len(faq["train"].queries))[:count]
+        pairs = write_pairs(
+            scratch / f"{count}.jsonl", faq["train"], [faq["train"].queries[row] for row in chosen]
+        )
+        yield Case("labels", name, {"documents": [corpus], "pairs": [pairs]}, tests)
+    if "sites" in wanted:
         parts = site_sets(data)
-        path = scratch / "sites.jsonl"
-        write_pairs(path, parts["train"], parts["train"].queries)
-        documents = scratch / "answers.jsonl"
-        documents.write_text("\n".join(json.dumps({"text": t}) for t in parts["train"].documents.values()))
-        files = Files(documents=[documents], pairs=[path])
+        files = {
+            "documents": [write_documents(scratch / "answers.jsonl", parts["train"])],
+            "pairs": [write_pairs(scratch / "sites.jsonl", parts["train"], parts["train"].queries)],
+        }
         name = f"answers of sites, {len(parts['train'].queries)} labelled questions"
-        yield "labels", name, lambda _: files, {split: parts[split] for split in _SPLITS}
-    if "documents" in arguments.cases:
-        for name in arguments.collections:
-            folder = data / "retrieval" / name
-            tests = {"test": load_retrieval(folder, name=name)}
-            yield "documents", f"documents of {name}", lambda _, f=folder: Files(documents=[f]), tests
+        yield Case("labels", name, files, {split: parts[split] for split in SPLITS})
+    for collection in arguments.collections if "documents" in wanted else ():
+        folder = data / FAQ if collection == "stackfaq" else data / "retrieval" / collection
+        judged = tests if collection == "stackfaq" else {"test": load_retrieval(folder, name=collection)}
+        path = scratch / f"{collection}.jsonl"  # without queries and judgements
+        path.write_text((folder / "corpus.jsonl").read_text(encoding="utf-8"), encoding="utf-8")
+        yield Case("documents", f"documents of {collection}", {"documents": [str(path)]}, judged, teachers)
+    if "queries" in wanted:
+        log = scratch / "log.txt"
+        log.write_text("\n".join(query.text for query in faq["train"].queries), encoding="utf-8")
+        files = {"documents": [corpus], "queries": [str(log)]}
+        yield Case("documents", "help centre and 374 questions without labels", files, tests, teachers)
 
 
-_SPLITS = ("test", "test-unseen")
+SPLITS = ("test", "test-unseen")
 
 
-def faq_files(data: Path, scratch: Path, count: int, seed: int, whole: bool) -> Files:  # noqa: FBT001 - internal
-    """Return the help centre with some of its labels; all of them are read from its folder, with its split dev."""
-    if whole:
-        return Files(pairs=[data / FAQ])
-    train = load_retrieval(data / FAQ / "qrels/train.tsv", name="train")
-    rows = np.random.default_rng([seed, count]).permutation(len(train.queries))[:count]
-    path, documents = scratch / f"faq-{count}-{seed}.jsonl", scratch / "faq.jsonl"
-    write_pairs(path, train, [train.queries[row] for row in rows])
-    documents.write_text("\n".join(json.dumps({"text": text}) for text in train.documents.values()))
-    return Files(documents=[documents], pairs=[path])
+def write_documents(path: Path, retrieval: RetrievalSet) -> str:
+    """Write the documents of a set."""
+    path.write_text(
+        "\n".join(json.dumps({"text": text}) for text in retrieval.documents.values()), encoding="utf-8"
+    )
+    return str(path)
 
 
-def write_pairs(path: Path, retrieval: RetrievalSet, queries: list[JudgedQuery]) -> None:
+def write_pairs(path: Path, retrieval: RetrievalSet, queries: list[JudgedQuery]) -> str:
     """Write labelled queries with all of their passages."""
     texts = retrieval.documents
     rows = ({"query": query.text, "positive": [texts[name] for name in query.relevance]} for query in queries)
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
 
 
 def site_sets(data: Path) -> dict[str, RetrievalSet]:
@@ -128,65 +164,119 @@ def site_sets(data: Path) -> dict[str, RetrievalSet]:
     }
 
 
-def measure(
-    files: Files, tests: dict[str, RetrievalSet], seed: int, arguments: argparse.Namespace
-) -> dict[str, Any]:
+def measure(case: Case, seed: int, threads: int, data: Path) -> dict[str, Any]:
     """Adapt once; return the scores before and after, and the cost."""
-    general = arguments.data / "sts/STSBenchmark/sts-dev.csv"
-    settings: dict[str, Any] = {"seed": seed, "threads": arguments.threads, "device": "cpu"}
-    if arguments.steps and not files.pairs:
-        settings["optim"] = {"steps": arguments.steps}
+    settings = {"seed": seed, "threads": threads, "device": "cpu"}
     with tempfile.TemporaryDirectory() as folder:
         output, run = Path(folder) / "adapted.onnx", Path(folder) / "run"
         settings["cache"] = str(Path(folder) / "cache")
         started, cpu = time.monotonic(), time.process_time()
         try:
-            found = adapt("tiny", files, output, folder=run, settings=settings)
+            found = adapt(
+                "tiny", Files(**case.files), output, folder=run, teachers=case.teachers, settings=settings
+            )
         except GateError:
             found = None
         seconds, cpu = time.monotonic() - started, time.process_time() - cpu
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         old = Encoder.load("tiny")
-        new = old if found is None else Encoder.load(output)
-        pairs = load_scored_pairs(str(general), split="validation")
-        figures = {name: [100 * score(encoder, test) for encoder in (old, new)] for name, test in tests.items()}
-        figures["STS-B dev"] = [100 * evaluate_pairs(encoder, pairs) for encoder in (old, new)]
+        encoders = old, old if found is None else Encoder.load(output)
+        figures: dict[str, list[float]] = {}
+        for name, test in case.tests.items():
+            figures[name] = [dense(encoder, test) for encoder in encoders]
+            if case.kind == "documents":
+                figures[f"{name}, hybrid"] = [hybrid(encoder, test, Path(folder)) for encoder in encoders]
+        pairs = load_scored_pairs(str(data / "sts/STSBenchmark/sts-dev.csv"), split="validation")
+        figures["STS-B dev"] = [100 * evaluate_pairs(encoder, pairs) for encoder in encoders]
         return {
             "figures": figures,
+            "proof": None if found is None else asdict(found.proof),
             "written": found is not None,
-            "steps": None if found is None else found.steps,
             "seconds": seconds,
             "cpu_seconds": cpu,
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "threads": threads,
+            "peak_mb": peak,
         }
 
 
-def score(encoder: Encoder, retrieval: RetrievalSet) -> float:
-    """Return nDCG@10 of exact search."""
+def dense(encoder: Encoder, retrieval: RetrievalSet) -> float:
+    """Return nDCG@10 x 100 of exact search."""
     documents = encoder.encode_document([*retrieval.documents.values()], show_progress_bar=False)
     queries = encoder.encode_query([query.text for query in retrieval.queries], show_progress_bar=False)
-    return float(np.mean([ndcg(ranking) for ranking in rank_documents(queries, documents, retrieval, depth=10)]))
+    return 100 * float(
+        np.mean([ndcg(ranking) for ranking in rank_documents(queries, documents, retrieval, depth=10)])
+    )
+
+
+def hybrid(encoder: Encoder, retrieval: RetrievalSet, folder: Path) -> float:
+    """Return nDCG@10 x 100 of a collection's default search, with a keyword index."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        collection = Collection.build(
+            retrieval.documents.items(),
+            encoder=encoder,
+            path=Path(place) / "c",
+            lexical=True,
+            show_progress_bar=False,
+        )
+        found = evaluate_search(collection, Task(retrieval.name, [retrieval]), {}).results[-1].value
+        collection.close()
+    assert found is not None
+    return 100 * found
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """Return a table: mean and standard deviation over seeds."""
+    """Return the tables: mean and standard deviation over seeds."""
+    labels = [row for row in rows if row["case"] == "labels"]
+    documents = [row for row in rows if row["case"] == "documents"]
     lines = [
-        "`embedkit adapt tiny` with its defaults, written by `run.py`: nDCG@10 x 100 of dense search by the int8",
-        "file, and Spearman x 100 on STS-B's development set, before -> after, mean and standard deviation over",
-        "seeds. *unseen* are subjects of which nothing was labelled. A fifth of the labels is held out by the",
-        "command to decide whether the result is written; of 374 labels all are trained on, because the set has a",
-        "split dev. Minutes of one thread; the peak memory is that of the process after all cases above.",
+        "`embedkit adapt tiny` with its defaults, written by `run.py`: nDCG@10 x 100 of the int8 file, and",
+        "Spearman x 100 on STS-B's development set, before -> after, mean and standard deviation over seeds.",
+        "*Unseen* are subjects of which nothing was labelled. Minutes are of processor time, with the proof; the",
+        "peak memory is that of the process. `written` counts the seeds whose result the command found to be",
+        "better; others count as the original.",
         "",
-        "| data | seeds | test | unseen | STS-B dev | written | minutes | peak memory, MB |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "## Labels",
+        "",
+        *table(labels, ["test", "test-unseen", "STS-B dev"]),
+        "",
+        "## Documents without labels",
+        "",
+        *table(documents, ["test", "test, hybrid", "test-unseen", "test-unseen, hybrid", "STS-B dev"]),
+        *mean(documents),
     ]
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
+    """Return a table of cases."""
+    lines = [f"| data | seeds | {' | '.join(columns)} | written | threads | processor minutes | peak memory, MB |"]
+    lines.append("|---|" + "---:|" * (len(columns) + 5))
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
-        cells = [_cell([row["figures"].get(split) for row in own]) for split in (*_SPLITS, "STS-B dev")]
+        cells = [_cell([row["figures"].get(column) for row in own]) for column in columns]
+        written, threads = sum(row["written"] for row in own), own[0]["threads"]
         minutes = np.mean([row["cpu_seconds"] for row in own]) / 60
         peak = max(row["peak_mb"] for row in own)
-        written = sum(row["written"] for row in own)
-        lines.append(f"| {name} | {len(own)} | {' | '.join(cells)} | {written} | {minutes:.1f} | {peak:,.0f} |")
-    return "\n".join(lines) + "\n"
+        cost = f"{written} | {threads} | {minutes:.1f} | {peak:,.0f}"
+        lines.append(f"| {name} | {len(own)} | {' | '.join(cells)} | {cost} |")
+    return lines
+
+
+def mean(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the mean gain over collections, of dense and of hybrid search."""
+    known = [row for row in rows if row["name"].startswith("documents of ")]
+    if not known:
+        return []
+    gains = []
+    for suffix in ("", ", hybrid"):
+        of_collection: dict[str, list[float]] = {}
+        for row in known:
+            parts = [row["figures"][name + suffix] for name in SPLITS if name + suffix in row["figures"]]
+            gain = float(np.mean([after - before for before, after in parts]))
+            of_collection.setdefault(row["name"], []).append(gain)
+        gains.append([float(np.mean(each)) for each in of_collection.values()])
+    cells = [f"{np.mean(each):+.1f} ({min(each):+.1f} to {max(each):+.1f})" for each in gains]
+    return ["", f"Mean gain over {len(gains[0])} collections: {cells[0]} in dense, {cells[1]} in hybrid search."]
 
 
 def _cell(figures: list[list[float] | None]) -> str:

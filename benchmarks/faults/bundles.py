@@ -29,7 +29,7 @@ from embedkit.errors import EmbedkitError
 from embedkit.runtime import bundle as format_
 from embedkit.runtime.find import find_model
 from embedkit.runtime.kernel_backend import NATIVE
-from embedkit.runtime.wire import read_fields
+from embedkit.runtime.protobuf import read_fields
 
 ROUNDS_PER_PROCESS = 250
 PARTS = ("manifest", "tokenizer", "golden", "graph")

@@ -12,9 +12,7 @@ other weights.
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import re
 import statistics
 import sys
 import time
@@ -22,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, ScalarFormatter
 
@@ -33,8 +30,10 @@ from embedkit.runtime.find import find_model
 
 HERE = Path(__file__).parent
 QUALITY = HERE.parent / "quality"
-sys.path.insert(0, str(QUALITY))
+sys.path[:0] = [str(QUALITY), str(HERE.parent)]
 
+import charts  # noqa: E402 - beside the benchmarks
+from charts import BLUE, GREY, ORANGE  # noqa: E402
 from static_model import StaticModel  # noqa: E402 - it stands beside the benchmark whose rows these are
 
 STS, SCIFACT = "STS mean", "SciFact nDCG@10"
@@ -52,7 +51,6 @@ PUBLISHED: dict[str, tuple[float, dict[str, float]]] = {
 }
 NAMES = {"bge-small-en-v1.5": "bge-small"}
 TITLE_OF_CHART = "Similarity: STS, mean of six sets (Spearman x 100)"
-BLUE, ORANGE, GREY = "#2a8fbd", "#d9730d", "#808080"
 BATCH = 64
 TITLE = "how to keep bees from leaving a new hive in early spring"
 SENTENCE = "A colony of bees keeps its hive at the same temperature all year, which costs it most of its honey. "
@@ -134,21 +132,12 @@ def table(report: Mapping[str, Any]) -> str:
 
 def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Draw STS against size, with published models, in colours that are legible on light and on dark pages."""
-    mpl.rcParams.update({"svg.hashsalt": "embedkit", "svg.fonttype": "none", "font.size": 14})
+    plt.rcParams.update(charts.STYLE)
     figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
     panel(axes, rows)
     axes.set_title(TITLE_OF_CHART, loc="left")
     axes.set_xlabel("file size, MB")
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    path.write_text(_follow_page(buffer.getvalue()), encoding="utf-8")
-
-
-def _follow_page(svg: str) -> str:
-    """Let black lines and texts follow the colour scheme of the page."""
-    style = "<style>svg { color: #1f2328 } @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }</style>"
-    text = re.sub(r"(<text[^>]*style=\")(?![^\"]*fill:)", r"\1fill: currentColor; ", svg)
-    return re.sub(r"(<svg[^>]*>)", rf"\1\n {style}", text.replace("#000000", "currentColor"), count=1)
+    charts.save(figure, path)
 
 
 def panel(axes: Any, rows: Mapping[str, Mapping[str, float]]) -> None:

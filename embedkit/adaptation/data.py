@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,12 @@ from embedkit.training.pairs import PASSAGE, QUERY, Judgement, LabelledQueries, 
 Sources = Sequence[str | os.PathLike[str]]
 
 _HELD_OUT = 0.2  # share of the labels
+_FEW = 150  # labels, of which a fifth decides nothing
+_FOLDS = 4
 _MOST_HELD_OUT = 500
+_FEWEST_TITLES = 20
+_FEWEST_WORDS = 4
+_SENTENCE = re.compile(r"(?<=[.!?]) ")
 _TEXT = ("text", "content", "body", "passage", "sentence")
 _SEED = 7  # of what is held out, which is the same for all seeds of a run
 
@@ -58,7 +64,8 @@ class Data:
         documents: passages that the encoder does not truncate, each once.
         titles: titles and headings, with the passages below them.
         labelled: labelled queries to train on, among all passages; None without any.
-        held_out: labelled queries to measure on, or else titles; None without any.
+        held_out: labelled queries to measure on, or else titles or first sentences; None without any, and where
+            labels are so few that :meth:`folds` divides them.
         queries: texts of people without labels.
         graded: pairs to train on; None without any.
         held_out_graded: pairs to measure on.
@@ -73,6 +80,20 @@ class Data:
     graded: ScoredPairs | None
     held_out_graded: ScoredPairs | None
     found: list[str]
+
+    @property
+    def texts(self) -> list[str]:
+        """Passages: the documents, else those with labels."""
+        return self.documents or (self.labelled.passages if self.labelled is not None else [])
+
+    def folds(self) -> list[Data]:
+        """Return parts that train on some of few labelled queries and hold out the others, or nothing."""
+        if self.held_out is not None or self.labelled is None:
+            return []
+        rows = np.random.default_rng(_SEED).permutation(len(self.labelled))
+        parts = [self.labelled.choose(np.sort(part)) for part in np.array_split(rows, _FOLDS)]
+        others = [self.labelled.choose(np.setdiff1d(rows, part)) for part in np.array_split(rows, _FOLDS)]
+        return [replace(self, labelled=o, held_out=p) for o, p in zip(others, parts, strict=True)]
 
 
 def read(files: Files, encoder: Encoder) -> Data:
@@ -188,8 +209,10 @@ class _Found:
         documents = [text for text in self.documents if text]
         labelled, held_out = self._labels(documents)
         titles = LabelledQueries.of(self.titles) if self.titles else None
-        if held_out is None and titles is not None and len(titles) >= 20:
+        if labelled is None and titles is not None and len(titles) >= _FEWEST_TITLES:
             titles, held_out = _divide(titles)
+        elif labelled is None and not self.graded:
+            documents, held_out = _without_beginnings(documents)
         graded = _joined(self.graded)
         held_out_graded = None
         if graded is not None:
@@ -212,7 +235,9 @@ class _Found:
             return None, None
         labelled = _merged(self.labelled, documents)
         if not self.held_out:
-            return _divide(labelled)
+            if len(labelled) < _FOLDS:
+                raise DataError(f"{len(labelled)} labelled queries are too few: expected at least {_FOLDS}")
+            return (labelled, None) if len(labelled) < _FEW else _divide(labelled)
         held_out = _merged(self.held_out, documents)
         known = set(held_out.queries)
         return labelled.choose(row for row, query in enumerate(labelled.queries) if query not in known), held_out
@@ -227,10 +252,20 @@ def _merged(parts: Sequence[LabelledQueries], passages: Iterable[str]) -> Labell
 def _divide(labelled: LabelledQueries) -> tuple[LabelledQueries, LabelledQueries]:
     """Hold out a part of the queries."""
     count = min(_MOST_HELD_OUT, round(_HELD_OUT * len(labelled)))
-    if not 0 < count < len(labelled):
-        raise DataError(f"{len(labelled)} labelled queries are too few: a fifth of them is held out to measure on")
     rows = np.random.default_rng(_SEED).permutation(len(labelled))
     return labelled.choose(np.sort(rows[count:])), labelled.choose(np.sort(rows[:count]))
+
+
+def _without_beginnings(documents: Sequence[str]) -> tuple[list[str], LabelledQueries | None]:
+    """Take the first sentence off a fifth of the documents; it is the query that has to find the rest."""
+    kept, found = [*documents], list[Judgement]()
+    rows = np.random.default_rng(_SEED).permutation(len(documents))[: round(_HELD_OUT * len(documents))]
+    for row in rows[:_MOST_HELD_OUT].tolist():
+        parts = _SENTENCE.split(documents[row], maxsplit=1)
+        if len(parts) == 2 and all(part.count(" ") >= _FEWEST_WORDS for part in parts):
+            found.append(Judgement(parts[0], parts[1], 1.0))
+            kept[row] = parts[1]
+    return (kept, LabelledQueries.of(found, kept)) if len(found) >= _FEWEST_TITLES else ([*documents], None)
 
 
 def _joined(parts: Sequence[ScoredPairs]) -> ScoredPairs | None:
@@ -258,12 +293,17 @@ def _heading(record: dict[str, Any]) -> str:
     return normalise(value) if isinstance(value, str) else ""
 
 
-def spans(documents: Sequence[str], *, seed: int, each: int = 2, most: int = 50_000) -> Iterator[str]:
-    """Yield random spans of 4 to 16 words of documents, ``each`` of a document, at most ``most`` in all."""
-    generator = np.random.default_rng([seed, 2])
-    drawn = generator.permutation(len(documents))[: -(-most // each)]
-    for row in np.sort(drawn):
-        words = documents[row].split(" ")
+def sample(documents: Sequence[str], most: int) -> list[str]:
+    """Return at most so many documents, in their order."""
+    rows = np.random.default_rng([_SEED, 1]).permutation(len(documents))[:most]
+    return [documents[row] for row in np.sort(rows)]
+
+
+def spans(documents: Sequence[str], *, each: int = 8) -> Iterator[str]:
+    """Yield random spans of 4 to 16 words of documents, ``each`` of a document: as short as queries."""
+    generator = np.random.default_rng([_SEED, 2])
+    for document in documents:
+        words = document.split(" ")
         for _ in range(each):
             length = int(generator.integers(4, 17))
             start = int(generator.integers(0, max(1, len(words) - length + 1)))

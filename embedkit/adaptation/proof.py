@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from embedkit.evaluation.results import Resampler
 from embedkit.evaluation.retrieval import Ranking, RetrievalSet, ndcg, rank_documents, recall
 from embedkit.evaluation.significance import Interval, Samples
 from embedkit.evaluation.sts import ScoredPairs, correlation
-from embedkit.export.probes import PROBE_TEXTS
 from embedkit.protocols import FloatArray
+from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.retrieval.collection import Collection
 
 _DEPTH = 100
-_LEAST_AGREEMENT = 0.95  # share of the new encoder's gain that must be left on the old documents' vectors
+_MOST_TEXTS = 1000  # to measure the agreement of
 _MOST_LOST = 0.01  # of a measure other than the first, before an adaptation counts as worse
 
 
@@ -72,38 +73,62 @@ class Proof:
         return asdict(self) | {"measures": {name: asdict(each) for name, each in self.measures.items()}}
 
 
-def prove(
-    old: Encoder,
-    new: Encoder,
-    *,
-    held_out: RetrievalSet | None,
-    graded: ScoredPairs | None,
-    check: ScoredPairs | None,
-    queries_only: bool,
-) -> Proof:
-    """Measure both encoders on what was held out, and on ``check``, pairs that nothing was trained on."""
+Rankings = Mapping[str, tuple[list[Ranking], list[Ranking]]]
+"""Rankings of the same held-out queries by the old and the new model, by kind of search."""
+
+_OLD_DOCUMENTS = ", old documents"
+
+
+def search(old: Encoder, new: Encoder, held_out: RetrievalSet, *, queries_only: bool) -> Rankings:
+    """Rank for held-out queries by both encoders, alone and in the default hybrid search."""
+    documents = [*held_out.documents.values()]
+    texts = [query.text for query in held_out.queries]
+    old_rows = _embed(old, documents)
+    new_rows = old_rows if queries_only else _embed(new, documents)
+    asked = _embed(old, texts, "query"), _embed(new, texts, "query")
+    before = _rankings(held_out, asked[0], old_rows)
+    found = {
+        "": (before, _rankings(held_out, asked[1], new_rows)),
+        _OLD_DOCUMENTS: (before, _rankings(held_out, asked[1], old_rows)),
+    }
+    if not queries_only:
+        found[", hybrid search"] = _hybrid(old, held_out), _hybrid(new, held_out)
+    return found
+
+
+def measure(searches: Sequence[Rankings]) -> tuple[dict[str, Comparison], bool | None]:
+    """Return the measures of all searches together, and whether the new queries suit the old documents."""
     measures: dict[str, Comparison] = {}
-    agreement, keeps = _agreement(old, new, PROBE_TEXTS), None
-    if held_out is not None:
-        documents = [*held_out.documents.values()]
-        texts = [query.text for query in held_out.queries]
-        old_rows = _embed(old, documents)
-        new_rows = old_rows if queries_only else _embed(new, documents)
-        asked = _embed(old, texts, "query"), _embed(new, texts, "query")
-        before = _rankings(held_out, asked[0], old_rows)
-        after = _rankings(held_out, asked[1], new_rows)
-        measures["nDCG@10"] = compare(before, after, ndcg)
-        measures["recall@10"] = compare(before, after, lambda ranking: recall(ranking, cutoff=10))
-        crossed = _rankings(held_out, asked[1], old_rows)
-        keeps = _mean(crossed) >= _mean(before)
-        agreement = float((old_rows * new_rows).sum(axis=1).mean())
-        if not queries_only:
-            found = _hybrid(old, held_out), _hybrid(new, held_out)
-            measures["nDCG@10, hybrid search"] = compare(found[0], found[1], ndcg)
-    for name, pairs in {"Spearman, held-out graded pairs": graded, "Spearman, general pairs": check}.items():
-        if pairs is not None:
-            measures[name] = _correlations(old, new, pairs)
-    return Proof(measures=measures, agreement=agreement, keeps_collections=keeps)
+    keeps = None
+    for kind in dict.fromkeys(chain.from_iterable(searches)):
+        before, after = (list(chain.from_iterable(part[kind][side] for part in searches)) for side in (0, 1))
+        if kind == _OLD_DOCUMENTS:
+            keeps = _mean(after) >= _mean(before)
+            continue
+        measures[f"nDCG@10{kind}"] = compare(before, after, ndcg)
+        if not kind:
+            measures["recall@10"] = compare(before, after, lambda ranking: recall(ranking, cutoff=10))
+    return measures, keeps
+
+
+def prove(
+    old: Encoder | CrossEncoder,
+    new: Encoder | CrossEncoder,
+    searches: Sequence[Rankings],
+    pairs: Mapping[str, ScoredPairs | None],
+    texts: Sequence[str],
+) -> Proof:
+    """Measure both models on what was held out: the rankings of all parts together, and scored pairs by name.
+
+    ``texts`` are documents, to measure the agreement of two encoders.
+    """
+    measures, keeps = measure(searches)
+    if isinstance(old, CrossEncoder) or isinstance(new, CrossEncoder):
+        return Proof(measures=measures, agreement=None, keeps_collections=None)
+    for name, given in pairs.items():
+        if given is not None:
+            measures[f"Spearman, {name}"] = _correlations(old, new, given)
+    return Proof(measures=measures, agreement=_agreement(old, new, texts[:_MOST_TEXTS]), keeps_collections=keeps)
 
 
 def _embed(encoder: Encoder, texts: list[str], role: str = "document") -> FloatArray:
@@ -111,10 +136,10 @@ def _embed(encoder: Encoder, texts: list[str], role: str = "document") -> FloatA
     return np.asarray(encode(texts, show_progress_bar=False), dtype=np.float32)
 
 
-def _agreement(old: Encoder, new: Encoder, texts: list[str]) -> float:
+def _agreement(old: Encoder, new: Encoder, texts: Sequence[str]) -> float:
     if old.dimension != new.dimension:
         return 0.0
-    return float((_embed(old, texts) * _embed(new, texts)).sum(axis=1).mean())
+    return float((_embed(old, [*texts]) * _embed(new, [*texts])).sum(axis=1).mean())
 
 
 def _rankings(held_out: RetrievalSet, queries: FloatArray, documents: FloatArray) -> list[Ranking]:
@@ -145,20 +170,28 @@ def _correlations(old: Encoder, new: Encoder, pairs: ScoredPairs) -> Comparison:
 
 
 def _hybrid(encoder: Encoder, held_out: RetrievalSet) -> list[Ranking]:
-    """Rank by the default search of a collection with a keyword index."""
+    rankings = []
+    queries = [query.text for query in held_out.queries]
+    found = hybrid_search(encoder, held_out.documents, queries, 10)
+    for query, hits in zip(held_out.queries, found, strict=True):
+        gains = np.array([query.relevance.get(hit, 0.0) for hit in hits], dtype=np.float64)
+        wanted = np.array(sorted(filter(None, query.relevance.values()), reverse=True), dtype=np.float64)
+        rankings.append(Ranking(gains, wanted))
+    return rankings
+
+
+def hybrid_search(
+    encoder: Encoder, documents: Mapping[str, str], queries: list[str], count: int
+) -> list[list[str]]:
+    """Return the ids that the default search of a collection with a keyword index finds for each query."""
     with tempfile.TemporaryDirectory() as folder:
         collection = Collection.build(
-            held_out.documents.items(),
+            documents.items(),
             encoder=encoder,
             path=Path(folder) / "collection",
             lexical=True,
             show_progress_bar=False,
         )
-        found = collection.search([query.text for query in held_out.queries], 10)
-        rankings = []
-        for query, hits in zip(held_out.queries, found, strict=True):
-            gains = np.array([query.relevance.get(hit.id, 0.0) for hit in hits], dtype=np.float64)
-            wanted = np.array(sorted(filter(None, query.relevance.values()), reverse=True), dtype=np.float64)
-            rankings.append(Ranking(gains, wanted))
+        found = [[hit.id for hit in hits] for hits in collection.search(queries, count)]
         collection.close()
-    return rankings
+    return found

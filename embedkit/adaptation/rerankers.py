@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.adaptation.proof import Proof, compare
-from embedkit.evaluation.retrieval import Ranking, ndcg
+from embedkit.adaptation.proof import Rankings
+from embedkit.evaluation.retrieval import Ranking
 from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
@@ -44,13 +44,12 @@ def labelled_pairs(labelled: LabelledQueries, encoder: Encoder) -> Iterator[dict
             )
 
 
-def prove_reranker(old: CrossEncoder, new: CrossEncoder, encoder: Encoder, held_out: LabelledQueries) -> Proof:
-    """Measure how both order the passages that an encoder finds for held-out queries."""
+def rerank(old: CrossEncoder, new: CrossEncoder, encoder: Encoder, held_out: LabelledQueries) -> Rankings:
+    """Return how both order the passages that an encoder finds for held-out queries."""
     none = [rows[:0] for rows in held_out.positives]
     candidates = nearest_negatives(*_vectors(held_out, encoder), none, depth=_CANDIDATES, margin=np.inf)
     before, after = ([*_rankings(scorer, held_out, candidates)] for scorer in (old, new))
-    measures = {f"nDCG@10 of {_CANDIDATES} candidates": compare(before, after, ndcg)}
-    return Proof(measures=measures, agreement=None, keeps_collections=None)
+    return {f" of {_CANDIDATES} candidates": (before, after)}
 
 
 def _vectors(labelled: LabelledQueries, encoder: Encoder) -> tuple[FloatArray, FloatArray]:

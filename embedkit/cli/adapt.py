@@ -49,9 +49,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--teacher",
+        action="append",
+        default=[],
         metavar="MODEL",
-        help="for documents without labels: an encoder in whose space the model is; default: small, if it is on "
-        "this machine",
+        help="for documents without labels: a better encoder; may be repeated; default: those of the model's "
+        "family that are on this machine",
     )
     parser.add_argument("--plan", action="store_true", help="print what was found and would be done, and stop")
     parser.add_argument("--steps", type=int, help="training steps; default: by the number of labels")
@@ -78,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         documents=arguments.data, pairs=arguments.pairs, queries=arguments.queries, graded=arguments.graded
     )
     settings = lay_settings_over({"name": arguments.output.stem}, arguments, _FLAGS)
-    options = {"teacher": arguments.teacher, "queries_only": arguments.queries_only, "settings": settings}
+    options = {"teachers": arguments.teacher, "queries_only": arguments.queries_only, "settings": settings}
     if arguments.plan:
         lines = plan(arguments.model, files, folder, **options).lines
         show(arguments, {"plan": lines}, "\n".join(lines))

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _describe(bundle: Bundle) -> dict[str, Any]:
-    from embedkit.runtime.wire import largest_initializers
+    from embedkit.runtime.protobuf import largest_initializers
 
     card = bundle.path.with_suffix(".md")
     return {

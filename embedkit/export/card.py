@@ -9,7 +9,7 @@ from typing import Any
 
 from embedkit.atomic import expanded
 from embedkit.config import load_toml
-from embedkit.runtime.folders import read_json
+from embedkit.runtime.folder_layout import read_json
 from embedkit.runtime.manifest import Manifest
 
 _RUN_CARD = "run.json"

@@ -2,7 +2,7 @@
 
 ::
 
-    see embedkit.runtime.folders               for models with weights, to be loaded on torch
+    see embedkit.runtime.folder_layout               for models with weights, to be loaded on torch
     onnx/model.onnx                            float32; for a bundle, its own graph
     onnx/model_fp16.onnx                       float16, for GPUs
     onnx/model_qint8_*.onnx                    quantized, with sentence-transformers' name for the processor
@@ -42,11 +42,11 @@ from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.find import find_bundle
-from embedkit.runtime.folders import pooling_modes
+from embedkit.runtime.folder_layout import pooling_modes
+from embedkit.runtime.folder_model import pool
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.onnx_backend import Session
 from embedkit.runtime.packing import unit_rows
-from embedkit.runtime.sentence_transformers import pool
 from embedkit.runtime.tokenization import Tokenizer
 
 _SMALLEST_COSINE = 0.999

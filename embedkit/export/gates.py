@@ -52,8 +52,8 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.batching import batch_by_length
 from embedkit.runtime.kernel_backend import KernelBackend
 from embedkit.runtime.onnx_backend import Session, write_optimized
+from embedkit.runtime.protobuf import expose_logits
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer, Tokens
-from embedkit.runtime.wire import expose_logits
 
 _BATCHES = (1, 2, 7, 32)
 _LENGTHS = (2, 3, 5, 8, 17, 64, 512)  # up to max_length; a single text is longer

@@ -20,7 +20,7 @@ from embedkit.export.writer import MEMORY_ROWS
 from embedkit.modeling.layout import Activation
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle
-from embedkit.runtime.folders import pooling_modes
+from embedkit.runtime.folder_layout import pooling_modes
 
 # Name of the first node of a pooling -> index of its input with the token states, for written and traced graphs.
 _POOLS = {

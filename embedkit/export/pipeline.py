@@ -42,7 +42,7 @@ from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_bundle, find_folder
-from embedkit.runtime.folders import check_similarity, read_layout
+from embedkit.runtime.folder_layout import check_similarity, read_layout
 from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.packing import Ranges

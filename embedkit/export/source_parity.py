@@ -25,7 +25,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pretrained import UNLIMITED, longest_text
 from embedkit.modeling.vocabulary import library_tokenizer
 from embedkit.protocols import FloatArray
-from embedkit.runtime.folders import Layout, read_json, read_layout, read_transformer
+from embedkit.runtime.folder_layout import Layout, read_json, read_layout, read_transformer
 from embedkit.runtime.tokenization import Tokens
 
 _ENOUGH_TOKENS = 1024  # longer texts are compared as tokens only: attention over them takes minutes

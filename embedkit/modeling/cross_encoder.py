@@ -36,8 +36,8 @@ from embedkit.modeling.pretrained import (
 from embedkit.modeling.seeding import seeded
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.find import find_folder
-from embedkit.runtime.folders import Layout, read_layout, stored_activation
-from embedkit.runtime.sentence_transformers import read_activation
+from embedkit.runtime.folder_layout import Layout, read_layout, stored_activation
+from embedkit.runtime.folder_model import read_activation
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _CLASSIFIER = "ForSequenceClassification"
@@ -184,7 +184,7 @@ def _token_types(config: PretrainedConfig) -> int:
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Whether a model folder contains a cross-encoder; see :func:`~embedkit.runtime.folders.read_layout`.
+    """Whether a model folder contains a cross-encoder; see :func:`~embedkit.runtime.folder_layout.read_layout`.
 
     Raises:
         ModelError: the folder's settings are damaged or not supported.

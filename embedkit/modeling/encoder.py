@@ -44,7 +44,7 @@ from embedkit.modeling.pretrained import (
 from embedkit.modeling.static import STATIC, load_static
 from embedkit.modeling.vocabulary import load_tokenizer, write_tokenizer
 from embedkit.runtime.find import find_folder
-from embedkit.runtime.folders import Layout, pooling_modes, read_layout
+from embedkit.runtime.folder_layout import Layout, pooling_modes, read_layout
 from embedkit.runtime.tokenization import Tokenizer
 
 logger = logging.getLogger("embedkit")
@@ -104,7 +104,7 @@ class SentenceEncoder(Network):
         backbone: a transformers model without its pooler.
         tokenizer: its tokenizer, which also sets the maximum length of a text.
         pooling: ``"mean"`` (over all tokens, including special ones), ``"cls"`` (the first token), another of
-            :data:`~embedkit.runtime.folders.POOLINGS`, or several joined by ``+``, whose results are concatenated.
+            :data:`~embedkit.runtime.folder_layout.POOLINGS`, or several joined by ``+``, which concatenates them.
         head: a dense layer after pooling.
         memory: word vectors whose mean is appended to the pooled states.
         name: name of the model.

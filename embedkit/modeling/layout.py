@@ -1,4 +1,4 @@
-"""Write the folder layout of sentence-transformers, which :mod:`embedkit.runtime.folders` describes and reads."""
+"""Write the folder layout of sentence-transformers, as :mod:`embedkit.runtime.folder_layout` describes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedkit.errors import ModelError
-from embedkit.runtime.folders import POOLING_KEYS, Layout, pooling_modes, read_json, read_layout, torch_class
+from embedkit.runtime.folder_layout import POOLING_KEYS, Layout, pooling_modes, read_json, read_layout, torch_class
 
 Activation = Literal["tanh", "linear", "relu", "gelu", "sigmoid", "silu"]
 """The function after the product of a dense head; ``"linear"`` is none."""

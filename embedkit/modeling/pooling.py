@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from embedkit.runtime.folders import pooling_modes
+from embedkit.runtime.folder_layout import pooling_modes
 
 
 def pool_states(states: Tensor, attention_mask: Tensor, pooling: str) -> Tensor:

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError, first_line
-from embedkit.runtime.folders import Layout, check_fetched
+from embedkit.runtime.folder_layout import Layout, check_fetched
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 Read = TypeVar("Read")

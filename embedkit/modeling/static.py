@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from embedkit.errors import ModelError
 from embedkit.modeling.pretrained import load_weights
 from embedkit.modeling.vocabulary import unknown_id
-from embedkit.runtime.folders import Layout
+from embedkit.runtime.folder_layout import Layout
 from embedkit.runtime.tokenization import Tokenizer
 
 STATIC = "static"

@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
 from embedkit.modeling.pretrained import loading
-from embedkit.runtime.folders import Layout
+from embedkit.runtime.folder_layout import Layout
+from embedkit.runtime.folder_tokenizer import read_tokenizer, set_left_truncation, set_lowercase, set_one_type
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
-from embedkit.runtime.tokenizer_settings import read_tokenizer, set_left_truncation, set_lowercase, set_one_type
 
 # Roles in transformers of special tokens that have no role in a tokenizer.json, and their spelling in each family.
 _ROLES = {

@@ -27,10 +27,10 @@ from pathlib import Path
 
 from embedkit.atomic import atomic_file
 from embedkit.errors import BundleError, BundleIntegrityError, BundleVersionError, ModelNotFoundError
-from embedkit.runtime.folders import LFS_ADVICE, LFS_POINTER
+from embedkit.runtime.folder_layout import LFS_ADVICE, LFS_POINTER
 from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.network import NETWORK_KEY
-from embedkit.runtime.wire import Field, encode_bytes, read_fields, refuse_external_data
+from embedkit.runtime.protobuf import Field, encode_bytes, read_fields, refuse_external_data
 
 FORMAT = 1
 

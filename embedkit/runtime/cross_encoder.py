@@ -14,13 +14,13 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_choice, check_count, check_flag, check_iterable, check_text
 from embedkit.runtime.batching import BatchRunner
 from embedkit.runtime.bundle import Bundle
+from embedkit.runtime.folder_model import FolderModel
 from embedkit.runtime.kernel_backend import KernelBackend
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Model
 from embedkit.runtime.options import Activation, PredictCall, PredictOptions, check_run_options
-from embedkit.runtime.sentence_transformers import FolderModel
+from embedkit.runtime.protobuf import expose_logits
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokens, check_items
-from embedkit.runtime.wire import expose_logits
 
 _BUNDLE_OUTPUTS = ("score",)
 _FOLDER_OUTPUTS = ("logits",)

@@ -25,12 +25,12 @@ from embedkit.runtime.arguments import (
     check_whole,
 )
 from embedkit.runtime.bundle import Bundle
+from embedkit.runtime.folder_model import FolderModel, pool
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Model
 from embedkit.runtime.options import EncodeCall, EncodeOptions, Role, check_run_options, with_prompt
 from embedkit.runtime.packing import Packing, Precision, Ranges, unit_rows
 from embedkit.runtime.pool import EncoderPool
-from embedkit.runtime.sentence_transformers import FolderModel, pool
 from embedkit.runtime.token_ids import TokenIds, TokenSpan, TokenSpans
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens, check_items
 from embedkit.runtime.windows import Span, find_windows

@@ -23,7 +23,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from embedkit.atomic import atomic_file, cache_folder, expanded, is_readable_file
-from embedkit.errors import DataError, InputError, ModelError, ModelNotFoundError, did_you_mean, first_line, shown
+from embedkit.errors import (
+    DataError,
+    InputError,
+    MissingExtraError,
+    ModelError,
+    ModelNotFoundError,
+    did_you_mean,
+    first_line,
+    shown,
+)
 from embedkit.extras import require
 from embedkit.object_store import is_url, open_store
 
@@ -160,6 +169,25 @@ def find_folder(source: str | os.PathLike[str], *, with_code: bool = False) -> P
 def is_local(source: str) -> bool:
     """Return whether a model can be loaded without a network, by its path or by a name of embedkit's own."""
     return _exists(expanded(source)) or _find_own(source) is not None
+
+
+def find_known(name: str) -> Path | None:
+    """Return a known model, such as ``all-MiniLM-L6-v2``, if it is on this machine; never uses the network.
+
+    It is looked for where embedkit's own models are, as a folder or as ``NAME.onnx``, and in the hub's cache.
+    """
+    own = os.environ.get(MODELS_FOLDER)
+    places = [expanded(own)] if own else [Path("models"), _CHECKOUT]
+    found = next(
+        (path for place in places for path in (place / name, place / f"{name}.onnx") if _exists(path)), None
+    )
+    if found is None and name in _KNOWN:
+        with contextlib.suppress(*_HUB_ERRORS, MissingExtraError):
+            hub = require("huggingface_hub", extra="train")
+            patterns = [*_DESCRIPTIONS, *_WEIGHTS]
+            folder = Path(hub.snapshot_download(_KNOWN[name], allow_patterns=patterns, local_files_only=True))
+            found = folder if any(folder.glob("*.safetensors")) else None
+    return found
 
 
 def absolute_source(model: str | os.PathLike[str]) -> str:

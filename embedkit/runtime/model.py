@@ -22,17 +22,17 @@ from embedkit.runtime.arguments import check_count, check_names
 from embedkit.runtime.batching import BatchRunner, read_chunks
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.find import find_model
-from embedkit.runtime.folders import read_json
-from embedkit.runtime.kernel_backend import KernelBackend
-from embedkit.runtime.manifest import Manifest
-from embedkit.runtime.numerics import digest_of
-from embedkit.runtime.options import CallOptions
-from embedkit.runtime.sentence_transformers import (
+from embedkit.runtime.folder_layout import read_json
+from embedkit.runtime.folder_model import (
     DEFAULT_FILE,
     FolderModel,
     read_cross_encoder_folder,
     read_folder,
 )
+from embedkit.runtime.kernel_backend import KernelBackend
+from embedkit.runtime.manifest import Manifest
+from embedkit.runtime.numerics import digest_of
+from embedkit.runtime.options import CallOptions
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer, Tokens
 from embedkit.threads import available_threads
 

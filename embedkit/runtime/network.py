@@ -29,7 +29,7 @@ import numpy.typing as npt
 from embedkit.config import from_mapping, setting, to_mapping
 from embedkit.errors import BundleError, ConfigError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.wire import find_metadata, find_tensors, read_array
+from embedkit.runtime.protobuf import find_metadata, find_tensors, read_array
 
 NETWORK_KEY = "embedkit.network"
 

@@ -17,8 +17,8 @@ from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_names
 from embedkit.runtime.batching import batch_by_length
 from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_onnxruntime
+from embedkit.runtime.protobuf import large_tables
 from embedkit.runtime.tokenization import TokenBatch, Tokens
-from embedkit.runtime.wire import large_tables
 from embedkit.threads import available_threads
 
 # At its import it would store an id of this device, and events to be sent to its makers, in the user's folder.

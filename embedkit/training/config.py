@@ -19,7 +19,7 @@ from embedkit.training.teachers import TeacherConfig
 MEASURES = {
     "dev_map": "development MAP",
     "dev_spearman": "development Spearman",
-    "dev_ndcg": "development nDCG@10",
+    "dev_score": "development score",
     "held_out_cosine": "cosine with the teacher on held-out text",
 }
 """Scores that select a step, by their names in ``run.json``."""
@@ -124,7 +124,11 @@ class DevConfig:
     """Model selection on a development set, never on a test set."""
 
     pairs: str | None = setting(
-        None, "file or hub id of scored sentence pairs; without pairs and held_out, the last step is kept"
+        None, "file or hub id of scored sentence pairs; without pairs, set and held_out, the last step is kept"
+    )
+    set: str | None = setting(
+        None,
+        "instead of pairs, any other set that `embedkit evaluate` reads: retrieval, re-ranking, triplets, pairs",
     )
     every: int = setting(64, "steps between evaluations; the end of each epoch is evaluated too", minimum=1)
     most: int | None = setting(
@@ -137,11 +141,15 @@ class DevConfig:
         minimum=1,
     )
     limit: int | None = setting(
-        None, "maximum number of pairs to score; the subset does not depend on the seed", minimum=2
+        None, "maximum number of scored pairs; the subset does not depend on the seed", minimum=2
     )
     patience: int | None = setting(
         None, "stop after this many consecutive epochs without an improvement; the authors' code uses 7", minimum=1
     )
+
+    def __post_init__(self) -> None:
+        if self.pairs is not None and self.set is not None:
+            raise ConfigError("dev.pairs and dev.set both select the step: remove one")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,9 +200,7 @@ class RunConfig:
     @property
     def measure(self) -> str:
         """Name of the selection score, one of :data:`MEASURES`."""
-        if self.method == "contrastive" and getattr(self.settings, "dev", None):
-            return "dev_ndcg"
-        return measure_of(self.method, on_pairs=self.dev.pairs is not None)
+        return measure_of(self.method, dataclasses.asdict(self.dev))
 
     @property
     def sources(self) -> list[SourceConfig]:
@@ -229,8 +235,10 @@ def without_steps(under: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[
     return under
 
 
-def measure_of(method: str, *, on_pairs: bool) -> str:
-    """Return the name of a run's selection score: of a re-ranker, on scored pairs, or on held-out text."""
+def measure_of(method: str, dev: Mapping[str, Any]) -> str:
+    """Return the name of a run's selection score: of a re-ranker, or by the table ``[dev]``."""
     if method in {"score-distillation", "labelled-pairs"}:
         return "dev_map"
-    return "dev_spearman" if on_pairs else "held_out_cosine"
+    if dev.get("set") is not None:
+        return "dev_score"
+    return "dev_spearman" if dev.get("pairs") is not None else "held_out_cosine"

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embedkit.errors import DataError
+from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet
 from embedkit.evaluation.sources import Tables, has_tables, plain_stem
 from embedkit.protocols import FloatArray
 from embedkit.records import Row, read_records
@@ -100,6 +101,15 @@ class LabelledQueries:
         queries, positives, weights, negatives = ([values[row] for row in chosen] for values in lists)
         return LabelledQueries(queries, self.passages, positives, weights, negatives)
 
+    def as_retrieval(self, name: str) -> RetrievalSet:
+        """Return a set to evaluate on; a passage's id is its row."""
+        documents = {str(row): text for row, text in enumerate(self.passages)}
+        queries = [
+            JudgedQuery(query, {str(row): float(weight) for row, weight in zip(rows, weights, strict=True)})
+            for query, rows, weights in zip(self.queries, self.positives, self.weights, strict=True)
+        ]
+        return RetrievalSet(name, documents, queries)
+
     def judgements(self) -> Iterator[Judgement]:
         """Yield every judgement again."""
         for query, positives, weights, negatives in zip(
@@ -131,6 +141,12 @@ def read_queries(path: str | Path, *, split: str = "train", label: str | None = 
     if not len(found):
         raise DataError(f"{path}: no query has a passage that answers it")
     return found
+
+
+def is_labelled(path: Path) -> bool:
+    """Return whether the rows of a file have a query and a passage that answers it."""
+    _, first = next(read_records(path), (0, {}))
+    return bool({"query", "question"} & first.keys()) and bool({"passage", "answer"} & first.keys())
 
 
 def splits(folder: str | Path) -> list[str]:

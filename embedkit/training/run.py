@@ -20,11 +20,12 @@ from embedkit import __version__
 from embedkit.config import from_mapping, load_toml, merge, to_mapping
 from embedkit.errors import ConfigError, EmbedkitError, TrainingError, did_you_mean, first_line, shown
 from embedkit.evaluation.machine import processor_name
+from embedkit.modeling import SPINS
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.modeling.torch_encoder import to_device
 from embedkit.runtime.distributions import installed_versions
-from embedkit.training import SPINS, processes
+from embedkit.training import processes
 from embedkit.training.batches import ViewsConfig
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus
@@ -132,6 +133,7 @@ def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterat
         ("student.pooling", student.pooling != StudentConfig.pooling, ""),
         ("student.max_length", is_longer, ": set settings.length"),
         ("dev.pairs", dev.pairs is not None, ": name re-ranking sets in settings.dev"),
+        ("dev.set", dev.set is not None, ": name re-ranking sets in settings.dev"),
         ("dev.held_out", dev.held_out is not None, ": name re-ranking sets in settings.dev"),
     ):
         if is_set:
@@ -251,10 +253,10 @@ class Run:
     def plan(self) -> Plan:
         """The work of the run."""
         config, data, optim = self.config, self.data, self.config.optim
+        rows = len(data.split.train) if data.extra is None else config.settings.epoch_rows(data.extra)
+        evaluates = bool(data.dev or data.dev_set or data.split.held_out)
         if self.recipe.scores_pairs:
-            rows, evaluates = config.settings.epoch_rows(data.extra), bool(config.settings.dev)
-        else:
-            rows, evaluates = len(data.split.train), bool(data.dev or data.split.held_out)
+            evaluates = bool(config.settings.dev)
         per_epoch, total = total_steps(
             rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
         )
@@ -364,6 +366,8 @@ def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) ->
     size, shape = SIZES[config.student.size], encoder.backbone.config
     presets = _presets(entry, to_mapping(config.student), to_mapping(config.settings))
     published = _table(presets, "optim").get("lr", config.optim.lr) == config.optim.lr
+    first, *others = entry.presets.values()
+    published &= any(each != first for each in others)
     if published and config.student.source is not None and shape.hidden_size != size.hidden:
         logger.warning(
             "no settings are published for a student of %d x %d; using those of %s, %d x %d: check optim.lr and "

@@ -72,7 +72,7 @@ def _stages(folder: Path, measure: str) -> Iterator[tuple[str, RunCurves]]:
 
 
 def _page(run: RunFolder, config: Mapping[str, Any]) -> str:
-    measure = MEASURES[measure_of(str(config.get("method")), on_pairs="pairs" in config.get("dev", {}))]
+    measure = MEASURES[measure_of(str(config.get("method")), config.get("dev", {}))]
     stages, card = dict(_stages(run.path, measure)), _read_json(run.card)
     title = str(card.get("name") or config.get("name") or run.path.resolve().name)
     about = _about(config, finished=bool(card))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from toy_networks import exact_levels
@@ -12,6 +13,7 @@ from toy_networks import exact_levels
 from embedkit import CrossEncoder
 from embedkit.adaptation import Comparison, Files, Proof, adapt, plan
 from embedkit.adaptation.data import read, spans
+from embedkit.adaptation.teachers import fit_space
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, DataError, GateError, InputError
 from embedkit.evaluation.significance import Interval
@@ -23,6 +25,8 @@ from embedkit.modeling.initialisation import random
 from embedkit.modeling.sizes import Size
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.joined import JoinedSpace
+from embedkit.runtime.packing import unit_rows
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.training.loop import RunControl
@@ -69,6 +73,8 @@ def pairs(tmp_path):
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
     monkeypatch.setitem(TARGETS, "cpu-vnni", exact_levels())
+    monkeypatch.setattr("embedkit.adaptation.data._FEW", 8)
+    monkeypatch.setattr("embedkit.adaptation.data._FEWEST_TITLES", 8)
 
 
 @pytest.fixture
@@ -94,6 +100,17 @@ def test_labels_make_a_better_bundle_of_the_same_form_with_the_proof_in_its_card
         assert getattr(new.manifest, name) == getattr(old.manifest, name)
     stored = new.manifest.metrics["adaptation"]["measures"]["nDCG@10"]
     assert (stored["before"], stored["after"]) == (measure.before, measure.after)
+
+
+def test_few_labels_are_all_measured_on_by_models_that_did_not_see_them(go, student, pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr("embedkit.adaptation.data._FEW", 100)
+    data = read(Files(pairs=[pairs]), Encoder.load(student))
+    folds = [(set(each.labelled.queries), set(each.held_out.queries)) for each in data.folds()]
+    assert len(data.labelled) == len(set.union(*(held_out for _, held_out in folds))) == 40
+    assert all(not learnt & held_out and len(learnt | held_out) == 40 for learnt, held_out in folds)
+    found = go()
+    assert found.proof.measures["nDCG@10"].rows == 40
+    assert found.steps == 80
 
 
 def test_what_is_no_better_is_not_written_unless_forced(go, tmp_path):
@@ -160,15 +177,49 @@ def titled(tmp_path):
 
 
 def test_documents_are_trained_towards_a_teacher_and_measured_by_their_titles(go, titled, student, tmp_path):
-    options = {"teacher": str(student), "force": True, "settings": {"optim": {"steps": 3, "batch_size": 8}}}
+    options = {"teachers": [str(student)], "force": True, "settings": {"optim": {"steps": 3, "batch_size": 8}}}
     options["settings"]["settings"] = {"queue_size": 64}
     found = go(Files(documents=[titled]), **options)
     assert found.proof.measures["nDCG@10"].rows == 8
 
 
+def test_documents_without_titles_are_measured_by_their_first_sentences(student, tmp_path, monkeypatch):
+    monkeypatch.setattr("embedkit.adaptation.data._FEWEST_WORDS", 1)
+    texts = [f"the {who}. {verb}" for who in WHO for verb in VERBS]
+    path = save(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    data = read(Files(documents=[path]), Encoder.load(student))
+    assert len(data.held_out) > 0
+    for query, rows in zip(data.held_out.queries, data.held_out.positives, strict=True):
+        assert {f"{query} {data.held_out.passages[row]}" for row in rows} <= set(texts)
+    assert len(data.documents) == len(texts)
+
+
+def test_teachers_vectors_are_brought_to_the_space_that_a_model_has_learned():
+    generator = np.random.default_rng(0)
+    teacher = unit_rows(generator.normal(size=(400, 24)) + generator.normal(size=24))
+    axes = np.linalg.qr(generator.normal(size=(24, 24)))[0]
+    means = (teacher.mean(axis=0) / 2, teacher.mean(axis=0))
+    known, centred = (JoinedSpace(name="", means=(mean,), weights=np.ones(1), axes=axes) for mean in means)
+    own = known.join([teacher])
+    found = fit_space([teacher], own, "found")
+    agreements = [(space.join([teacher]) * own).sum(axis=1).mean() for space in (centred, found)]
+    assert agreements[1] > 0.99 > agreements[0]
+
+
 def test_documents_alone_need_a_teacher(go, titled):
     with pytest.raises(ConfigError, match="documents without labels need a teacher"):
         go(Files(documents=[titled]))
+
+
+def test_without_a_teacher_the_hybrid_search_labels_a_log_of_queries(student, titled, tmp_path):
+    (tmp_path / "log.txt").write_text("\n".join(row["query"] for row in PAIRS))
+    files = Files(documents=[titled], queries=[tmp_path / "log.txt"])
+    made = plan(student, files, tmp_path / "run")
+    assert made.config.method == "contrastive"
+    rows = [json.loads(line) for line in (tmp_path / "run/.data/pairs.jsonl").read_text().splitlines()]
+    assert {row["query"] for row in rows} == {row["query"] for row in PAIRS}
+    assert {row["passage"] for row in rows} <= {*made.data.documents, *made.data.titles.passages}
+    assert "40 queries, each with what the hybrid search finds first" in made.lines[-1]
 
 
 def test_every_source_is_recognised_by_what_it_holds(student, pairs, titled, tmp_path):
@@ -204,7 +255,7 @@ def test_the_split_dev_is_held_out_of_a_set_in_beirs_form(student, tmp_path):
 
 def test_spans_are_words_of_the_documents():
     text = " ".join(map(str, range(100)))
-    drawn = list(spans([text, "a b"], seed=0, each=3))
+    drawn = list(spans([text, "a b"], each=3))
     assert len(drawn) == 6
     assert all(f" {span} " in f" {text} a b " and 1 < span.count(" ") + 1 <= 16 for span in drawn)
 

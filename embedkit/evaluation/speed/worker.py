@@ -27,11 +27,11 @@ from embedkit.errors import EmbedkitError, ModelError
 from embedkit.runtime.distributions import installed_onnxruntime
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_model
-from embedkit.runtime.folders import read_json, read_layout
+from embedkit.runtime.folder_layout import read_json, read_layout
+from embedkit.runtime.folder_model import FolderModel
 from embedkit.runtime.kernel_backend import NATIVE
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.onnx_backend import Session
-from embedkit.runtime.sentence_transformers import FolderModel
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 _OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")

@@ -7,8 +7,11 @@ start, without those that may answer it. A passage whose cosine exceeds a share 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,6 @@ import torch
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError
-from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, ndcg, rank_documents
 from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.sizes import SIZES
@@ -30,7 +32,6 @@ from embedkit.training import processes
 from embedkit.training.batches import Batches, check_count, chunk_view
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows
-from embedkit.training.loop import Scores
 from embedkit.training.method import Batch, BatchSpec, View
 from embedkit.training.methods.contrastive import Contrastive, ListLoss
 from embedkit.training.mining import PairTeacher, nearest_negatives
@@ -59,7 +60,6 @@ class ContrastiveConfig:
         (), "labelled queries: files with query and passage, or folders in BEIR's form, split train"
     )
     graded: tuple[str, ...] = setting((), "files of two sentences and a score, trained by CoSENT")
-    dev: str | None = setting(None, "labelled queries that select the step, by nDCG@10 among all passages")
     loss: ListLoss = setting("info-nce", "margin-mse and kl fit the scores of the teacher, a cross-encoder")
     temperature: float = setting(0.05, "temperature of cosines", above=0)
     anchor: float = setting(0.3, "weight of the squared distance from the vectors of the start", minimum=0)
@@ -72,6 +72,26 @@ class ContrastiveConfig:
     freeze_documents: bool = setting(False, "train queries against the vectors of the start for documents")
     candidates: int = setting(8, "margin-mse and kl: negatives of a query that the teacher scores", minimum=1)
     length: int = setting(256, "margin-mse and kl: maximum length of a pair in tokens", minimum=8)
+
+    def inputs(self, labels: Labels) -> dict[str, str]:
+        """Return the digest of the labels."""
+        content = [] if labels.queries is None else [*labels.queries.judgements()]
+        graded = labels.graded
+        pairs = [] if graded is None else [graded.first, graded.second, graded.scores.tolist()]
+        return {"the labels": hashlib.sha256(json.dumps([content, pairs]).encode()).hexdigest()}
+
+    def epoch_rows(self, labels: Labels) -> int:
+        """Return the number of queries in an epoch, or of graded pairs without any; twice with both."""
+        counts = [len(rows) for rows in (labels.queries, labels.graded) if rows is not None]
+        return len(counts) * counts[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """What a run learns from: labelled queries among all passages, graded pairs, or both."""
+
+    queries: LabelledQueries | None
+    graded: ScoredPairs | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,18 +264,19 @@ def _graded(config: RunConfig, settings: ContrastiveConfig) -> ScoredPairs | Non
     return ScoredPairs("graded", first, second, np.concatenate(scores))
 
 
-def _check(config: RunConfig, settings: ContrastiveConfig, corpus: Corpus) -> None:
-    """Check that there is something to learn from, and that it fills a batch."""
-    labelled, graded = _labelled(config, settings, corpus), _graded(config, settings)
-    if labelled is None and graded is None:
+def _check(config: RunConfig, settings: ContrastiveConfig, corpus: Corpus) -> Labels:
+    """Return the labels; check that there are any, and that they fill a batch."""
+    labels = Labels(_labelled(config, settings, corpus), _graded(config, settings))
+    if labels.queries is None and labels.graded is None:
         raise ConfigError(f"{config.method} learns from labels: name files in settings.pairs or settings.graded")
     if config.student.source is None:
         raise ConfigError(f"{config.method} continues the training of an encoder: name it in student.source")
     if processes.count() > 1:
         raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
-    for rows in (labelled, graded):
+    for rows in (labels.queries, labels.graded):
         if rows is not None:
             check_count(len(rows), config.optim.batch_size)
+    return labels
 
 
 def _teacher_problem(settings: ContrastiveConfig, teachers: int) -> str | None:
@@ -269,17 +290,17 @@ def _teacher_problem(settings: ContrastiveConfig, teachers: int) -> str | None:
 
 def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) -> TrainState:
     """An encoder learns from labelled queries and graded pairs, held near the vectors it starts from."""
-    config = stage.config
+    config, labels = stage.config, stage.data.extra
     start = _Start(config, encoder)
     made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
     kinds: list[Batches] = []
-    if (labelled := _labelled(config, settings, stage.data.corpus)) is not None:
+    if (labelled := labels.queries) is not None:
         vectors = start(labelled.queries, "query"), start(labelled.passages)
         (teacher,) = stage.data.pair_teachers or (None,)
         scored = None if teacher is None else _scored(teacher, settings, labelled, vectors)
         kinds.append(QueryBatches(labelled, encoder, settings, vectors, scored=scored, **made))
-    if (graded := _graded(config, settings)) is not None:
-        kinds.append(GradedBatches(graded, encoder, start, **made))
+    if labels.graded is not None:
+        kinds.append(GradedBatches(labels.graded, encoder, start, **made))
     learner = Contrastive(
         encoder,
         loss=settings.loss,
@@ -288,7 +309,8 @@ def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) 
         frozen=settings.freeze_documents,
     )
     batches = kinds[0] if len(kinds) == 1 else _Alternating(*kinds)
-    return stage.fit(learner, batches, config.optim, _evaluation(stage, settings, encoder))
+    documents = TorchEncoder(copy.deepcopy(encoder)) if settings.freeze_documents else None
+    return stage.fit(learner, batches, config.optim, stage.evaluation(encoder, documents))
 
 
 def _scored(
@@ -312,38 +334,6 @@ def _scored(
     ]
     scores = iter(teacher.logits(pairs).tolist())
     return [{row: next(scores) for row in listed} for listed in lists]
-
-
-def _evaluation(
-    stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder
-) -> Callable[[], Scores] | None:
-    """Return the function that measures nDCG@10 on labelled queries, without any that of other methods."""
-    if settings.dev is None:
-        return stage.evaluation(encoder)
-    dev = as_retrieval(read_queries(stage.config.resolve(settings.dev), split="dev"), "dev")
-    student = TorchEncoder(encoder)
-
-    def embed(texts: Sequence[str], role: str) -> FloatArray:
-        return student.encode_ids(tokenize(encoder, texts, role).ids)
-
-    kept = embed([*dev.documents.values()], "document") if settings.freeze_documents else None
-
-    def evaluate() -> Scores:
-        documents = embed([*dev.documents.values()], "document") if kept is None else kept
-        queries = embed([query.text for query in dev.queries], "query")
-        return {"dev": float(np.mean([ndcg(ranking) for ranking in rank_documents(queries, documents, dev)]))}
-
-    return evaluate
-
-
-def as_retrieval(labelled: LabelledQueries, name: str) -> RetrievalSet:
-    """Return labelled queries as a set to evaluate on; a passage's id is its row."""
-    documents = {str(row): text for row, text in enumerate(labelled.passages)}
-    queries = [
-        JudgedQuery(query, {str(row): float(weight) for row, weight in zip(rows, weights, strict=True)})
-        for query, rows, weights in zip(labelled.queries, labelled.positives, labelled.weights, strict=True)
-    ]
-    return RetrievalSet(name, documents, queries)
 
 
 CONTRASTIVE = Recipe(

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 
 from embedkit.errors import ConfigError
+from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs, load_scored_pairs
+from embedkit.evaluation.tasks import EmbeddingCache, Task
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder, to_device
 from embedkit.protocols import TextEncoder
@@ -30,6 +32,7 @@ from embedkit.training.method import BatchSpec, Presets, TrainingModule
 from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.optim import OptimConfig
+from embedkit.training.pairs import is_labelled, read_queries
 from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.students import adjust
 from embedkit.training.teacher_spaces import JoinedVectors, RotatedVectors
@@ -102,10 +105,11 @@ class RunData:
     Attributes:
         corpus: the text.
         dev: scored pairs that select a step.
+        dev_set: another set that selects a step.
         split: training and held-out rows.
         teachers: vectors of the corpus.
         pair_teachers: cross-encoders that score pairs.
-        extra: what a recipe of pairs reads besides the corpus: queries or labels.
+        extra: what a recipe reads besides the corpus: queries or labels.
     """
 
     corpus: Corpus
@@ -114,6 +118,7 @@ class RunData:
     teachers: tuple[TeacherVectors, ...] = ()
     pair_teachers: tuple[PairTeacher, ...] = ()
     extra: Any = None
+    dev_set: Task | None = None
 
     def inputs(self, config: RunConfig) -> dict[str, str]:
         """Map descriptions of everything that was read to digests of its content."""
@@ -126,6 +131,9 @@ class RunData:
             pairs = [self.dev.first, self.dev.second, self.dev.scores.tolist()]
             content = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
             inputs[f"the development pairs {config.dev.pairs}"] = content
+        if self.dev_set is not None:
+            content = hashlib.sha256(json.dumps([*self.dev_set.texts()]).encode()).hexdigest()
+            inputs[f"the development set {config.dev.set}"] = content
         return inputs
 
 
@@ -144,10 +152,10 @@ def read_texts(config: RunConfig, *, show_progress: bool | None = None) -> RunDa
     Raises:
         DataError: a source is missing or malformed.
     """
-    pairs = _dev_pairs(config)
+    pairs, dev_set = _dev_pairs(config), _dev_set(config)
     with processes.first_alone():  # the others read its results from the cache
         corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=show_progress)
-    return RunData(corpus, pairs, Split.of(corpus, config.dev.held_out))
+    return RunData(corpus, pairs, Split.of(corpus, config.dev.held_out), dev_set=dev_set)
 
 
 def read_vectors(
@@ -225,6 +233,32 @@ def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
     drawn = np.sort(np.random.default_rng(0).permutation(len(pairs))[: config.dev.limit])
     first, second = ([texts[row] for row in drawn] for texts in (pairs.first, pairs.second))
     return ScoredPairs(pairs.name, first, second, pairs.scores[drawn])
+
+
+def _dev_set(config: RunConfig) -> Task | None:
+    """Load the development set: labelled queries, or whatever `embedkit evaluate` reads."""
+    if config.dev.set is None:
+        return None
+    path = Path(config.resolve(config.dev.set))
+    if path.is_file() and path.suffix != ".tsv" and is_labelled(path):
+        return Task(path.stem, [read_queries(path).as_retrieval(path.stem)])
+    return load_task(str(path) if path.exists() else config.dev.set, split="dev")
+
+
+class _TwoEncoders:
+    """An encoder of queries, and another one of documents."""
+
+    def __init__(self, queries: TorchEncoder, documents: TorchEncoder) -> None:
+        self.name, self.fingerprint = queries.name, queries.fingerprint
+        self.dimension, self.max_length = queries.dimension, queries.max_length
+        self.encode, self.encode_query = queries.encode, queries.encode_query
+        self.encode_document = documents.encode_document
+
+
+def score_set(encoder: TextEncoder, task: Task) -> float:
+    """Return the headline of the last result of a task; NaN if it is undefined."""
+    value = task.results(EmbeddingCache(encoder, task.texts(), label="evaluate", progress=False))[-1].value
+    return float("nan") if value is None else value
 
 
 LEAST_AGREEMENT = 0.5
@@ -318,19 +352,30 @@ class Stage:
             views = (chunk_view(tokenizer.tokenize(corpus.texts(part)), tokenizer.pad_id) for part in parts)
             method.start_head(views, torch.from_numpy(vectors))
 
-    def evaluation(self, encoder: SentenceEncoder) -> Callable[[], Scores] | None:
-        """Return the function that scores a step: on the development pairs, else by cosine with the teacher."""
+    def evaluation(
+        self, encoder: SentenceEncoder, documents: TorchEncoder | None = None
+    ) -> Callable[[], Scores] | None:
+        """Return the function that scores a step: on the development set, else by cosine with the teacher.
+
+        ``documents`` encodes documents, if ``encoder`` is trained for queries alone.
+        """
         pairs, rows, teachers = self.data.dev, self.data.split.held_out, self.data.teachers
+        dev_set = self.data.dev_set
         held_out = None
         if rows:
             held_out = HeldOut(self.data.corpus, rows, teachers[0])
-        if pairs is None and held_out is None:
+        if pairs is None and held_out is None and dev_set is None:
             return None
 
         def evaluate() -> Scores:
             student = TorchEncoder(encoder)
             distances = {} if held_out is None else held_out.distances(student)
-            dev = 1 - float(np.mean(list(distances.values()))) if pairs is None else evaluate_pairs(student, pairs)
+            if dev_set is not None:
+                dev = score_set(student if documents is None else _TwoEncoders(student, documents), dev_set)
+            elif pairs is not None:
+                dev = evaluate_pairs(student, pairs)
+            else:
+                dev = 1 - float(np.mean(list(distances.values())))
             return {"dev": dev} | {f"held_out/{name}": distance for name, distance in distances.items()}
 
         return evaluate
@@ -356,14 +401,14 @@ class Recipe(NamedTuple):
             ``scores_pairs``.
         check: raises a :class:`~embedkit.errors.ConfigError` if the corpus does not fit one of the stages; called
             with config, settings and corpus before a teacher encodes the corpus. Returns what the recipe reads
-            besides the corpus if ``scores_pairs``.
+            besides the corpus, of which its settings have ``inputs`` and ``epoch_rows``; or None.
         presets: settings for each size.
         batch_spec: the requirements of the most demanding stage.
         paper: the publication.
         paired: further presets for values of a setting, as for a method.
         settings_problem: returns what is wrong with the settings for a number of teachers, or None.
         scores_pairs: whether it trains a cross-encoder, which it builds itself; then its settings have
-            ``dev``, and ``inputs`` and ``epoch_rows`` of what ``check`` returns.
+            ``dev``.
         pair_teachers: whether teachers are cross-encoders, for pairs of at most ``settings.length`` tokens.
     """
 

@@ -26,7 +26,7 @@ from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.folders import read_layout
+from embedkit.runtime.folder_layout import read_layout
 
 PAIRS = [("the cat is asleep", "a good dog"), ("music", "the sea is blue")]
 TEXTS = [*PROBE_TEXTS[:9], "", "a long text about the sea and the sun " * 5]

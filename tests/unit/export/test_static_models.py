@@ -50,7 +50,7 @@ def test_the_kernel_is_chosen_and_has_no_longest_text(make_static_folder, tmp_pa
 
 def test_a_misread_unknown_word_fails_the_gates(make_static_folder, tmp_path, monkeypatch):
     folder = make_static_folder("model2vec")
-    monkeypatch.setattr("embedkit.runtime.folders._MODEL2VEC_LENGTH", 300)
+    monkeypatch.setattr("embedkit.runtime.folder_layout._MODEL2VEC_LENGTH", 300)
 
     with pytest.raises(GateError, match="texts"):
         export_source(str(folder.path), tmp_path / "s.onnx", precision="fp32")

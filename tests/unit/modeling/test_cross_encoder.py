@@ -17,9 +17,9 @@ from embedkit.errors import ModelError, ModelNotFoundError
 from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.modeling.vocabulary import write_tokenizer
-from embedkit.runtime.folders import read_layout
+from embedkit.runtime.folder_layout import read_layout
+from embedkit.runtime.folder_tokenizer import read_tokenizer
 from embedkit.runtime.tokenization import PairTokenizer
-from embedkit.runtime.tokenizer_settings import read_tokenizer
 
 PAIRS = [
     ("the cat is asleep", "a good dog"),

@@ -5,7 +5,7 @@ from toys import edit_json
 
 from embedkit.errors import ModelError
 from embedkit.modeling.layout import read_activation, weights_bytes, write_layout
-from embedkit.runtime.folders import POOLINGS, Layout, read_layout
+from embedkit.runtime.folder_layout import POOLINGS, Layout, read_layout
 
 HEAD = "2_Dense"
 FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}

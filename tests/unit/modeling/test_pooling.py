@@ -12,8 +12,8 @@ from embedkit.modeling.initialisation import remember_words
 from embedkit.modeling.pooling import WordMemory, pool_states
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
-from embedkit.runtime.folders import POOLINGS
-from embedkit.runtime.sentence_transformers import pool
+from embedkit.runtime.folder_layout import POOLINGS
+from embedkit.runtime.folder_model import pool
 from embedkit.runtime.tokenization import TokenBatch
 
 LENGTHS = (1, 3, 5)

@@ -11,7 +11,7 @@ from toys import edit_json
 from embedkit.errors import ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
-from embedkit.runtime.sentence_transformers import read_folder
+from embedkit.runtime.folder_model import read_folder
 
 TEXTS = ["the cat is asleep", "a good dog", "[CLS] where is the train \u6771", "", "\u6771"]
 

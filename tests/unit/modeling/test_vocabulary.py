@@ -8,9 +8,9 @@ from transformers import AutoTokenizer
 
 from embedkit.errors import ModelError
 from embedkit.modeling.vocabulary import load_tokenizer, real_words, write_tokenizer
-from embedkit.runtime.folders import read_layout
+from embedkit.runtime.folder_layout import read_layout
+from embedkit.runtime.folder_tokenizer import read_tokenizer
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.runtime.tokenizer_settings import read_tokenizer
 
 
 def test_real_words_leave_out_special_and_unused_entries(toy_tokenizer_json):

@@ -8,8 +8,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from embedkit.errors import BundleError
-from embedkit.runtime import wire
-from embedkit.runtime.wire import encode_bytes, large_tables, largest_initializers, refuse_external_data
+from embedkit.runtime import protobuf
+from embedkit.runtime.protobuf import encode_bytes, large_tables, largest_initializers, refuse_external_data
 
 
 def tensor(*, external):
@@ -70,7 +70,7 @@ def test_deeply_nested_graphs_do_not_exhaust_the_stack():
 
 
 def test_a_graph_of_too_many_fields_is_refused(monkeypatch):
-    monkeypatch.setattr(wire, "_MOST_FIELDS", 10)
+    monkeypatch.setattr(protobuf, "_MOST_FIELDS", 10)
     with pytest.raises(BundleError, match="more than 10 fields"):
         refuse_external_data(b"\x08\x01" * 11)
 

@@ -193,7 +193,7 @@ def test_the_whole_weight_is_the_re_ranker_alone(library):
     assert [hit.score for hit in hits] == [hit.scores["rerank"] for hit in hits]
 
 
-@pytest.mark.parametrize(("logits", "weight"), [([4, 0, -3], 0.5), ([-1, -2, -5], 0.25), ([-4, -3.5, -6], 0.0)])
+@pytest.mark.parametrize(("logits", "weight"), [([4, 0, -3], 0.7), ([-1, -2, -5], 0.14), ([-4, -3.5, -6], 0.0)])
 def test_a_cross_encoder_weighs_less_where_it_finds_no_answer(logits, weight):
     before = Ranking(np.float32([3, 2, 1]), np.array([7, 8, 9]))
     chances = (1 / (1 + np.exp(-np.float64(logits)))).astype(np.float32)
@@ -235,6 +235,19 @@ def test_embeddings_of_queries_are_checked(library, encoder, monkeypatch):
 
 def test_a_filter_holds_through_all_stages(library):
     assert library.search("tea", rerank=PairLengths(), filter={"none": 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rerank": 3}, "expected a CrossEncoder or its name, or an Encoder, got 3"),
+        ({"rerank": PairLengths(), "rerank_weight": 1.5}, r"rerank_weight must be from 0 to 1, not 1\.5"),
+        ({"candidates": 3, "k": 4}, "candidates must be at least the number of results, 4, not 3"),
+    ],
+)
+def test_wrong_options_are_reported(library, options, message):
+    with pytest.raises(InputError, match=message):
+        library.search("tea", **options)
 
 
 def test_no_cosine_exceeds_1(tmp_path):

@@ -169,11 +169,15 @@ def test_code_of_a_recipe_runs_only_with_the_callers_permission(mapping, tmp_pat
 
 @pytest.mark.parametrize(
     ("statement", "expected"),
-    [("import embedkit.training", "PASSIVE False"), ("import torch, embedkit.training", "PASSIVE True")],
+    [
+        ("import embedkit.training.run", "PASSIVE False"),
+        ("import embedkit.export.pipeline", "PASSIVE False"),
+        ("import torch, embedkit.training", "PASSIVE True"),
+    ],
 )
 def test_threads_sleep_while_they_wait_unless_torch_came_first(statement, expected):
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    told = "import os; print(os.environ['OMP_WAIT_POLICY'], embedkit.training.SPINS)"
+    told = "import os; print(os.environ['OMP_WAIT_POLICY'], embedkit.modeling.SPINS)"
     found = subprocess.run(
         [sys.executable, "-c", f"{statement}; {told}"], env=environment, capture_output=True, text=True, check=True
     )

@@ -51,7 +51,8 @@ def recipe(encoder, tmp_path):
         "corpus": [{"path": "documents.txt"}],
         "optim": {"batch_size": 8, "steps": 60, "lr": 5e-3},
         # the cosines of random weights tell nothing about false negatives
-        "settings": {"pairs": ["pairs.jsonl"], "dev": "pairs.jsonl", "margin": 100.0},
+        "dev": {"set": "pairs.jsonl"},
+        "settings": {"pairs": ["pairs.jsonl"], "margin": 100.0},
     }
 
 
@@ -67,7 +68,7 @@ def test_queries_find_their_passages(recipe, tmp_path, settings):
     state = train(recipe, tmp_path / "run")
     assert state.best_score > 0.9
     card = json.loads((tmp_path / "run/run.json").read_text())
-    assert card["metrics"]["dev_ndcg"] == state.best_score
+    assert card["metrics"]["dev_score"] == state.best_score
 
 
 def test_graded_pairs_alone_are_enough(recipe, tmp_path):
@@ -160,3 +161,31 @@ def test_what_is_missing_is_reported_before_training(recipe, tmp_path, change, m
     with pytest.raises(ConfigError, match=message):
         train(override(recipe, change), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_changed_labels_are_noticed_at_resume(recipe, tmp_path):
+    stops = itertools.chain([False] * 3, itertools.repeat(True))
+    assert not train(recipe, tmp_path / "run", should_stop=lambda: next(stops)).finished
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS[:-1])))
+    with pytest.raises(ConfigError, match="the content of the labels"):
+        train(recipe, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"query": row["query"], "document": row["passage"], "score": 1} for row in PAIRS],
+        [{"query": row["query"], "positive": [row["passage"]], "negative": ["a good day"]} for row in PAIRS],
+        [{"anchor": row["query"], "positive": row["passage"], "negative": "a good day"} for row in PAIRS],
+        [
+            {"sentence1": PAIRS[a]["query"], "sentence2": PAIRS[b]["passage"], "label": int(a == b)}
+            for a in range(4)
+            for b in range(4)
+        ],
+    ],
+)
+def test_every_form_of_a_set_selects_the_step(recipe, tmp_path, rows):
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe["dev"] = {"set": "dev.jsonl", "every": 4}
+    recipe["optim"] |= {"steps": 8, "lr": 1e-4}
+    assert 0 < train(recipe, tmp_path / "run").best_score <= 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.errors import ModelError
-from embedkit.runtime.folders import Layout, StaticForm, read_bytes, read_json
+from embedkit.runtime.folder_layout import Layout, StaticForm, read_bytes, read_json
 
 # Settings of tokenizer_config.json that classes of transformers apply: name in tokenizer.json, and default.
 _CASING: dict[str, tuple[str, bool | None]] = {

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from embedkit.errors import BundleError, ModelError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.folders import (
+from embedkit.runtime.folder_layout import (
     Layout,
     check_similarity,
     pooling_modes,
@@ -22,10 +22,10 @@ from embedkit.runtime.folders import (
     torch_class,
     whole_number,
 )
+from embedkit.runtime.folder_tokenizer import read_tokenizer
 from embedkit.runtime.manifest import ACTIVATIONS, Manifest
+from embedkit.runtime.protobuf import refuse_external_data
 from embedkit.runtime.tokenization import TokenBatch
-from embedkit.runtime.tokenizer_settings import read_tokenizer
-from embedkit.runtime.wire import refuse_external_data
 
 DEFAULT_FILE = "onnx/model.onnx"
 _USUAL_LENGTH = 512  # where no file specifies one
@@ -104,7 +104,7 @@ def _read(
 def pool(tokens: FloatArray, batch: TokenBatch, pooling: str) -> FloatArray:
     """Make token embeddings ``(B, L, H)`` one embedding ``(B, H)`` for each text, zeros for one without tokens.
 
-    ``pooling`` is one of :data:`~embedkit.runtime.folders.POOLINGS`, or several joined by ``+``.
+    ``pooling`` is one of :data:`~embedkit.runtime.folder_layout.POOLINGS`, or several joined by ``+``.
     """
     pooled = [_pool(tokens, batch.attention_mask, mode) for mode in pooling_modes(pooling)]
     rows = pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1)

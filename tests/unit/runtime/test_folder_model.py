@@ -16,10 +16,10 @@ from toys import edit_json, graph_bytes
 from embedkit import Encoder
 from embedkit.errors import InputError, ModelError
 from embedkit.runtime import find
-from embedkit.runtime.folders import POOLINGS, read_layout
-from embedkit.runtime.sentence_transformers import pool
+from embedkit.runtime.folder_layout import POOLINGS, read_layout
+from embedkit.runtime.folder_model import pool
+from embedkit.runtime.folder_tokenizer import read_tokenizer
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch
-from embedkit.runtime.tokenizer_settings import read_tokenizer
 
 TEXTS = ["a dog in the garden", "", "music and the sea", "dog " * 30]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.errors import BundleIntegrityError
-from embedkit.runtime.wire import encode_bytes, read_fields, read_numbers
+from embedkit.runtime.protobuf import encode_bytes, read_fields, read_numbers
 
 
 def test_fields_of_a_real_message_are_found():

@@ -1,0 +1,198 @@
+"""What an adaptation will do with the data that it is given: the runs, their settings and their teachers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from embedkit.adaptation.data import Data, sample, spans
+from embedkit.adaptation.proof import hybrid_search
+from embedkit.adaptation.rerankers import RECIPE as _RERANKER
+from embedkit.adaptation.rerankers import labelled_pairs
+from embedkit.adaptation.teachers import settings_of
+from embedkit.atomic import atomic_file
+from embedkit.config import merge
+from embedkit.errors import ConfigError
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.manifest import Manifest
+from embedkit.training.config import RunConfig, override
+from embedkit.training.pairs import Judgement, LabelledQueries
+from embedkit.training.run import resolve
+
+_STUDENT = {"dropout": 0.0, "word_table": "int4"}
+_LABELS: Mapping[str, Any] = {
+    "method": "contrastive",
+    "student": _STUDENT,
+    "optim": {"lr": 5e-4, "activation_limit": 3.0},
+}
+"""Settings of the training on labels."""
+
+_DOCUMENTS: Mapping[str, Any] = {
+    "method": "sct-distillation",
+    "student": _STUDENT,
+    "optim": {
+        "algorithm": "muon",
+        "lr": 2e-3,
+        "warmup": 0.1,
+        "schedule": "cosine",
+        "correct_bias": True,
+        "activation_limit": 3.0,
+    },
+    "settings": {
+        "views": 1,
+        "regression": 3.0,
+        "queues": "one",
+        "queue_size": 4096,
+        "temperature": 0.05,
+        "reference_temperature": 0.05,
+    },
+}
+"""Settings of the training towards teachers: those of the bundled encoders, for a short run."""
+
+DATA = ".data"
+"""What is trained on, in a run folder."""
+
+SPACE = "space.npz"
+"""The space of the teachers, in the folder of what is trained on."""
+
+_BATCH = 32
+_DOCUMENTS_BATCH = 128
+_RERANKER_QUERIES = 4  # in a batch
+_EPOCHS = 5
+_STEPS = 30, 1000  # the fewest and the most on labels
+_STEPS_ON_TEXTS = 200, 1500
+_TOKENS = 1_500_000  # to train on towards teachers: six minutes of a thread for an encoder like tiny
+_CHARACTERS = 4.5  # of a token
+_MOST_DOCUMENTS = 5000  # that teachers embed
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run: its configuration, its data, and its folder."""
+
+    config: RunConfig
+    data: Data
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Planner:
+    """What is asked of an adaptation, besides its data."""
+
+    path: Path
+    encoder: Encoder
+    manifest: Manifest
+    teachers: tuple[str, ...]
+    queries_only: bool
+    settings: Mapping[str, Any]
+
+    def part(self, data: Data, folder: Path) -> Part:
+        """Write what is trained on into ``folder``, and decide how.
+
+        Raises:
+            ConfigError: there is nothing to learn from the data, or a setting is invalid.
+        """
+        place = folder / DATA
+        student: dict[str, Any] = {"source": str(self.path)}
+        corpus: dict[str, Any] = {"path": str(place / "documents.jsonl"), "name": "documents"}
+        if self.manifest.kind == "cross-encoder":
+            mapping = self._on_pairs(data, place)
+            corpus = {"path": str(place / "judged.jsonl"), "view_columns": ["query", "passage"]}
+        else:
+            student["max_length"] = self.manifest.max_length
+            learns = self._on_labels if data.labelled is not None or data.graded is not None else self._on_texts
+            mapping = learns(data, place)
+        mapping = merge(mapping, {"student": student, "corpus": [corpus]})
+        return Part(resolve(override(mapping, self.settings)), data, folder)
+
+    def _on_labels(self, data: Data, place: Path) -> dict[str, Any]:
+        """Return the settings of training on labels, and write these."""
+        files: dict[str, list[str]] = {}
+        texts = [*data.documents]
+        if data.labelled is not None:
+            texts += data.labelled.passages
+            rows = (dict(zip(_JUDGEMENT, row, strict=True)) for row in data.labelled.judgements())
+            files["pairs"] = [save(place / "pairs.jsonl", rows)]
+        if data.graded is not None:
+            texts += data.graded.first
+            columns = data.graded.first, data.graded.second, data.graded.scores.tolist()
+            rows = (dict(zip(_GRADED, row, strict=True)) for row in zip(*columns, strict=True))
+            files["graded"] = [save(place / "graded.jsonl", rows)]
+        save_texts(place / "documents.jsonl", texts)
+        sizes = [len(each) for each in (data.labelled, data.graded) if each is not None]
+        steps = round(min(_STEPS[1], max(_STEPS[0], _EPOCHS * max(sizes) / _BATCH))) * len(sizes)
+        return merge(
+            _LABELS,
+            {
+                "optim": {"steps": steps, "batch_size": min(_BATCH, *sizes)},
+                "settings": {**files, "freeze_documents": self.queries_only},
+            },
+        )
+
+    def _guessed(self, data: Data) -> LabelledQueries:
+        """Label each query with what the old encoder's hybrid search, which is better, finds first; add titles."""
+        documents = {str(row): text for row, text in enumerate(data.documents)}
+        found = hybrid_search(self.encoder, documents, data.queries, 1)
+        pairs = zip(data.queries, found, strict=True)
+        guesses = (Judgement(query, documents[hits[0]], 1.0) for query, hits in pairs if hits)
+        titles = [] if data.titles is None else data.titles.judgements()
+        return LabelledQueries.of(chain(guesses, titles), data.documents)
+
+    def _on_pairs(self, data: Data, place: Path) -> dict[str, Any]:
+        """Return the settings of a re-ranker's training, and write its pairs."""
+        if data.labelled is None:
+            raise ConfigError(
+                "a re-ranker learns from labelled queries: name them with pairs", parameters=["pairs"]
+            )
+        save(place / "judged.jsonl", labelled_pairs(data.labelled, self.encoder))
+        steps = round(min(_STEPS[1], max(_STEPS[0], _EPOCHS * len(data.labelled) / _RERANKER_QUERIES)))
+        return merge(_RERANKER, {"optim": {"steps": steps}, "settings": {"length": self.manifest.max_length}})
+
+    def _on_texts(self, data: Data, place: Path) -> dict[str, Any]:
+        """Return the settings of training towards teachers, and write the texts that they embed."""
+        if self.queries_only:
+            raise ConfigError("training queries only needs labelled queries: name them with pairs")
+        if not self.teachers and data.queries and data.documents:
+            return self._on_labels(dataclasses.replace(data, labelled=self._guessed(data)), place)
+        if not self.teachers:
+            raise ConfigError(
+                "documents without labels need a teacher, a better encoder on this machine: name it, or give "
+                "labelled queries, or documents with a log of queries",
+                parameters=["teacher"],
+            )
+        titles = [] if data.titles is None else data.titles.queries
+        documents = sample(data.documents, _MOST_DOCUMENTS)
+        texts = save_texts(place / "documents.jsonl", [*documents, *spans(documents), *titles, *data.queries])
+        batch = min(_DOCUMENTS_BATCH, max(1, len(texts) * 9 // 10))
+        steps = round(min(_STEPS_ON_TEXTS[1], max(_STEPS_ON_TEXTS[0], _TOKENS / mean_tokens(texts) / batch)))
+        optim = {"batch_size": batch, "steps": steps}
+        return merge(_DOCUMENTS, {"optim": optim, **settings_of(self.teachers, place / SPACE)})
+
+
+def mean_tokens(texts: Sequence[str]) -> float:
+    """Return about how many tokens a text has."""
+    return sum(map(len, texts)) / max(1, len(texts)) / _CHARACTERS
+
+
+_JUDGEMENT = "query", "passage", "label"
+_GRADED = "sentence1", "sentence2", "score"
+
+
+def save(path: Path, rows: Iterator[dict[str, Any]]) -> str:
+    """Write rows as JSON lines; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return str(path)
+
+
+def save_texts(path: Path, texts: list[str]) -> list[str]:
+    """Write each text once; return them."""
+    distinct = list(dict.fromkeys(texts))
+    save(path, ({"text": text} for text in distinct))
+    return distinct

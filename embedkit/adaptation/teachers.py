@@ -1,0 +1,118 @@
+"""Teachers of documents without labels, and their vectors in the space of the model that they teach.
+
+Any encoders teach any model: their vectors are joined as in a run with ``[join]``, and turned so that they lie as
+near to the model's own vectors as a rotation can bring them (orthogonal Procrustes; Schoenemann, 1966). Cosines
+between the teachers' vectors stay, and the model has little to learn anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedkit.errors import ExportError, GateError
+from embedkit.export.pipeline import export_source
+from embedkit.protocols import FloatArray
+from embedkit.runtime.encoder import Encoder
+from embedkit.runtime.find import find_folder, find_known, find_model, is_local
+from embedkit.runtime.joined import JoinedSpace, side_by_side
+from embedkit.runtime.manifest import Manifest
+from embedkit.runtime.packing import unit_rows
+from embedkit.training.config import RunConfig
+from embedkit.training.corpus import Corpus
+from embedkit.training.teacher_spaces import principal_axes
+from embedkit.training.teachers import load_vectors
+
+logger = logging.getLogger("embedkit")
+
+_SAMPLE = 20_000  # texts
+_ROUNDS = 6
+
+
+def family(path: Path, manifest: Manifest) -> list[str]:
+    """Return the teachers of a model's family that are on this machine.
+
+    All that the model itself was taught by, else ``small`` if it has the model's space, else none.
+    """
+    record = manifest.teacher.get("joined", manifest.teacher)
+    names = [each["name"] for each in record.get("teachers", [record]) if "name" in each]
+    known = [find_known(name) for name in names]
+    if known and all(known):
+        return [str(each) for each in known]
+    if not is_local("small") or find_model("small") == path:
+        return []
+    space = Encoder.load("small").manifest.teacher.get("fingerprint")
+    return ["small"] if space is not None and space == manifest.teacher.get("fingerprint") else []
+
+
+def as_bundle(source: str, cache: Path) -> str:
+    """Return an int8 bundle of a teacher, which encodes several times as fast, or its folder if it has none."""
+    if is_local(source) and not Path(source).is_dir():
+        return str(find_model(source))
+    folder = find_folder(source).resolve()
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    bundle = cache / "teachers" / f"{folder.name}-{digest}.onnx"
+    if not bundle.exists():
+        logger.info("export %s to int8, in which it encodes faster", source)
+        try:
+            bundle.parent.mkdir(parents=True, exist_ok=True)
+            export_source(str(folder), bundle, precision="int8")
+        except (ExportError, GateError) as error:
+            logger.warning("%s is used as it is: %s", source, error)
+            return str(folder)
+    return str(bundle)
+
+
+def settings_of(teachers: Sequence[str], space: Path) -> dict[str, Any]:
+    """Return the tables of a run with these teachers, joined by the file ``space``."""
+    names = [Path(teacher).name.removesuffix(".onnx") for teacher in teachers]
+    tables = [
+        {"source": source, "name": name, "dtype": "float16"} for source, name in zip(teachers, names, strict=True)
+    ]
+    return {"teachers": tables, "join": {"space": str(space)}}
+
+
+def write_space(config: RunConfig, student: Encoder, path: Path) -> None:
+    """Write the space of a run's teachers, as near as it can be to the student's on a sample of its text.
+
+    Raises:
+        ModelNotFoundError, ModelError: a teacher cannot be loaded.
+        CacheError: the cache of vectors is damaged.
+    """
+    corpus = Corpus.prepare(config.sources, Path(config.cache))
+    rows = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _SAMPLE)).astype(np.int64))
+    parts = [load_vectors(teacher, corpus, Path(config.cache)) for teacher in config.every_teacher]
+    own = student.encode_document(corpus.texts(rows), show_progress_bar=False)
+    name = " + ".join(part.name for part in parts)
+    fit_space([part.read(rows, 0) for part in parts], own, name).save(path)
+
+
+def fit_space(vectors: Sequence[FloatArray], own: FloatArray, name: str) -> JoinedSpace:
+    """Return the space that brings teachers' vectors of some texts, ``(N, D_i)``, nearest to ``own``, ``(N, D)``.
+
+    The axes are principal components, turned by a rotation. The means that are taken off are those with which the
+    means of both agree: centring on the texts' own mean would remove what they have in common.
+    """
+    means = [part.mean(axis=0) for part in vectors]
+    space = _turned(vectors, means, own, name)
+    for _ in range(_ROUNDS):
+        apart = space.axes @ (own - space.join(vectors)).mean(axis=0)
+        moved = np.split(apart, np.cumsum([part.shape[1] for part in vectors])[:-1])
+        means = [mean - move for mean, move in zip(means, moved, strict=True)]
+        space = _turned(vectors, means, own, name)
+    return space
+
+
+def _turned(vectors: Sequence[FloatArray], means: Sequence[FloatArray], own: FloatArray, name: str) -> JoinedSpace:
+    """Return the space of principal components after the means are taken off, turned towards ``own``."""
+    weights = np.ones(len(vectors), dtype=np.float32)
+    rows = side_by_side(vectors, means, weights)
+    axes = principal_axes(rows.T.astype(np.float64) @ rows / len(rows))[:, : own.shape[1]].astype(np.float32)
+    left, _, right = np.linalg.svd(unit_rows(rows @ axes).T @ own, full_matrices=False)
+    turned: FloatArray = (axes @ (left @ right)).astype(np.float32)
+    return JoinedSpace(name=name, means=tuple(means), weights=weights, axes=turned)
