@@ -4,8 +4,8 @@
 
 Run it with the Python of an environment that has sentence-transformers; embedkit is not needed. It trains as the
 library's documentation says: MultipleNegativesRankingLoss on (question, passage), batches of 32 without
-duplicates, 2e-5, a tenth of warm-up. Appends to peer.json: nDCG@10 x 100 before and after, minutes,
-and the peak memory.
+duplicates, 2e-5, a tenth of warm-up. Appends to peer.json: nDCG@10 x 100 before and after, minutes of
+processor time, and the peak memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of text and test sets")
     parser.add_argument("--model", required=True, help="folder of the model to start from")
     parser.add_argument("--name", help="name in the results; default: that of the folder")
-    parser.add_argument("--minutes", type=float, required=True, help="of training")
+    parser.add_argument("--minutes", type=float, required=True, help="of processor time to train")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -54,13 +54,13 @@ def main() -> None:
 
 
 class _Until(TrainerCallback):
-    """Stops after some minutes, with the rate that a schedule of that length would have then."""
+    """Stops after some minutes of processor time."""
 
     def __init__(self, minutes: float) -> None:
-        self.end = time.monotonic() + 60 * minutes
+        self.end = time.process_time() + 60 * minutes
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - of the library
-        control.should_training_stop = time.monotonic() > self.end
+        control.should_training_stop = time.process_time() > self.end
 
 
 def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     pairs = [(queries[query], documents[document]) for query, document in judged(folder, "train")]
     model = SentenceTransformer(arguments.model, device="cpu")
     before = scores(model, folder, queries, documents)
-    started, steps = time.monotonic(), steps_of(arguments, pairs)
+    started, steps = time.process_time(), steps_of(arguments, pairs)
     options = SentenceTransformerTrainingArguments(
         output_dir="/tmp/peer",  # noqa: S108 - nothing is saved
         max_steps=steps,
@@ -94,7 +94,7 @@ def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
         "seed": seed,
         "threads": arguments.threads,
         "steps": steps,
-        "minutes": (time.monotonic() - started) / 60,
+        "minutes": (time.process_time() - started) / 60,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "version": importlib.metadata.version("sentence-transformers"),
         "figures": {
@@ -123,9 +123,9 @@ def steps_of(arguments: argparse.Namespace, pairs: list[tuple[str, str]]) -> int
         loss=MultipleNegativesRankingLoss(model),
         callbacks=[_Until(arguments.minutes / 10)],
     )
-    started = time.monotonic()
+    started = time.process_time()
     trainer.train()
-    pace = (time.monotonic() - started) / max(1, trainer.state.global_step)
+    pace = (time.process_time() - started) / max(1, trainer.state.global_step)
     return max(1, round(60 * arguments.minutes / pace))
 
 

@@ -155,10 +155,10 @@ class Planner:
 
     def _on_texts(self, data: Data, place: Path) -> dict[str, Any]:
         """Return the settings of training towards teachers, and write the texts that they embed."""
-        if self.queries_only:
-            raise ConfigError("training queries only needs labelled queries: name them with pairs")
-        if not self.teachers and data.queries and data.documents:
+        if data.queries and data.documents and (self.queries_only or not self.teachers):
             return self._on_labels(dataclasses.replace(data, labelled=self._guessed(data)), place)
+        if self.queries_only:
+            raise ConfigError("training queries only needs labelled queries, or a log of queries with documents")
         if not self.teachers:
             raise ConfigError(
                 "documents without labels need a teacher, a better encoder on this machine: name it, or give "

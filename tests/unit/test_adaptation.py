@@ -216,6 +216,8 @@ def test_without_a_teacher_the_hybrid_search_labels_a_log_of_queries(student, ti
     files = Files(documents=[titled], queries=[tmp_path / "log.txt"])
     made = plan(student, files, tmp_path / "run")
     assert made.config.method == "contrastive"
+    alone = plan(student, files, tmp_path / "alone", teachers=[str(student)], queries_only=True)
+    assert alone.config.settings.freeze_documents
     rows = [json.loads(line) for line in (tmp_path / "run/.data/pairs.jsonl").read_text().splitlines()]
     assert {row["query"] for row in rows} == {row["query"] for row in PAIRS}
     assert {row["passage"] for row in rows} <= {*made.data.documents, *made.data.titles.passages}
