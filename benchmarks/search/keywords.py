@@ -7,7 +7,8 @@
 is searched with ``mode="dense"`` and ``"hybrid"`` in turns, one at a time, by an exact index on one thread.
 Indexing keywords is the difference between building with and without them, with an encoder that returns a fixed
 embedding; this version and the checkout of another one take turns in processes of their own. The time of the
-processor hardly depends on other work on the machine. Writes results-keywords.json beside this file.
+processor hardly depends on other work on the machine. Writes results-keywords.json beside this file; without
+``--beside``, the figures of indexing there are kept.
 """
 
 from __future__ import annotations
@@ -65,11 +66,13 @@ def main() -> None:
         print(keywords_s(documents))
         return
     queries = list(in_turns(arguments.texts, QUERIES, arguments.queries, STEP))
-    results: dict[str, Any] = {"documents": len(documents), "threads": 1, "search": searches(documents, queries)}
+    path = HERE / "results-keywords.json"
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    results |= {"documents": len(documents), "threads": 1, "search": searches(documents, queries)}
     if arguments.beside is not None:
         results["indexing, processor s"] = indexing(arguments)
     print(json.dumps(results, indent=1))
-    (HERE / "results-keywords.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def in_turns(folder: Path, names: Sequence[str], count: int, step: int = 1) -> list[str]:

@@ -73,8 +73,9 @@ def main() -> None:
         path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     for encoder in () if arguments.time else encoders:
         new = measure(encoder, arguments.data, arguments.reranker)
-        names = {(row["encoder"], row["search"]) for row in new}
-        rows = [row for row in rows if (row["encoder"], row["search"]) not in names] + new
+        before = {(row["encoder"], row["search"]): row for row in rows}
+        after = {(row["encoder"], row["search"]): row for row in new}
+        rows = list((before | {key: {**before.get(key, {}), **row} for key, row in after.items()}).values())
         path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     (HERE / "results.md").write_text(table(rows), encoding="utf-8")
     draw(rows, HERE / "search_quality.svg")

@@ -61,19 +61,21 @@ class Candidates(Protocol):
         """Return the embeddings of a sample of all documents."""
 
 
-@dataclass(frozen=True, slots=True)
 class Sample:
-    """Embeddings ``(N, D) float32`` of a sample of all documents, by which any query's scores are standardised."""
+    """Moments of a sample of all embeddings, ``(N, D) float32``, by which any query's scores are standardised."""
 
-    embeddings: FloatArray
+    def __init__(self, embeddings: FloatArray) -> None:
+        rows = embeddings.astype(np.float64)
+        self._mean = rows.sum(axis=0) / max(len(rows), 1)
+        centred = rows - self._mean
+        self._covariance = (centred.T @ centred / max(len(rows), 1)).astype(np.float32)
 
     def standardise(self, scores: FloatArray, query: FloatArray) -> FloatArray:
         """Return a query's inner products with documents in standard deviations from their mean."""
-        products = np.vecdot(self.embeddings, query)
-        deviation = float(products.std()) if len(products) else 0.0
-        if deviation < _NEGLIGIBLE:
+        variance = float(np.vecdot(np.vecdot(self._covariance, query), query))
+        if variance < _NEGLIGIBLE**2:
             return np.zeros_like(scores)
-        return np.asarray((scores - products.mean()) / deviation)
+        return np.asarray((scores - self._mean @ query) / np.sqrt(variance))
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,13 +116,14 @@ class PostingsBuilder:
         scores = self._latin_scores(tokens, rows, frequencies)
         analyzer = analyzer or Analyzer.of_languages(self._languages(scores, tokens, rows))
         numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
-        parts = [np.empty((3, 0), np.int64)]
+        parts: list[tuple[_Ints, ...]] = [(np.empty(0, np.int32),) * 3]
         for language, is_spoken in _by_language(analyzer, scores):
             chosen = is_spoken[rows]
             terms, lengths = self._cut(tokens[chosen], analyzer, language, numbers)
-            expanded = np.repeat(rows[chosen], lengths), np.repeat(frequencies[chosen], lengths)
-            parts.append(np.stack([terms, *expanded]))
-        terms, rows, frequencies = np.concatenate(parts, axis=1)
+            parts.append((terms, np.repeat(rows[chosen], lengths), np.repeat(frequencies[chosen], lengths)))
+        del tokens, rows, frequencies
+        terms, rows, frequencies = map(np.concatenate, zip(*parts, strict=True))
+        del parts
         return _postings(list(numbers), terms, rows, frequencies, self._count, analyzer)
 
     def _latin_scores(self, tokens: _Ints, rows: _Ints, frequencies: _Ints) -> _Ints:
@@ -150,10 +151,10 @@ class PostingsBuilder:
 
     def _cut(
         self, tokens: _Ints, analyzer: Analyzer, language: str, numbers: Mapping[str, int]
-    ) -> tuple[RowNumbers, _Ints]:
+    ) -> tuple[_Ints, _Ints]:
         """Return the numbers of all tokens' terms, and how many each token has."""
         texts = list(self._numbers)
-        counts, starts, terms = np.zeros(len(texts), np.int32), np.zeros(len(texts), np.int64), array("q")
+        counts, starts, terms = np.zeros(len(texts), np.int32), np.zeros(len(texts), np.int64), array("i")
         for token in np.unique(tokens).tolist():
             starts[token] = len(terms)
             terms.extend(map(numbers.__getitem__, analyzer.cut(texts[token], language)))
@@ -161,7 +162,7 @@ class PostingsBuilder:
         lengths = counts[tokens]
         ends = np.cumsum(lengths)
         places = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths - starts[tokens], lengths)
-        return np.frombuffer(terms, np.int64)[places], lengths
+        return np.frombuffer(terms, np.int32)[places], lengths
 
 
 def _by_language(analyzer: Analyzer, scores: _Ints) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
@@ -185,9 +186,10 @@ def _postings(
     ranks[order] = np.arange(len(order))
     keys = ranks[terms] * count + rows
     by_key = np.argsort(keys, kind="stable")
-    keys, firsts = np.unique(keys[by_key], return_index=True)
-    sums = np.add.reduceat(frequencies[by_key], firsts) if len(firsts) else frequencies
-    terms, rows = np.divmod(keys, count)
+    keys, frequencies = keys[by_key], frequencies[by_key]
+    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+    sums = np.add.reduceat(frequencies, firsts) if len(firsts) else frequencies
+    terms, rows = np.divmod(keys[firsts], count)
     lengths = np.bincount(rows, sums, minlength=count)
     norms = _K1 * (1 - _B + _B * lengths / max(float(lengths.sum()) / max(count, 1), 1.0))
     weights = sums / (sums + norms[rows])
