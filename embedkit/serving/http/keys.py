@@ -152,7 +152,10 @@ def _read(path: Path) -> list[Key]:
 def _named_key(name: str, table: Any, path: Path) -> Key:
     place, known = f"{path}: keys.{name}", [field.name for field in dataclasses.fields(_Entry)]
     if not isinstance(table, Mapping):
-        raise ConfigError(f'{place}: expected a table with {", ".join(known)}, such as {name} = {{key = "..."}}')
+        # The name is not shown: it may be the key.
+        raise ConfigError(
+            f'{path}: expected tables in [keys], such as NAME = {{key = "..."}}, found something else'
+        )
     if unknown := sorted(table.keys() - set(known)):
         hint = did_you_mean(unknown[0], known, f"its fields are {', '.join(known)}")
         raise ConfigError(f"{place}: unknown field; {hint}")

@@ -85,7 +85,7 @@ def test_a_missing_key_file_is_named(tmp_path, name):
     [
         ("", "expected tables"),
         ("keys = 3", "expected tables"),
-        ("[keys]\na = 3", "keys.a: expected a table"),
+        ("[keys]\na = 3", r"expected tables in \[keys\]"),
         ("[keys.a]", "keys.a: give either key or sha256"),
         ('[keys.a]\nkey = "long enough"\nsha256 = "00"', "give either"),
         ('[keys.a]\nkey = "short"', "keys.a: key has 5 characters"),
@@ -110,6 +110,7 @@ def test_errors_in_the_table_are_named(tmp_path, content, words):
     [
         '[keys]\nsite = "{}"',
         '[keys]\nsite = ["{}"]',
+        '[keys]\n{} = "read"',
         '[keys.site]\n{} = "key"',
         '[keys.site]\nkey = {{value = "{}"}}',
         '[keys.site]\nkey = "long enough"\nscopes = "{}"',
