@@ -169,7 +169,7 @@ def start_all(folder: Path) -> int:
     for process in running:
         process.start()
     for process in running:
-        process.join(180)
+        process.join(780)
     return int(any(process.exitcode != 0 for process in running))
 
 

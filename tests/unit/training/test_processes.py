@@ -21,6 +21,7 @@ from embedkit.training.loop import RunControl, train
 from embedkit.training.method import View
 from embedkit.training.optim import OptimConfig
 
+pytestmark = pytest.mark.timeout(900)  # three processes train everything; a busy machine takes its time
 SCRIPT = Path(__file__).parent / "shared_training.py"
 ONE, TWO, OTHER = "1-0", "2-0", "2-1"
 
@@ -51,7 +52,7 @@ def trained(tmp_path_factory, toy_tokenizer_json):
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=200,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stderr
