@@ -5,8 +5,8 @@
 ``DATA`` holds retrieval/{scifact,cacm,cranfield,medline} and own/stackfaq, whose split dev is searched.
 Approximate indexes are built although the sets are small. Under the filter, every second document can be found.
 Milvus and Qdrant, if their clients are installed, run in their local modes, and pass only their best candidates to
-the fusion; they are searched in sets of at most 100 queries. A figure is nDCG@10 x 100. Writes variants.md beside
-this file.
+the fusion; they are searched in sets of at most 100 queries. A figure is nDCG@10 x 100. Figures are kept in
+variants.json beside this file, so an interrupted run continues, and variants.md is written from them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,10 @@ def main() -> None:
     index_kinds.SMALL = 0  # else a scan would replace the approximate indexes of small sets
     encoder = Encoder.load(arguments.encoder, threads=1)
     chosen = {name: one for name, one in VARIANTS.items() if importlib.util.find_spec(CLIENTS[one[2]]) is not None}
-    figures: dict[str, dict[str, dict[str, float]]] = {name: {} for name in chosen}
+    path = HERE / "variants.json"
+    figures: dict[str, dict[str, dict[str, float]]] = (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    )
     for name, (place, split) in SETS.items():
         task = load_retrieval(arguments.data / place, name=name, split=split)
         keys = [key for key, text in task.documents.items() if text.strip()]
@@ -72,7 +76,7 @@ def main() -> None:
         built: dict[tuple[str, str], Collection] = {}
         with tempfile.TemporaryDirectory() as folder:
             for label, (kind, condition, database) in chosen.items():
-                if database and len(texts) > MOST_QUERIES:
+                if (database and len(texts) > MOST_QUERIES) or name in figures.get(label, {}):
                     continue
                 if (kind, database) not in built:
                     built[kind, database] = Collection.build(
@@ -86,11 +90,12 @@ def main() -> None:
                 searched = {
                     mode: built[kind, database].search(texts, mode=mode, filter=condition) for mode in MODES
                 }
-                figures[label][name] = {
+                figures.setdefault(label, {})[name] = {
                     mode: gain([[hit.id for hit in hits] for hits in found], halved=condition is not None)
                     for mode, found in searched.items()
                 }
                 print(name, label, figures[label][name], flush=True)
+                path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
             for collection in built.values():
                 collection.close()
     (HERE / "variants.md").write_text(table(encoder.name, figures), encoding="utf-8")
@@ -124,7 +129,7 @@ def table(encoder: str, figures: Mapping[str, Mapping[str, Mapping[str, float]]]
         "",
         "Dense / keywords / hybrid, nDCG@10 x 100; the last column is the hybrid search's smallest gain over the",
         "better of the two. Approximate indexes were built although the sets are small; the filter leaves every",
-        "second document.",
+        "second document. Empty cells were not measured.",
         "",
         f"| | {' | '.join(SETS)} | least gain |",
         f"|---|{'---|' * len(SETS)}---:|",
