@@ -238,12 +238,10 @@ def report(rows: list[dict[str, Any]]) -> str:
         "## Labels",
         "",
         *table(labels, ["test", "test-unseen", "STS-B dev"]),
-        "",
-        "## Documents without labels",
-        "",
-        *table(documents, ["test", "test, hybrid", "test-unseen", "test-unseen, hybrid", "STS-B dev"]),
-        *mean(documents),
     ]
+    if documents:
+        columns = ["test", "test, hybrid", "test-unseen", "test-unseen, hybrid", "STS-B dev"]
+        lines += ["", "## Documents without labels", "", *table(documents, columns), *mean(documents)]
     return "\n".join(lines) + "\n"
 
 
