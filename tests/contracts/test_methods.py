@@ -206,7 +206,7 @@ def score(encoder):
     return float(embeddings[0] @ embeddings[5])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(identifier, case)))
+@pytest.mark.parametrize("case", SWITCHES, ids=lambda case: "-".join(map(identifier, case)))
 def test_interrupted_and_resumed_equals_uninterrupted(make, case, tmp_path):
     whole, parts = Fit(make, case, tmp_path / "whole"), Fit(make, case, tmp_path / "parts")
     state, method = whole()

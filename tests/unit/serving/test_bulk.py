@@ -509,6 +509,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform ==
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows tells no peak")
+@pytest.mark.release  # writes 120 MB
 def test_memory_is_bounded_by_a_shard(toy_bundle, tmp_path):
     def peak(rows: int) -> int:
         pages = [random.randbytes(1500).hex() for _ in range(rows)]
