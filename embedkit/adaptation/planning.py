@@ -28,7 +28,7 @@ _STUDENT = {"dropout": 0.0, "word_table": "int4"}
 _LABELS: Mapping[str, Any] = {
     "method": "contrastive",
     "student": _STUDENT,
-    "optim": {"lr": 5e-4, "activation_limit": 3.0},
+    "optim": {"lr": 5e-4},
 }
 """Settings of the training on labels."""
 
@@ -41,7 +41,6 @@ _DOCUMENTS: Mapping[str, Any] = {
         "warmup": 0.1,
         "schedule": "cosine",
         "correct_bias": True,
-        "activation_limit": 3.0,
     },
     "settings": {
         "views": 1,
@@ -107,6 +106,10 @@ class Planner:
             student["max_length"] = self.manifest.max_length
             learns = self._on_labels if data.labelled is not None or data.graded is not None else self._on_texts
             mapping = learns(data, place)
+            trained = self.manifest.config.get("optim")
+            limit = trained.get("activation_limit") if isinstance(trained, Mapping) else None
+            if limit is not None:  # an encoder that was trained without the limit would be damaged by it
+                mapping = merge(mapping, {"optim": {"activation_limit": limit}})
         mapping = merge(mapping, {"student": student, "corpus": [corpus]})
         return Part(resolve(override(mapping, self.settings)), data, folder)
 

@@ -298,3 +298,10 @@ def test_a_plan_tells_labels_from_documents(student, pairs, tmp_path):
     made = plan(student, Files(pairs=[pairs]), tmp_path / "run")
     assert made.config.method == "contrastive"
     assert made.config.optim.steps == 30
+
+
+@pytest.mark.parametrize("source", ["tiny", "mini"])
+def test_activations_are_limited_if_they_were_in_training(source, pairs, tmp_path):
+    trained = Encoder.load(source).manifest.config.get("optim", {}).get("activation_limit")
+    assert trained == {"tiny": 3.0, "mini": None}[source]
+    assert plan(source, Files(pairs=[pairs]), tmp_path / "run").config.optim.activation_limit == trained
