@@ -36,7 +36,9 @@ LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 COLUMNS = {
     "STS": "STS mean",
     "SICK-R": "SICKR",
-    "re-ranking": "re-ranking mean",
+    "questions": "questions mean",
+    "answers": "answers mean",
+    "SemEval-2016 questions": "SemEval-2016 questions",
     "SciFact": "SciFact nDCG@10",
     "retrieval": "retrieval mean",
     "Banking77": "Banking77 accuracy",
