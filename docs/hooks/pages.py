@@ -51,7 +51,11 @@ PAGE_OF = {source: page for page, source in COPIES.items()}
 # Page of the API reference -> title, module, names.
 API = {
     "encoding": ("Encoding", "embedkit", ["Encoder", "JoinedEncoder", "CrossEncoder"]),
-    "retrieval": ("Retrieval", "embedkit.serving.retrieval", ["Collection", "Document", "Fusion", "Hit", "Hits"]),
+    "retrieval": (
+        "Retrieval",
+        "embedkit.serving.retrieval",
+        ["Collection", "SearchOptions", "Document", "Hit", "Hits"],
+    ),
     "splitting": ("Splitting", "embedkit.serving.retrieval.splitting", ["split_documents"]),
     "similar": (
         "Similar texts",

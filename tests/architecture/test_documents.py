@@ -8,6 +8,8 @@ below. The others need a trained model or a data set. Notebooks run completely.
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
 import shlex
@@ -202,6 +204,19 @@ def test_every_file_of_a_collection_is_described(tmp_path):
     assert len(names) > 4
     described = re.sub(r"\d{6}", "N", described)
     assert [name for name in names if re.sub(r"\d{6}", "N", name) not in described] == []
+
+
+def test_the_reference_names_what_exists():
+    tree = ast.parse((ROOT / "docs" / "hooks" / "pages.py").read_text(encoding="utf-8"))  # it imports mkdocs
+    table = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "API"
+    )
+    rows = [(module, names) for _, module, names in table.values() if ".integrations." not in module]
+    assert len(rows) > 5
+    for module, names in rows:
+        assert [name for name in names if not hasattr(importlib.import_module(module), name)] == []
 
 
 class Notebook(NamedTuple):
