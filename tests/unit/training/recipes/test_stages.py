@@ -60,11 +60,13 @@ def test_a_second_stage_resumes_with_the_student_of_the_first(go, tokenizer, tmp
 
 
 @pytest.mark.parametrize("stops", [(), (1, 2)])
+@pytest.mark.parametrize("width", [16, 24])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_frozen_words_stay_frozen_in_every_stage(go, tmp_path, recipe, stops):
+def test_frozen_words_stay_frozen_in_every_stage(go, tokenizer, tmp_path, recipe, width, stops):
+    random(tokenizer, Size(2, width, 2), max_length=16, seed=4).save(tmp_path / "teacher")
     go(recipe, "run", stops, freeze_words=True)
     words = SentenceEncoder.load(tmp_path / "start").body.get_input_embeddings().weight
     trained = [path for path in (tmp_path / "run").rglob("model") if path.is_dir()]
     assert len(trained) > 1
-    for folder in trained:
+    for folder in (tmp_path / "run" / "initial", *trained):
         assert torch.equal(SentenceEncoder.load(folder).body.get_input_embeddings().weight, words), folder
