@@ -15,6 +15,7 @@ import csv
 import importlib.metadata
 import json
 import resource
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     before = scores(model, folder, queries, documents)
     started, steps = time.process_time(), steps_of(arguments, pairs)
     options = SentenceTransformerTrainingArguments(
-        output_dir="/tmp/peer",  # noqa: S108 - nothing is saved
+        output_dir=tempfile.gettempdir(),  # nothing is saved
         max_steps=steps,
         per_device_train_batch_size=32,
         learning_rate=2e-5,
@@ -107,7 +108,7 @@ def steps_of(arguments: argparse.Namespace, pairs: list[tuple[str, str]]) -> int
     """Return how many steps fill the time, by training a copy for a tenth of it."""
     model = SentenceTransformer(arguments.model, device="cpu")
     options = SentenceTransformerTrainingArguments(
-        output_dir="/tmp/peer",  # noqa: S108 - nothing is saved
+        output_dir=tempfile.gettempdir(),  # nothing is saved
         max_steps=10_000,
         per_device_train_batch_size=32,
         batch_sampler=BatchSamplers.NO_DUPLICATES,

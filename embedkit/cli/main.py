@@ -213,7 +213,7 @@ def _end_help(name: str, parser: argparse.ArgumentParser, examples: str, page: s
     """End the help of a command and of each sub-command with common options, examples and the page."""
     lines = examples.strip().splitlines()
     ending = [
-        "also: --json, --debug, -v, -q (embedkit --help)",
+        f"also: {', '.join(flags[0] for flags in _COMMON_OPTIONS)} (embedkit --help)",
         "examples:",
         *(f"  {line.strip()}" for line in lines),
     ]
