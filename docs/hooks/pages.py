@@ -44,7 +44,6 @@ COPIES = {
     "cards/static-minilm.md": "models/static-minilm.md",
     "assets/frontier.svg": "benchmarks/frontier/frontier.svg",
     "assets/search_quality.svg": "benchmarks/search_quality/search_quality.svg",
-    "assets/methods.svg": "benchmarks/methods/results.svg",
 }
 PAGE_OF = {source: page for page, source in COPIES.items()}
 
