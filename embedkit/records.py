@@ -101,8 +101,9 @@ class Row:
 def read_records(path: Path) -> Iterator[tuple[int, Record]]:
     """Yield ``(line, record)`` for every row of a file, streaming.
 
-    A ``.txt`` row is ``{"text": line}``; a ``.tsv`` row ``{"text1": ..., "text2": ...}`` by position;
-    ``.csv`` rows are named by the header, ``.jsonl`` rows are the objects, ``.parquet`` rows the columns.
+    A ``.txt`` row is ``{"text": line}``; a ``.tsv`` row ``{"text1": ..., "text2": ...}`` by position, unless its
+    first line holds only usual names of columns; ``.csv`` rows are named by the header, ``.jsonl`` rows are the
+    objects, ``.parquet`` rows the columns.
     Only LF and CRLF end a line (cells of a ``.csv`` may contain line breaks). Blank lines, also those of white
     space, are not rows; in ``.txt`` and ``.tsv`` they are counted in a log message. All rows of a table have as
     many cells as the first.
@@ -295,12 +296,31 @@ def _read_txt(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
         yield number, {"text": line}
 
 
+_HEADER = re.compile(
+    "(?:q|p|d|doc|document|query|question|passage|corpus|pair)?id|(?:text|sentence|sent|premise|hypothesis|query|"
+    "question|passage|document|doc|answer|positive|negative|anchor|title|body|content)[ab]?|queries|(?:relevance|"
+    "relatedness|similarity|entailment|gold)?(?:label|score|judgment)s?|relevance|similarity|grade|weight|clicks|"
+    "isduplicate|split|source|url|lang|language|genre|rank|index"
+)
+"""Usual names of columns, in lower case, without separators and a number at the end."""
+
+
 def _read_tsv(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:
     names: list[str] = []
     for number, line in _without_blanks(path, lines):
         cells = line.split("\t")
+        if not names and _is_header(cells):
+            names = [cell.strip() for cell in cells]
+            check_columns(f"{path}:{number}", names)
+            continue
         names = names or [f"text{i}" for i in range(1, len(cells) + 1)]
         yield number, named_cells(f"{path}:{number}", names, cells)
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    """Whether the first line of a table names its columns: each cell is a usual name, such as ``question1``."""
+    plain = [re.sub(r"[\W_]+|\d+$", "", cell.lower()) for cell in cells]
+    return len({*cells}) == len(cells) > 1 and all(map(_HEADER.fullmatch, plain))
 
 
 def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Record]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from embedkit.atomic import expanded
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.sources import Tables, folder_rows, has_tables
+from embedkit.evaluation.sources import Tables, folder_rows, has_tables, split_of
 from embedkit.evaluation.sts import FIRST, SCORE, SECOND, ScoredPairs, load_scored_pairs
 from embedkit.records import Row, read_records
 from embedkit.runtime.arguments import check_iterable, check_path
@@ -23,7 +23,7 @@ from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.splitting import is_text_source, split_documents
 from embedkit.serving.retrieval.store.protocol import MANIFEST
 from embedkit.training.corpus import normalise
-from embedkit.training.pairs import PASSAGE, QUERY, Judgement, LabelledQueries, read_queries, splits
+from embedkit.training.pairs import PASSAGE, QUERY, Judgement, LabelledQueries, read_queries, splits, text_rows
 
 Sources = Sequence[str | os.PathLike[str]]
 
@@ -35,6 +35,7 @@ _FEWEST_TITLES = 20
 _FEWEST_WORDS = 4
 _SENTENCE = re.compile(r"(?<=[.!?]) ")
 _TEXT = ("text", "content", "body", "passage", "sentence")
+_TRAINED = (None, "train")  # splits
 _SEED = 7  # of what is held out, which is the same for all seeds of a run
 
 
@@ -99,7 +100,7 @@ class Data:
 def read(files: Files, encoder: Encoder) -> Data:
     """Read all files, and hold out a part.
 
-    Of labelled queries a fifth is held out, or the split ``dev`` of a set in BEIR's form; without labels a fifth
+    Of labelled queries a fifth is held out, or their split ``dev`` if they have one; without labels a fifth
     of the titles. The choice does not depend on the seed of the run.
 
     Raises:
@@ -159,10 +160,11 @@ class _Found:
             self.add_graded(source)
         else:
             records = itertools.chain([first], rows)
-            self._add_documents(source, (_document(Row(f"{source}:{n}", record)) for n, record in records))
+            trained = ((n, record) for n, record in records if split_of(record) in _TRAINED)
+            self._add_documents(source, (_document(Row(f"{source}:{n}", record)) for n, record in trained))
 
     def add_pairs(self, source: Path) -> None:
-        """Add labelled queries; the split ``dev`` of a set in BEIR's form is held out."""
+        """Add labelled queries; their split ``dev`` is held out."""
         labelled = read_queries(source)
         self.labelled.append(labelled)
         self.lines.append(f"{source}: {len(labelled):,} labelled queries, {len(labelled.passages):,} passages")
@@ -173,15 +175,15 @@ class _Found:
     def add_queries(self, source: Path) -> None:
         """Add queries without labels: a text a line, or records with a query or text."""
         before = len(self.queries)
-        for number, record in read_records(source):
-            text = normalise(Row(f"{source}:{number}", record).text(*QUERY, "text"))
-            if text:
+        for row in text_rows(source):
+            text = normalise(row.text(*QUERY, "text"))
+            if text and split_of(row.fields) in _TRAINED:
                 self.queries[text] = None
         self.lines.append(f"{source}: {len(self.queries) - before:,} queries without labels")
 
     def add_graded(self, source: Path) -> None:
         """Add graded pairs."""
-        self.graded.append(load_scored_pairs(source))
+        self.graded.append(load_scored_pairs(source, split="train"))
         self.lines.append(f"{source}: {len(self.graded[-1]):,} graded pairs")
 
     def _add_documents(self, source: Path, records: Iterable[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from embedkit.atomic import expanded
 from embedkit.errors import DataError
@@ -97,23 +97,29 @@ def first_file(folder: Path, *names: str) -> Path:
 
 
 _SINGLE = "train"
-_DEVELOPMENT = ("dev", "validation", "valid", "val", "trial")
-_SPLITS = ("train", "test", *_DEVELOPMENT)
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("dev", "devel", "development", "validation", "valid", "val", "eval", "trial"), "dev"),
+    **dict.fromkeys(("test", "testing", "heldout"), "test"),
+}
+
+
+def split_of(record: Mapping[str, Any]) -> str | None:
+    """Return ``train``, ``dev`` or ``test`` if a column ``split`` says so in one of the usual words."""
+    return _SPLITS.get(re.sub(r"[\W_]+", "", str(record.get("split", "")).lower()))
 
 
 def of_split(rows: Iterable[Row], split: str) -> Iterator[Row]:
     """Yield the rows of one split, if a column ``split`` names the split of each row; otherwise all rows.
 
-    ``dev`` and ``validation`` are one split.
-
     Raises:
         DataError: there are rows, but none of this split.
     """
     found = dict[str, None]()
-    any_left = False
+    any_left, wanted = False, split_of({"split": split}) or split
     for row in rows:
-        named = str(row.fields.get("split", "")).strip().lower()
-        if named in _SPLITS and named != split and not {named, split} <= {*_DEVELOPMENT}:
+        named = split_of(row.fields)
+        if named and named != wanted:
             found[named] = None
             continue
         any_left = True

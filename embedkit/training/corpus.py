@@ -11,7 +11,7 @@ import logging
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from embedkit.atomic import atomic_folder
 from embedkit.config import setting
 from embedkit.errors import ConfigError, DataError
+from embedkit.evaluation.sources import split_of
 from embedkit.progress import Progress
 from embedkit.records import HubDataset, Record, read_records
 
@@ -34,6 +35,8 @@ _CHUNK = 4096
 _HUB = "hf://"
 _COLUMN_GUESSES = ("text", "sentence", "content", "title")
 _SPACE = re.compile(r"\s+")
+_ID = re.compile(r"\s*[^\s\d]*\d\S*\s*")  # a single word with a digit, such as 7, D12 or MED-10
+FIRST_ROWS = 20  # rows that decide what the columns of a table hold
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,7 @@ class SourceConfig:
         if self.path.startswith(_HUB):
             rows = HubDataset.parse(self.path).rows(split="train", keep=False)
             return enumerate((dict(row.fields) for row in itertools.islice(rows, self.limit)), 1)
-        return itertools.islice(_named(read_records(Path(self.path))), self.limit)
+        return itertools.islice(read_records(Path(self.path)), self.limit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,33 +315,6 @@ def _card(
     )
 
 
-_HEADERS = {
-    *("text", "title", "query", "queries", "question", "question1", "question2", "passage", "document", "answer"),
-    *("sentence", "sentence1", "sentence2", "sentence_a", "sentence_b", "premise", "hypothesis", "label", "score"),
-    *("positive", "negative", "anchor", "id", "qid", "pid", "docid", "qid1", "qid2", "is_duplicate", "split"),
-}
-
-
-def _named(records: Iterator[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
-    """Name the columns of a table without names by its first row, if that is a header."""
-    first = next(records, None)
-    if first is None:
-        return
-    cells = [str(cell).strip() for cell in first[1].values()]
-    if len(cells) < 2 or "text1" not in first[1] or not {cell.lower() for cell in cells} <= _HEADERS:
-        yield first
-        yield from records
-        return
-    for line, record in records:
-        yield line, dict(zip(cells, record.values(), strict=False))
-
-
-def _is_held_out(record: Record) -> bool:
-    """Whether a column ``split`` says that a row is not for training."""
-    split = record.get("split")
-    return isinstance(split, str) and split.strip().lower() in {"dev", "valid", "validation", "test", "eval"}
-
-
 def read_rows(source: SourceConfig) -> Iterator[tuple[int, Record, tuple[str, ...] | None]]:
     """Yield each row's line, record and normalised views, which are None if it is empty or out of bounds.
 
@@ -348,11 +324,13 @@ def read_rows(source: SourceConfig) -> Iterator[tuple[int, Record, tuple[str, ..
         DataError: the source is missing or malformed, or holds ids instead of text.
     """
     columns: tuple[str, ...] = ()
-    for line, record in source.records():
-        if all(value in ("", None) for value in record.values()) or _is_held_out(record):
+    records = source.records()
+    first = list(itertools.islice(records, FIRST_ROWS))
+    for line, record in itertools.chain(first, records):
+        if all(value in ("", None) for value in record.values()) or split_of(record) in ("dev", "test"):
             yield line, record, None
             continue
-        columns = columns or _columns(source, record)
+        columns = columns or _columns(source, record, [record for _, record in first])
         try:
             row = tuple(_text(record[column]) for column in columns)
         except (KeyError, TypeError) as error:
@@ -377,8 +355,8 @@ def _fits(text: str, source: SourceConfig) -> bool:
     return source.min_words <= words <= (source.max_words or words)
 
 
-def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
-    """Return the columns that hold the views, decided on the first row that is not blank."""
+def _columns(source: SourceConfig, record: Record, first: Sequence[Record]) -> tuple[str, ...]:
+    """Return the columns that hold the views, decided on the first rows and the first that is not blank."""
     wanted = source.view_columns or source.translation_columns
     wanted = wanted or ((source.text_column,) if source.text_column else ())
     missing = [column for column in wanted if column not in record]
@@ -387,7 +365,7 @@ def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
     if wanted:
         return wanted
     if "text1" in record:
-        return _columns_of_table(source, record)
+        return _columns_of_table(source.path, first)
     guesses = [column for column in _COLUMN_GUESSES if column in record]
     if not guesses:
         raise DataError(
@@ -398,19 +376,26 @@ def _columns(source: SourceConfig, record: Record) -> tuple[str, ...]:
     return (guesses[0],)
 
 
-def _columns_of_table(source: SourceConfig, record: Record) -> tuple[str, ...]:
+def _columns_of_table(path: str, first: Sequence[Record]) -> tuple[str, ...]:
     """Return the first two columns of a table without names, if these are text and further ones only numbers."""
+    record = first[0]
     texts, others = list(record)[:2], list(record)[2:]
-    ids = [column for column in texts if str(record[column]).strip().isdigit()]
+    ids = columns_of_ids(first, texts)
     more = [column for column in others if not _is_number(record[column])]
     if ids or more:
         what = f"{', '.join(ids)} holds ids" if ids else f"it has {len(record)} columns"
         raise DataError(
-            f"{source.path}: {what}, for example {', '.join(map(str, record.values()))[:80]!r}; name the column "
+            f"{path}: {what}, for example {', '.join(map(str, record.values()))[:80]!r}; name the column "
             f"of text with text_column, or those of pairs with view_columns, out of {', '.join(record)}",
             parameters=["text_column", "view_columns"],
         )
     return tuple(texts)
+
+
+def columns_of_ids(first: Sequence[Record], columns: Iterable[str]) -> list[str]:
+    """Return the columns that hold ids instead of texts, by the first rows."""
+    below = first[1:] or first  # the first may be a header of unusual names
+    return [column for column in columns if all(_ID.fullmatch(str(row[column])) for row in below)]
 
 
 def _is_number(cell: Any) -> bool:

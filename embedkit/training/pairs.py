@@ -11,6 +11,7 @@ passages of its query, or a folder may hold a set in BEIR's form::
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ import numpy as np
 
 from embedkit.errors import DataError
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet
-from embedkit.evaluation.sources import Tables, has_tables, plain_stem
+from embedkit.evaluation.sources import Tables, has_tables, of_split, plain_stem, split_of
 from embedkit.protocols import FloatArray
 from embedkit.records import Row, read_records
-from embedkit.training.corpus import Rows, normalise
+from embedkit.training.corpus import FIRST_ROWS, Rows, columns_of_ids, normalise
 
 QUERY = ("query", "question", "anchor", "text1")
 PASSAGE = ("passage", "answer", "document", "positive", "text2")
@@ -124,8 +125,9 @@ class LabelledQueries:
 def read_queries(path: str | Path, *, split: str = "train", label: str | None = None) -> LabelledQueries:
     """Read labelled queries from a file, a folder in BEIR's form, or one of the files in its ``qrels``.
 
-    ``split`` is that of a folder. ``label`` names a column of labels or grades, of which 0 marks a passage that
-    does not answer the query; by default one of :data:`LABEL`, or of :data:`WEIGHT`, and 1 without any.
+    ``split`` is that of a folder, or of rows with a column ``split``. ``label`` names a column of labels or
+    grades, of which 0 marks a passage that does not answer the query; by default one of :data:`LABEL`, or of
+    :data:`WEIGHT`, and 1 without any.
 
     Raises:
         DataError: the source is missing or malformed, or no query has a passage that answers it.
@@ -136,11 +138,28 @@ def read_queries(path: str | Path, *, split: str = "train", label: str | None = 
     if path.is_dir():
         found = _read_folder(path, split)
     else:
-        rows = (Row(f"{path}:{line}", record) for line, record in read_records(path))
+        rows = of_split(text_rows(path), split)
         found = LabelledQueries.of(judgement for row in rows for judgement in _judgements(row, label))
     if not len(found):
         raise DataError(f"{path}: no query has a passage that answers it")
     return found
+
+
+def text_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file.
+
+    Raises:
+        DataError: it is missing or malformed, or is a table without names that holds more than a text or a pair.
+    """
+    records = read_records(path)
+    first = list(itertools.islice(records, FIRST_ROWS))
+    names = list(first[0][1]) if first and "text1" in first[0][1] else []
+    ids = columns_of_ids([record for _, record in first], names[:2])
+    if ids or len(names) > 2:
+        what = f"{', '.join(ids)} holds ids" if ids else f"it has {len(names)} columns"
+        raise DataError(f"{path}: {what}; name them in a first line, such as `query`, `passage` and `label`")
+    for line, record in itertools.chain(first, records):
+        yield Row(f"{path}:{line}", record)
 
 
 def is_labelled(path: Path) -> bool:
@@ -149,10 +168,14 @@ def is_labelled(path: Path) -> bool:
     return bool({"query", "question"} & first.keys()) and bool({"passage", "answer"} & first.keys())
 
 
-def splits(folder: str | Path) -> list[str]:
-    """Return the names of the splits of a folder in BEIR's form; of anything else, none."""
-    judged = Path(folder) / "qrels"
-    return sorted(plain_stem(path) for path in judged.iterdir()) if judged.is_dir() else []
+def splits(source: str | Path) -> list[str]:
+    """Return the names of the splits of a folder in BEIR's form, or of a file with a column ``split``."""
+    judged = Path(source) / "qrels"
+    if judged.is_dir():
+        return sorted(plain_stem(path) for path in judged.iterdir())
+    if not Path(source).is_file():
+        return []
+    return sorted({split for _, record in read_records(Path(source)) if (split := split_of(record))})
 
 
 def _read_folder(folder: Path, split: str) -> LabelledQueries:

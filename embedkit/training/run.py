@@ -117,10 +117,10 @@ def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterat
     method, student, dev = config.method, config.student, config.dev
     if any(source.repeat != 1 for source in (*config.corpus, *getattr(settings, "queries", ()))):
         yield f"repeat is not used by {method}, which reads every row once in an epoch"
+    if config.views != ViewsConfig():
+        yield f"[views] augments texts without labels; {method} does not use it"
     if not entry.scores_pairs:
         return
-    if config.views != ViewsConfig():
-        yield f"[views] augments texts for encoders; {method} does not use it"
     if student.layers == 0:
         yield f"student.layers = 0 is a static encoder; a cross-encoder of {method} has at least one layer"
     if student.source is None and student.start != "layers":

@@ -255,6 +255,24 @@ def test_the_split_dev_is_held_out_of_a_set_in_beirs_form(student, tmp_path):
     )
 
 
+def test_rows_of_other_splits_are_not_trained_on(student, tmp_path):
+    splits = ["train"] * 20 + ["dev"] * 2 + ["test"] * 2
+    rows = {
+        "pairs": [{"query": f"q {n}", "passage": "the sea"} for n in range(24)],
+        "graded": [{"sentence1": f"q {n}", "sentence2": "the sea", "score": n} for n in range(24)],
+        "queries": [{"query": f"q {n}"} for n in range(24)],
+        "documents": [{"text": f"q {n}"} for n in range(24)],
+    }
+    for name, records in rows.items():
+        marked = [{**row, "split": split} for row, split in zip(records, splits, strict=True)]
+        save(tmp_path / f"{name}.jsonl", marked)
+    data = read(Files(**{name: [tmp_path / f"{name}.jsonl"] for name in rows}), Encoder.load(student))
+    train = [f"q {n}" for n in range(20)]
+    assert (data.labelled.queries, data.held_out.queries) == (train, ["q 20", "q 21"])
+    assert sorted([*data.graded.first, *data.held_out_graded.first]) == sorted(train)
+    assert (data.queries, data.documents) == (train, train)
+
+
 def test_spans_are_words_of_the_documents():
     text = " ".join(map(str, range(100)))
     drawn = list(spans([text, "a b"], each=3))

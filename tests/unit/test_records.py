@@ -45,6 +45,10 @@ class TestForms:
         found = rows(write(f"a.tsv{packing}", "a\tb\n\nc\t\n"))
         assert found == [{"text1": "a", "text2": "b"}, {"text1": "c", "text2": ""}]
 
+    def test_tsv_is_named_by_a_header_of_usual_names(self, write, packing):
+        assert rows(write(f"a.tsv{packing}", "qid\tQuestion 1\n7\ta\n")) == [{"qid": "7", "Question 1": "a"}]
+        assert rows(write(f"b.tsv{packing}", "query\tle cas\n")) == [{"text1": "query", "text2": "le cas"}]
+
     def test_csv_is_named_by_its_header(self, write, packing):
         content = 'id,text\r\n1,"two\r\nlines, and ""quotes"""\r\n2,\r\n'
         found = rows(write(f"a.csv{packing}", content))

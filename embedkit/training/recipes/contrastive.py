@@ -27,6 +27,7 @@ from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_bundle
+from embedkit.runtime.options import Role, with_prompt
 from embedkit.runtime.tokenization import Tokens
 from embedkit.training import processes
 from embedkit.training.batches import Batches, check_count, chunk_view
@@ -36,7 +37,7 @@ from embedkit.training.method import Batch, BatchSpec, View
 from embedkit.training.methods.contrastive import Contrastive, ListLoss
 from embedkit.training.mining import PairTeacher, nearest_negatives
 from embedkit.training.pairs import Judgement, LabelledQueries, read_queries
-from embedkit.training.recipes.stage import Recipe, Stage
+from embedkit.training.recipes.stage import Recipe, Stage, report_truncation, spaced_rows
 from embedkit.training.run_folder import TrainState
 
 _PRESET = {
@@ -101,7 +102,7 @@ class _Start:
     config: RunConfig
     encoder: SentenceEncoder
 
-    def __call__(self, texts: Sequence[str], role: str = "document") -> FloatArray:
+    def __call__(self, texts: Sequence[str], role: Role = "document") -> FloatArray:
         source = self.config.student.source
         bundle = None if source is None else find_bundle(self.config.resolve_model(source))
         if bundle is None:
@@ -111,11 +112,10 @@ class _Start:
         return np.asarray(encode(list(texts), show_progress_bar=False), dtype=np.float32)
 
 
-def tokenize(encoder: SentenceEncoder, texts: Sequence[str], role: str) -> Tokens:
-    """Tokenize texts after the model's prompt for queries or documents."""
-    prompts = encoder.prompts
-    prompt = prompts.get(role, prompts.get(encoder.default_prompt or "", ""))
-    return encoder.tokenizer.tokenize(list(texts), prompt=prompt)
+def tokenize(encoder: SentenceEncoder, texts: Sequence[str], role: Role) -> Tokens:
+    """Tokenize texts after the model's prompt for queries or documents, as in a search."""
+    name = with_prompt({}, role, encoder.prompts)["prompt_name"]
+    return encoder.tokenizer.tokenize(list(texts), prompt=encoder.prompts[name] if name else "")
 
 
 class QueryBatches(Batches):
@@ -193,6 +193,7 @@ class QueryBatches(Batches):
 
     def _make(self, rows: Rows, passages: Rows, others: Rows, labels: FloatArray) -> Batch:
         labelled, (queries, documents) = self._labelled, self._vectors
+        texts: list[tuple[list[str], Role, FloatArray]]
         texts = [([labelled.queries[row] for row in rows], "query", queries[rows])]
         texts += [
             ([labelled.passages[row] for row in chosen], "document", documents[chosen])
@@ -239,7 +240,7 @@ class _Alternating(Batches):
         return self._kinds[step % 2].batch(step // 2)
 
 
-def _view(encoder: SentenceEncoder, texts: Sequence[str], role: str) -> View:
+def _view(encoder: SentenceEncoder, texts: Sequence[str], role: Role) -> View:
     return chunk_view(tokenize(encoder, texts, role), encoder.tokenizer.pad_id)
 
 
@@ -258,7 +259,7 @@ def _graded(config: RunConfig, settings: ContrastiveConfig) -> ScoredPairs | Non
     """Read the graded pairs of all files, as ranks within each, because files differ in their scales."""
     if not settings.graded:
         return None
-    sets = [load_scored_pairs(config.resolve(path)) for path in settings.graded]
+    sets = [load_scored_pairs(config.resolve(path), split="train") for path in settings.graded]
     scores = [np.searchsorted(np.unique(each.scores), each.scores) / len(np.unique(each.scores)) for each in sets]
     first, second = ([text for each in sets for text in getattr(each, side)] for side in ("first", "second"))
     return ScoredPairs("graded", first, second, np.concatenate(scores))
@@ -295,6 +296,8 @@ def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) 
     made: dict[str, Any] = {"batch_size": config.optim.batch_size, "seed": config.seed}
     kinds: list[Batches] = []
     if (labelled := labels.queries) is not None:
+        passages = [labelled.passages[row] for row in spaced_rows(len(labelled.passages))]
+        report_truncation(encoder.tokenizer, passages, "passages exceed student.max_length")
         vectors = start(labelled.queries, "query"), start(labelled.passages)
         (teacher,) = stage.data.pair_teachers or (None,)
         scored = None if teacher is None else _scored(teacher, settings, labelled, vectors)

@@ -241,7 +241,7 @@ def _dev_set(config: RunConfig) -> Task | None:
         return None
     path = Path(config.resolve(config.dev.set))
     if path.is_file() and path.suffix != ".tsv" and is_labelled(path):
-        return Task(path.stem, [read_queries(path).as_retrieval(path.stem)])
+        return Task(path.stem, [read_queries(path, split="dev").as_retrieval(path.stem)])
     return load_task(str(path) if path.exists() else config.dev.set, split="dev")
 
 

@@ -55,6 +55,32 @@ def test_a_table_of_two_columns_is_read(tmp_path):
     assert described(read_queries(path)) == {"reset password": (EXPECTED["reset password"][0], [])}
 
 
+def test_a_header_names_the_columns_of_a_table(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("query\tpassage\tlabel\nhours\twe open at nine\t1\nhours\tclick on it\t0\n")
+    assert described(read_queries(path)) == {"hours": ({"we open at nine": 1.0}, ["click on it"])}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("when\tat nine\t0", "it has 3 columns; name them in a first line"),
+        ("Q7\tMED-10", "text1, text2 holds ids"),
+    ],
+)
+def test_a_table_without_names_holds_a_query_and_a_passage(row, message, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text(f"{row}\n{row}\n")
+    with pytest.raises(DataError, match=message):
+        read_queries(path)
+
+
+def test_a_column_names_the_split_of_each_row(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("query,passage,split\na,b,train\nc,d,test\ne,f,validation\n")
+    assert (read_queries(path).queries, read_queries(path, split="dev").queries) == (["a"], ["e"])
+
+
 def test_clicks_of_a_repeated_pair_add_up(tmp_path):
     path = tmp_path / "clicks.csv"
     path.write_text("query,passage,clicks\nhours,we open at nine,3\nhours,we open at nine,2\nhours,home,1\n")

@@ -67,6 +67,7 @@ class TestColumns:
         [
             ("7\tThe presence of communication", "text1 holds ids, for example '7, The presence"),
             ("7\t12", "text1, text2 holds ids"),
+            ("MED-10\tRecent studies", "text1 holds ids"),
             ("a query\ta passage\tanother passage", "it has 3 columns, for example 'a query, a passage, another"),
             ("main\tMSRvid\t2012\t1\t5.0\tA plane\tA bird", "it has 7 columns"),
         ],
@@ -87,9 +88,8 @@ class TestColumns:
         assert prepare("texts.tsv", "id\ttext\n5\tone\n6\ttwo\n") == [["one", "two"]]
 
     def test_rows_of_development_and_test_are_left_out(self, prepare, tmp_path):
-        rows = [
-            {"text": f"text {split}", "split": split} for split in ("train", "dev", "test", "validation", "extra")
-        ]
+        splits = ("train", "dev", "Test", "validation", "held-out", "val", "extra")
+        rows = [{"text": f"text {split}", "split": split} for split in splits]
         assert prepare("rows.jsonl", "\n".join(map(json.dumps, rows))) == [["text train", "text extra"]]
         pairs = [
             {"query": f"q {n}", "passage": "p", "label": n % 2, "split": ("train", "test")[n > 3]}
@@ -125,7 +125,7 @@ class TestLabels:
         ({"student": {"bag_of_words": 8}}, "student.bag_of_words is for encoders"),
         ({"student": {"start": "random"}}, 'student.start = "random" is for encoders'),
         ({"student": {"start": "teacher"}}, 'student.start = "teacher" is for encoders'),
-        ({"views": {"first": "deletion"}}, r"\[views\] augments texts for encoders"),
+        ({"views": {"first": "deletion"}}, r"\[views\] augments texts without labels"),
     ],
 )
 def test_options_that_score_distillation_does_not_use_are_refused(changes, message):

@@ -16,7 +16,7 @@ from embedkit.training.config import override
 from embedkit.training.loop import RunControl
 from embedkit.training.mining import nearest_negatives
 from embedkit.training.pairs import read_queries
-from embedkit.training.recipes.contrastive import ContrastiveConfig, QueryBatches
+from embedkit.training.recipes.contrastive import ContrastiveConfig, QueryBatches, tokenize
 from embedkit.training.run import resolve, run
 
 WHO = ("cat", "dog", "sister", "king", "mother", "train", "water", "summer")
@@ -123,6 +123,15 @@ def batches(recipe, encoder, tmp_path):
     return make
 
 
+def test_texts_are_read_after_the_prompts_of_a_search(encoder):
+    encoder.prompts, encoder.default_prompt = {"query": "where is ", "passage": "the page says "}, "query"
+    plain = encoder.tokenizer
+    assert tokenize(encoder, ["a"], "query").ids == plain.tokenize(["where is a"]).ids
+    assert tokenize(encoder, ["a"], "document").ids == plain.tokenize(["the page says a"]).ids
+    encoder.prompts = {"query": "where is "}
+    assert tokenize(encoder, ["a"], "document").ids == plain.tokenize(["a"]).ids
+
+
 def test_a_passage_of_two_queries_is_one_column_and_a_negative_of_neither(batches):
     labelled, made = batches(margin=100.0, negatives=0)
     seen = False
@@ -154,6 +163,7 @@ def test_a_passage_that_may_answer_a_query_is_no_negative():
         ({"settings": {"pairs": []}}, "learns from labels"),
         ({"settings": {"loss": "kl"}}, "needs a cross-encoder"),
         ({"teacher": {"source": "start"}}, "info-nce uses no teacher"),
+        ({"views": {"first": "deletion"}}, "contrastive does not use it"),
         ({"optim": {"batch_size": 50}}, "fewer than optim.batch_size"),
     ],
 )
@@ -161,6 +171,15 @@ def test_what_is_missing_is_reported_before_training(recipe, tmp_path, change, m
     with pytest.raises(ConfigError, match=message):
         train(override(recipe, change), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_truncated_passages_are_reported(recipe, tmp_path, caplog):
+    caplog.set_level("INFO")
+    rows = [{**row, "passage": row["passage"] + " by the sea" * 3 * (n % 2)} for n, row in enumerate(PAIRS)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe["optim"] |= {"steps": 1}
+    train(recipe, tmp_path / "run")
+    assert "passages exceed student.max_length = 12 tokens and are truncated" in caplog.text
 
 
 def test_changed_labels_are_noticed_at_resume(recipe, tmp_path):
