@@ -1,19 +1,29 @@
 """Code in README and docs runs, commands in them parse, and links between them resolve.
 
-Each block of Python runs by itself, and prints what the block of ``text`` right below it shows. ``<!-- continues
-in: NAME -->`` in the line above makes blocks of a document share their variables; ``<!-- not run: REASON -->``
-exempts a block. Commands are parsed; those with a block of ``text`` below also run, in a folder with the files
-below. The others need a trained model or a data set. Notebooks run completely.
+Each block of Python runs by itself, and prints what the block of ``text`` right below it shows. A comment
+in the line above changes this:
+
+- ``<!-- continues in: NAME -->``: such blocks of a document share their variables;
+- ``<!-- needs: PACKAGE -->``: the block is skipped where the package is missing;
+- ``<!-- needs: PACKAGE and a server -->``: the same, with a server;
+- ``<!-- not run: REASON -->``.
+
+Commands are parsed; those with a block of ``text`` below also run, in a folder with the files below. The others
+need a trained model or a data set. Notebooks run completely.
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import json
 import re
 import shlex
 import shutil
+import threading
+import time
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +31,11 @@ import pytest
 
 from embedkit import Collection
 from embedkit.cli.main import COMMANDS, command_parser, main
+from embedkit.serving.http.keys import KeyRing
+from embedkit.serving.http.registry import LoadedModels
+from embedkit.serving.http.server import Server
+from embedkit.serving.http.service import Service
+from embedkit.serving.http.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,7 +45,7 @@ BLOCK = re.compile(
     r"(?ms)(?:<!-- (?P<mark>[^>]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$"
     r"(?:\n\n```text\n(?P<output>.*?)^```$)?"
 )
-MARK = re.compile(r"(?P<kind>not run|continues in): (?P<what>.+)")
+MARK = re.compile(r"(?P<kind>not run|continues in|needs): (?P<what>.+)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 
@@ -67,8 +82,9 @@ class Block(NamedTuple):
 
     name: str
     text: str
-    reason: str | None
     output: str = ""
+    not_run: str | None = None
+    needs: str | None = None
 
 
 def blocks(path, language):
@@ -86,9 +102,10 @@ def python_blocks():
                 before = shared.get(marked["what"], ("", ""))
                 shared[marked["what"]] = (before[0] + text, before[1] + output)
             else:
-                yield Block(f"{path.name}-{number}", text, marked["what"] if marked else None, output)
+                rule = {marked["kind"].replace(" ", "_"): marked["what"]} if marked else {}
+                yield Block(f"{path.name}-{number}", text, output, **rule)
         for name, (text, output) in shared.items():
-            yield Block(f"{path.name}-{name}", text, None, output)
+            yield Block(f"{path.name}-{name}", text, output)
 
 
 def command_lines(text):
@@ -121,13 +138,35 @@ def folder_of_samples(tmp_path, monkeypatch):
         path.write_text(text, encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def url():
+    """A server of ``embedkit serve tiny --reranker reranker-tiny``."""
+    settings = ServerSettings(port=0, reranker="reranker-tiny")
+    server = Server(Service(settings, lambda: LoadedModels.load(["tiny"], settings)), KeyRing.of())
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    yield server.url
+    server.should_exit = True
+    thread.join()
+
+
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.name) for block in python_blocks()])
-def test_code_runs_and_prints_what_is_shown(block, folder_of_samples, capsys):
-    code = compile(block.text, block.name, "exec")
-    if block.reason is not None:
-        pytest.skip(f"documented as not run: {block.reason}")
+def test_code_runs_and_prints_what_is_shown(block, folder_of_samples, request, capsys):
+    text = block.text
+    if block.needs:
+        package, _, server = block.needs.partition(" and ")
+        pytest.importorskip(package)
+        text = text.replace("http://127.0.0.1:8080", request.getfixturevalue("url")) if server else text
+    code = compile(text, block.name, "exec")
+    if block.not_run:
+        pytest.skip(f"documented as not run: {block.not_run}")
     exec(code, {"__name__": "__main__"})
     assert capsys.readouterr().out == block.output != ""
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()  # clients that a sample does not close
 
 
 @pytest.mark.parametrize(("commands", "output"), [*commands_with_output()])
