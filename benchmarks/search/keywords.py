@@ -7,8 +7,9 @@
 is searched with ``mode="dense"`` and ``"hybrid"`` in turns, one at a time, by an exact index on one thread.
 Indexing keywords is the difference between building with and without them, with an encoder that returns a fixed
 embedding; this version and the checkout of another one take turns in processes of their own. The time of the
-processor hardly depends on other work on the machine. Writes results-keywords.json beside this file; without
-``--beside``, the figures of indexing there are kept.
+processor hardly depends on other work on the machine. Memory is the most that such a process occupied, of which
+the texts are a part. Writes results-keywords.json beside this file; without ``--beside``, the figures of indexing
+beside another version there are kept.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import itertools
 import json
 import lzma
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from embedkit import Collection, Encoder
+from embedkit.evaluation.machine import describe_machine
 
 HERE = Path(__file__).parent
 PASSAGES = (
@@ -63,12 +66,14 @@ def main() -> None:
     arguments = parser.parse_args()
     documents = list(itertools.islice(in_turns(arguments.texts, PASSAGES, MOST_OF_A_FILE), arguments.documents))
     if arguments.index_only:
-        print(keywords_s(documents))
+        print(json.dumps(index(documents)))
         return
     queries = list(in_turns(arguments.texts, QUERIES, arguments.queries, STEP))
     path = HERE / "results-keywords.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    results |= {"documents": len(documents), "threads": 1, "search": searches(documents, queries)}
+    results |= {"machine": describe_machine(), "documents": len(documents), "threads": 1}
+    results["search"] = searches(documents, queries)
+    results["indexing, MB"] = run_child(arguments, HERE.parents[1])["MB"]
     if arguments.beside is not None:
         results["indexing, processor s"] = indexing(arguments)
     print(json.dumps(results, indent=1))
@@ -109,33 +114,45 @@ def searches(documents: list[str], queries: list[str]) -> dict[str, Any]:
     }
 
 
-def keywords_s(documents: list[str]) -> float:
-    """Return the processor seconds of indexing keywords."""
-    taken = []
+def index(documents: list[str]) -> dict[str, Any]:
+    """Return the processor seconds of indexing keywords, and the most MB occupied without and with them."""
+    taken, occupied = [], [peak_mb()]
     for lexical in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             began = time.process_time()
             path = Path(folder) / "idx"
             Collection.build(documents, encoder=Fixed(), path=path, lexical=lexical, show_progress_bar=False)
             taken.append(time.process_time() - began)
-    return taken[1] - taken[0]
+        occupied.append(peak_mb())
+    names = ("texts", "without keywords", "with keywords")
+    return {"processor s": taken[1] - taken[0], "MB": dict(zip(names, occupied, strict=True))}
+
+
+def peak_mb() -> int:
+    """Return the most memory that this process has occupied."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def run_child(arguments: argparse.Namespace, checkout: Path) -> dict[str, Any]:
+    """Index with a version in a process of its own."""
+    command = [sys.executable, __file__, "--index-only", "--texts", arguments.texts]
+    child = subprocess.run(
+        [*command, "--documents", str(arguments.documents)],
+        env={**os.environ, "PYTHONPATH": str(checkout.resolve())},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    answer: dict[str, Any] = json.loads(child.stdout)
+    return answer
 
 
 def indexing(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the median processor seconds of this version and of the other one, in turns."""
     places = {"this": HERE.parents[1], "other": arguments.beside}
     taken: dict[str, list[float]] = {name: [] for name in places}
-    command = [sys.executable, __file__, "--index-only", "--texts", arguments.texts]
     for _, (name, place) in itertools.product(range(arguments.rounds), places.items()):
-        environment = {**os.environ, "PYTHONPATH": str(place.resolve())}
-        child = subprocess.run(
-            [*command, "--documents", str(arguments.documents)],
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        taken[name].append(float(child.stdout))
+        taken[name].append(run_child(arguments, place)["processor s"])
     medians = {name: round(statistics.median(values), 2) for name, values in taken.items()}
     return {**medians, "ratio": round(medians["this"] / medians["other"], 3)}
 

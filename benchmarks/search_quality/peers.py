@@ -40,34 +40,28 @@ def main() -> None:
     if arguments.child:
         run_child(*arguments.child)
         return
-    from embedkit import Encoder, __version__  # noqa: PLC0415 - peers do not have it
-    from embedkit.evaluation.retrieval import Ranking, load_retrieval, ndcg  # noqa: PLC0415
+    import sets  # noqa: PLC0415 - beside this file; peers do not have embedkit
+
+    from embedkit import Encoder, __version__  # noqa: PLC0415
 
     encoder = Encoder.load("tiny", threads=1)
-    figures: dict[str, dict[str, list[float]]] = {}
-    for name, (place, split) in SETS.items():
-        task = load_retrieval(arguments.data / place, name=name, split=split)
-        documents = {key: text for key, text in task.documents.items() if text.strip()}
-        keys, texts = list(documents), list(documents.values())
-        queries = [query.text for query in task.queries]
+    figures: dict[str, dict[str, list[str]]] = {}
+    for name, judged in sets.load(arguments.data, SETS):
+        keys, texts = list(judged.documents), list(judged.documents.values())
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            (folder / "texts.json").write_text(json.dumps({"documents": texts, "queries": queries}))
+            (folder / "texts.json").write_text(json.dumps({"documents": texts, "queries": judged.queries}))
             np.save(folder / "documents.npy", encoder.encode_document(texts))
-            np.save(folder / "queries.npy", encoder.encode_query(queries))
-            founds = {f"embedkit {__version__}": ours(folder, texts, queries, encoder)}
+            np.save(folder / "queries.npy", encoder.encode_query(judged.queries))
+            founds = {f"embedkit {__version__}": ours(folder, texts, judged.queries, encoder)}
             for peer, python in (one.split("=", 1) for one in arguments.peer):
                 command = [python, __file__, "--child", peer, str(folder)]
                 answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
                 founds[f"{peer} {answer['version']}"] = answer["found"]
         for label, found in founds.items():
-            for mode, rows in found.items():
-                gains = []
-                for query, best in zip(task.queries, rows, strict=True):
-                    wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)
-                    grades = [query.relevance.get(keys[row], 0.0) for row in best]
-                    gains.append(ndcg(Ranking(np.array(grades), np.array(wanted))))
-                figures.setdefault(label, {}).setdefault(mode, []).append(100 * float(np.mean(gains)))
+            for mode, orders in found.items():
+                gains = judged.gains([[keys[row] for row in order] for order in orders])
+                figures.setdefault(label, {}).setdefault(mode, []).append(f"{np.mean(gains):.1f}")
         print(name, figures, flush=True)
     lines = [
         "# Default hybrid search on the same embeddings",
@@ -78,11 +72,8 @@ def main() -> None:
         f"|---|{'---|' * len(SETS)}",
     ]
     for label, of_modes in figures.items():
-        cells = [
-            f"{dense:.1f} / {hybrid:.1f}"
-            for dense, hybrid in zip(of_modes["dense"], of_modes["hybrid"], strict=True)
-        ]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+        cells = zip(of_modes["dense"], of_modes["hybrid"], strict=True)
+        lines.append(f"| {label} | {' | '.join(map(' / '.join, cells))} |")
     (HERE / "peers.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

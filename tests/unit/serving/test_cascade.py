@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -193,15 +195,16 @@ def test_the_whole_weight_is_the_re_ranker_alone(library):
     assert [hit.score for hit in hits] == [hit.scores["rerank"] for hit in hits]
 
 
-@pytest.mark.parametrize(("logits", "weight"), [([4, 0, -3], 0.7), ([-1, -2, -5], 0.14), ([-4, -3.5, -6], 0.0)])
-def test_a_cross_encoder_weighs_less_where_it_finds_no_answer(logits, weight):
+@pytest.mark.parametrize("logits", [[-3, 4, 0], [-1000, -20, -6], [800, 900, 1000]])
+def test_a_cross_encoder_raises_documents_by_the_probability_that_they_answer(logits):
     before = Ranking(np.float32([3, 2, 1]), np.array([7, 8, 9]))
-    chances = (1 / (1 + np.exp(-np.float64(logits)))).astype(np.float32)
-    expected = blend(before, np.float32(logits), weight, trusted=False)
+    chances = np.float32([0 if logit < -700 else 1 / (1 + math.exp(-logit)) for logit in logits])
+    expected = standardised([3, 2, 1]) + 4 * chances
+    order = np.argsort(-expected, kind="stable")
     for scores in (np.float32(logits), chances):
         found = blend(before, scores, None, trusted=False)
-        assert found.rows.tolist() == expected.rows.tolist()
-        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+        assert found.rows.tolist() == before.rows[order].tolist()
+        np.testing.assert_allclose(found.scores, expected[order], atol=1e-5)
 
 
 def test_several_queries_are_reranked_together_and_apart(library):

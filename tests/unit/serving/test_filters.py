@@ -325,6 +325,15 @@ def test_a_field_with_a_column_is_known_beside_fields_without(tmp_path, encoder,
     assert collection.search("a", filter={"year": 2}).warnings == []
 
 
+def test_keywords_without_a_hit_say_so(tmp_path, encoder):
+    collection = Collection.build([{"text": "a", "year": 1}], encoder=encoder, path=tmp_path / "idx")
+    said = ["no hits: no document has a word of the query"]
+    for query in ("zebra", "", "!?"):
+        assert collection.search(query, mode="lexical").warnings == said
+    filtered = collection.search("zebra", mode="lexical", filter={"year": 1})
+    assert filtered.warnings == ["no hits: no document meets the filter and has a word of the query"]
+
+
 def test_an_empty_collection_says_so(tmp_path, encoder):
     collection = Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")
     collection.delete("0")

@@ -212,31 +212,27 @@ class LexicalIndex:
         """Number of rows, with or without terms."""
         return self._count
 
-    def frequency(self, term: int) -> int:
-        """Return the number of rows that contain a term, given its hash."""
-        start, end = self._slice(term)
-        return end - start
+    def find(self, terms: Sequence[int]) -> list[slice]:
+        """Return the postings of terms, given their hashes."""
+        hashes = np.array(terms, np.uint64)
+        starts = self._starts[np.searchsorted(self._terms, hashes)]
+        ends = self._starts[np.searchsorted(self._terms, hashes, side="right")]
+        if not ((starts >= 0) & (starts <= ends) & (ends <= len(self._rows))).all():
+            raise CollectionError(f"{self._path} is damaged: it points behind the postings")
+        return list(map(slice, starts.tolist(), ends.tolist()))
 
-    def scores(self, factors: Mapping[int, float]) -> FloatArray:
-        """Return the scores of all rows, ``(N,) float32``, given the factors of terms' weights by their hashes."""
+    def scores(self, postings: Sequence[slice], factors: Sequence[float]) -> FloatArray:
+        """Return the scores of all rows, ``(N,) float32``, given factors of the weights in some postings."""
         scores = np.zeros(self._count, dtype=np.float32)
-        for term, factor in factors.items():
-            start, end = self._slice(term)
-            rows = self._rows[start:end].view(np.uint32)  # so that negative ones of a damaged file do not exist
+        for chosen, factor in zip(postings, factors, strict=True):
+            if not factor:
+                continue
+            rows = self._rows[chosen].view(np.uint32).astype(np.intp)  # a damaged file may have negative ones
             try:
-                np.add.at(scores, rows, np.float32(factor) * self._weights[start:end])
+                np.add.at(scores, rows, np.float32(factor) * self._weights[chosen])
             except IndexError:
                 raise CollectionError(f"{self._path} is damaged: it names rows that are not there") from None
         return scores
-
-    def _slice(self, term: int) -> tuple[int, int]:
-        place = int(np.searchsorted(self._terms, np.uint64(term)))
-        if place == len(self._terms) or self._terms[place] != term:
-            return 0, 0
-        start, end = int(self._starts[place]), int(self._starts[place + 1])
-        if not 0 <= start <= end <= len(self._rows):
-            raise CollectionError(f"{self._path} is damaged: it points behind the postings")
-        return start, end
 
 
 def recorded_analyzer(name: str, version: int, place: Path | str) -> Analyzer:
@@ -256,15 +252,23 @@ def score_segments(query: str, segments: Sequence[LexicalIndex]) -> list[FloatAr
         analyzer: {text_hash(term): weight for term, weight in analyzer.query_terms(query).items()}
         for analyzer in {segment.analyzer for segment in segments}
     }
+    terms = list(dict.fromkeys(itertools.chain.from_iterable(weights.values())))
+    found = [segment.find(terms) for segment in segments]
     rows = sum(map(len, segments))
-    factors: list[dict[int, float]] = [{} for _ in segments]
-    for term in dict.fromkeys(itertools.chain.from_iterable(weights.values())):
-        frequencies = [segment.frequency(term) for segment in segments]
-        rarity = inverse_frequency(rows, sum(frequencies))
-        for factor, segment, frequency in zip(factors, segments, frequencies, strict=True):
-            if frequency and term in weights[segment.analyzer]:
-                factor[term] = weights[segment.analyzer][term] * rarity
-    return [segment.scores(factor) for segment, factor in zip(segments, factors, strict=True)]
+    rarities = [
+        inverse_frequency(rows, sum(postings.stop - postings.start for postings in of_term))
+        for of_term in zip(*found, strict=True)
+    ]
+    return [
+        segment.scores(
+            postings,
+            [
+                weights[segment.analyzer].get(term, 0.0) * rarity
+                for term, rarity in zip(terms, rarities, strict=True)
+            ],
+        )
+        for segment, postings in zip(segments, found, strict=True)
+    ]
 
 
 def inverse_frequency(rows: int, frequency: int) -> float:

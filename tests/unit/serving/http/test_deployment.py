@@ -54,5 +54,3 @@ def test_the_kubernetes_example_starts_a_server_that_can_drain(paths):
     assert container["ports"][0]["containerPort"] == ServerSettings().port
     assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
     assert pod["terminationGracePeriodSeconds"] > DRAIN_S
-
-

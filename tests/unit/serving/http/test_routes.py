@@ -302,5 +302,3 @@ def test_what_the_document_calls_unsupported_is_refused(full):
         ("/v2/embed", {"texts": ["a"], "truncate": "START"}),
     ]:
         check_error(post(full, path, content), path)
-
-
