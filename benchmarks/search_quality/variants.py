@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from embedkit import Collection, Encoder, Hit
+from embedkit import Collection, Encoder
+from embedkit.serving.retrieval.search import Hit
 from embedkit.serving.retrieval.store import index_kinds
 
 HERE = Path(__file__).parent
