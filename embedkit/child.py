@@ -153,7 +153,7 @@ def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes]:
     """Wait for a header and its bytes.
 
     Raises:
-        EOFError: the other process has ended.
+        EOFError: the worker process exited.
     """
     text_bytes, payload_bytes = _SIZES.unpack(_read(stream, _SIZES.size))
     header: dict[str, Any] = json.loads(_read(stream, text_bytes))
@@ -163,5 +163,5 @@ def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes]:
 def _read(stream: BinaryIO, count: int) -> bytes:
     content = stream.read(count)
     if len(content) < count:
-        raise EOFError("the other process has ended")
+        raise EOFError("the worker process exited")
     return content

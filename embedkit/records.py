@@ -172,7 +172,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> Record:
     found = dict(pairs)
     if len(found) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise InputError(f"{name!r:.80} stands twice in a JSON object; keep one")
+        raise InputError(f"{name!r:.80} occurs twice in a JSON object; keep one")
     return found
 
 
@@ -183,7 +183,7 @@ def parse_json(text: str) -> Any:
     """Parse a JSON value that a user wrote.
 
     Raises:
-        InputError: a name stands twice in an object, of which Python would keep the last.
+        InputError: a name occurs twice in an object.
         ValueError, RecursionError: it is not JSON, or is nested too deeply.
     """
     return _DECODER.decode(text)

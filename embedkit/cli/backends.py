@@ -66,7 +66,7 @@ def report_unknown(model: object) -> None:
     share = getattr(model, "unknown_so_far", 0.0)
     if share > _WORTH_REPORTING:
         logger.warning(
-            "%s does not know %.1f %% of the tokens of these texts", getattr(model, "name", ""), 100 * share
+            "%s does not cover %.1f %% of the tokens of these texts", getattr(model, "name", ""), 100 * share
         )
 
 

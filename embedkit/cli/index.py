@@ -305,7 +305,7 @@ def _build_synced(arguments: argparse.Namespace) -> tuple[str, Collection, dict[
     from embedkit.serving.retrieval.sync import new_windows
 
     if arguments.model is None:
-        raise InputError(f"there is no collection at {arguments.collection} yet; say by which model with -m MODEL")
+        raise InputError(f"there is no collection at {arguments.collection}; create one by naming a -m MODEL")
     encoder = Encoder.load(arguments.model)
     roots, windows = new_windows(arguments.folders, encoder, **_limits(arguments), **_files(arguments))
     source = absolute_source(arguments.model)
@@ -385,14 +385,14 @@ def _model_of(arguments: argparse.Namespace) -> str:
     documents: str = arguments.documents
     model = None if arguments.split else find_source(documents).model
     if model is None:
-        raise InputError(f"{documents} is not embedded yet; say by which model with -m MODEL")
+        raise InputError(f"{documents} has no embeddings yet; name a model with -m MODEL")
     return model.name
 
 
 def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
     collection, ids = _open(arguments), list(dict.fromkeys(arguments.ids))
     if bool(ids) == (arguments.filter is not None):
-        raise InputError("say which documents to delete: either ids or --filter")
+        raise InputError("name the documents to delete, by ids or by --filter")
     if not ids:
         return "changed", collection, {"deleted": collection.delete(filter=_filter(arguments))}
     unknown = [id_ for id_, document in zip(ids, collection.get(ids), strict=True) if document is None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ _WEIGHTS_SHOWN = 5
 _LABEL_WIDTH = 20
 _SENTENCES = ("name", "kind", "dimension", "max_length", "pooling", "normalize")
 _SECTIONS = ("metrics", "gates", "config")
+_OF_THE_RUN = ("steps", "best_step", "seconds")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from embedkit.runtime.find import find_model
 
     bundle = read_bundle(find_model(arguments.model))
-    report = _describe(bundle)
+    report = _describe(bundle, arguments.model)
     if arguments.verify:
         model = Encoder(bundle) if bundle.manifest.kind == "encoder" else CrossEncoder(bundle)
         report["verification"] = model.verify()
@@ -51,11 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report["verification"] is None or report["verification"]["passed"] else 1
 
 
-def _describe(bundle: Bundle) -> dict[str, Any]:
+def _describe(bundle: Bundle, model: str) -> dict[str, Any]:
     from embedkit.runtime.protobuf import largest_initializers
 
     card = bundle.path.with_suffix(".md")
     return {
+        "model": model,
         "path": str(bundle.path),
         "fingerprint": bundle.fingerprint,
         "bytes": len(bundle.model),
@@ -68,19 +71,20 @@ def _describe(bundle: Bundle) -> dict[str, Any]:
 
 
 def _summary(report: dict[str, Any]) -> Iterator[str]:
-    """Describe the bundle in a few lines, with numbers in place of long lists."""
+    """Say what the file is, whether it is complete, and how to use it; then its origin, without long lists."""
     manifest = report["manifest"]
     yield from _heading(report)
+    yield from _answers(report)
     for name, value in manifest.items():
         if name == "teacher":
             yield from _field(name, value.get("name"))
         elif name == "corpus" and value:
             yield _row(name, f"{len(value):,} sources, {sum(entry.get('rows', 0) for entry in value):,} rows")
-        elif name not in (*_SENTENCES, *_SECTIONS):
+        elif name not in ("licence", *_SENTENCES, *_SECTIONS):
             yield from _field(name, value)
     parts = (f"{name} {_bytes(size)}" for name, size in report["parts"].items())
     yield _row("size", f"{_bytes(report['bytes'])}: {', '.join(parts)}")
-    yield from (_row(key, value) for key, value in _leaves(manifest["metrics"]))
+    yield from (_row(key, value) for key, value in _leaves(manifest["metrics"]) if key not in _OF_THE_RUN)
     yield from _field("gates passed", ", ".join(manifest["gates"]))
     yield from _verification(report)
     yield "--verbose shows corpus, gates, settings, weights and card"
@@ -110,6 +114,15 @@ def _heading(report: dict[str, Any]) -> Iterator[str]:
     yield _row("fingerprint", report["fingerprint"])
 
 
+def _answers(report: dict[str, Any]) -> Iterator[str]:
+    """State integrity and licence, and name a command that uses the model."""
+    manifest = report["manifest"]
+    yield _row("integrity", "complete and unchanged since export, by its fingerprint; --verify also runs it")
+    yield _row("licence", manifest["licence"] or "not recorded; ask the author before you use it")
+    use = "encode TEXTS.txt -o embeddings.npy -m" if manifest["kind"] == "encoder" else "search IDX QUERY --rerank"
+    yield _row("use", f"embedkit {use} {shlex.quote(report['model'])}")
+
+
 def _verification(report: dict[str, Any]) -> Iterator[str]:
     if report["verification"]:
         kind = report["manifest"]["kind"]
@@ -118,11 +131,14 @@ def _verification(report: dict[str, Any]) -> Iterator[str]:
 
 def _sentence(manifest: Mapping[str, Any]) -> str:
     if manifest["kind"] == "cross-encoder":
-        return f"cross-encoder, at most {manifest['max_length']} tokens a pair, scores in (0, 1)"
-    rows = "unit rows" if manifest["normalize"] else "rows of any length"
+        return (
+            "a cross-encoder: it scores pairs of a query and a passage, of at most "
+            f"{manifest['max_length']} tokens, from 0 to 1"
+        )
+    unit = " of length 1" if manifest["normalize"] else ""
     return (
-        f"{manifest['dimension']} dimensions, at most {manifest['max_length']} tokens, "
-        f"{manifest['pooling']} pooling, {rows}"
+        f"a text encoder: it turns a text of at most {manifest['max_length']} tokens into a vector of "
+        f"{manifest['dimension']} dimensions{unit} ({manifest['pooling']} pooling)"
     )
 
 

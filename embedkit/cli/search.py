@@ -54,8 +54,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--rerank-weight",
         type=float,
         metavar="X",
-        help="weight of the re-ranker's scores, 0 to 1, beside those of the search; default: 0.7, and less "
-        "where it finds no answer",
+        help="fixed weight of the re-ranker's scores, from 0 to 1; default: a document rises by the probability "
+        "that it is an answer",
     )
     parser.add_argument(
         "--candidates",

@@ -74,13 +74,13 @@ def evaluate_search(collection: Searched, task: Task, options: dict[str, Any]) -
     which is ranked where its best window is.
 
     Raises:
-        InputError: a set of the task is no retrieval, or no judged document is in the collection.
+        InputError: a set of the task is not retrieval, or no judged document is in the collection.
     """
     began = time.perf_counter()
     results = []
     for judged in task.sets:
         if not isinstance(judged, RetrievalSet):
-            raise InputError(f"{task.name} is no retrieval, which a collection is evaluated on")
+            raise InputError(f"{task.name} is not a retrieval task, the only kind for a collection")
         texts = [query.text for query in judged.queries]
         all_hits = collection.search(texts, k=DEPTH, **options)
         rankings = [_ranking(query, hits, judged) for query, hits in zip(judged.queries, all_hits, strict=True)]

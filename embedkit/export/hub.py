@@ -132,7 +132,7 @@ def push(
                 commit_message=message or f"Upload {path.name} with embedkit",
             )
         except (OSError, ValueError) as error:  # the hub's own errors derive from these two
-            raise ExportError(f"the hub did not take {source} as {repository}: {first_line(error)}") from error
+            raise ExportError(f"the hub rejected {source} as {repository}: {first_line(error)}") from error
     return str(commit.repo_url)
 
 

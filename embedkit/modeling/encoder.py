@@ -338,7 +338,7 @@ def _text_network(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         return model
     if config.model_type != _MULTIMODAL:
         raise ModelError(
-            f"{folder} is a {config.model_type}, which reads more than texts; of these, embedkit supports "
+            f"{folder} is a {config.model_type}, a multimodal model; of these, embedkit supports "
             f"{_MULTIMODAL} only"
         )
     network: Any = model.language_model

@@ -95,7 +95,7 @@ def read_activation(head: Path) -> Activation:
     is_known = settings.keys() <= _DENSE_SETTINGS and names <= {None, "sentence_embedding"}
     if activation is None or settings.get("use_residual") or not is_known:
         raise ModelError(
-            f"{head} is no plain dense layer with one of the activations {', '.join(_ACTIVATIONS)}: {settings}"
+            f"{head} is not a plain dense layer with one of the activations {', '.join(_ACTIVATIONS)}: {settings}"
         )
     return activation
 

@@ -189,7 +189,7 @@ def words_of(config: PretrainedConfig) -> int:
     rows = getattr(config, "vocab_size", None)
     if type(rows) is not int:
         raise ModelError(
-            f"the configuration of a {config.model_type} has no vocab_size, so it reads more than texts"
+            f"the configuration of a {config.model_type} has no vocab_size, so it is not a text model"
         )
     return rows
 

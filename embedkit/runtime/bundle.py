@@ -152,7 +152,7 @@ def _parse_fields(path: Path, content: bytes) -> Bundle:
     fingerprint = _fingerprint(part for part in fields if _key(part) != _PREFIX + "fingerprint")
     if entries.get("fingerprint") != fingerprint:
         raise BundleIntegrityError(
-            "the fingerprint does not fit the content: the bundle was truncated or changed after it was "
+            "the fingerprint does not match the content: the bundle was truncated or changed after it was "
             "written; copy or export it again"
         )
     missing = [key for key in ("manifest", "tokenizer", "golden") if key not in entries]
@@ -181,7 +181,7 @@ def _read_model(content: bytes) -> list[Field]:
 def _read_entries(fields: list[Field]) -> dict[str, str]:
     """Our metadata, prefix removed."""
     if not any(part.number == _GRAPH for part in fields):
-        raise BundleError("there is no graph in it: the file is truncated or no ONNX model")
+        raise BundleError("the file has no graph: it is truncated, or not an ONNX model")
     entries: dict[str, str] = {}
     for part in fields:
         key = _key(part)
@@ -189,7 +189,7 @@ def _read_entries(fields: list[Field]) -> dict[str, str]:
             continue
         name = key.removeprefix(_PREFIX)
         if name in entries:
-            raise BundleIntegrityError(f"metadata {key} stands there twice")
+            raise BundleIntegrityError(f"metadata {key} occurs twice")
         limit = _LARGEST_TOKENIZER_BYTES if name == "tokenizer" else _LARGEST_JSON_BYTES
         if len(part.raw) > limit:
             raise BundleError(f"metadata {key} is {len(part.raw):,} bytes, more than {limit:,}")
@@ -214,7 +214,7 @@ def _check_format(entries: dict[str, str]) -> None:
             "upgrade with `pip install --upgrade embedkit-onnx`"
         )
     if int(entries["format"]) < FORMAT:
-        raise BundleError(f"there never was a bundle format {entries['format']}")
+        raise BundleError(f"unknown bundle format {entries['format']}")
 
 
 def _entry(key: str, value: str) -> Field:

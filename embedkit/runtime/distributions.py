@@ -41,6 +41,6 @@ def explain_missing_onnxruntime() -> str:
     if len(names) > 1:
         return explain_conflict(names)
     return (
-        f"{names[0]} is installed but damaged, as it is when a second ONNX Runtime package was removed from over "
-        f"it; mend it with: pip install --force-reinstall --no-deps {names[0]}"
+        f"{names[0]} is installed but damaged, probably because another ONNX Runtime package was "
+        f"removed; repair it with: pip install --force-reinstall --no-deps {names[0]}"
     )

@@ -297,9 +297,7 @@ class Encoder(Model[Tokenizer, EncodeCall]):
         rows = [list(check_iterable(one, f"ids[{position}]")) for position, one in lists]
         for position, row in enumerate(rows):
             if not 0 < len(row) <= self.max_length:
-                raise InputError(
-                    f"expected 1 to {self.max_length} ids at position {position}, not {len(row)}; none are cut"
-                )
+                raise InputError(f"expected 1 to {self.max_length} ids at position {position}, not {len(row)}")
             if not all(_is_whole(id_) and 0 <= id_ < most for id_ in row):
                 raise InputError(f"expected token ids from 0 to {most - 1} at position {position}")
         return Tokens([list(map(int, row)) for row in rows], [])
@@ -359,7 +357,7 @@ class Encoder(Model[Tokenizer, EncodeCall]):
 
     def _check_shape(self, width: int | None) -> tuple[int, ...]:
         if width not in (None, self.dimension):
-            raise ModelError(f"the graph gives {width} dimensions, not {self.dimension} as it declares")
+            raise ModelError(f"the graph returns {width} dimensions, but the manifest declares {self.dimension}")
         return (self.dimension,)
 
     def _outputs(self, model: Bundle | FolderModel) -> Sequence[str]:
@@ -494,7 +492,7 @@ class Encoder(Model[Tokenizer, EncodeCall]):
         if share > _MOSTLY:
             self._warned_of_unknown = True
             logger.warning(
-                "%s does not know %.0f %% of the tokens of %d texts, so their embeddings say little; use a model "
+                "%s does not cover %.0f %% of the tokens of %d texts, whose embeddings mean little; use a model "
                 "for their language (logged once)",
                 self.name,
                 100 * share,

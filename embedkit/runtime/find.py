@@ -399,7 +399,7 @@ def _fetch_files(hub_id: str, patterns: Sequence[str], *, ignored: Sequence[str]
         return Path(_retry(lambda: str(hub.snapshot_download(hub_id, **options))))
     except _HUB_ERRORS as error:
         reason = first_line(error).removesuffix(".")
-        raise ModelNotFoundError(f"there is no {hub_id!r} here, and the hub gave none: {reason}") from error
+        raise ModelNotFoundError(f"{hub_id!r} is neither here nor on the hub: {reason}") from error
 
 
 def _retry(attempt: Callable[[], str]) -> str:

@@ -363,7 +363,7 @@ def _read_modules(folder: Path) -> list[tuple[str, Path]]:
     except (TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{path}: every module must have a type and a path") from error
     if others:
-        raise ModelError(f"{path} has the module {others[0]}, whose code embedkit does not know")
+        raise ModelError(f"{path} has the module {others[0]}, which embedkit does not support")
     if not kinds:
         raise ModelError(f"{path} has no modules")
     return [(name, place) for name, place in kinds if name != "Dropout"]

@@ -66,7 +66,7 @@ def choose_instructions(asked: str | None = None) -> str:
         ProviderError: the kernel is missing, or has no such instructions on this processor.
     """
     if bert is None:
-        raise ProviderError(f"{NATIVE} is not there: no C compiler was found when embedkit was installed")
+        raise ProviderError(f"{NATIVE} is not available: no C compiler was found when embedkit was installed")
     available, wanted = native_instructions(), os.environ.get(_ENVIRONMENT) if asked is None else asked
     if (asked is not None or wanted) and not (isinstance(wanted, str) and wanted in available):
         source = f" of {_ENVIRONMENT}" if asked is None else ""
@@ -151,7 +151,7 @@ class KernelBackend:
         if providers is not None and not asked:
             return None
         if asked and list(providers or ()) != [NATIVE]:
-            raise ProviderError(f"{NATIVE} runs the whole graph; no other provider can stand beside it")
+            raise ProviderError(f"{NATIVE} runs the whole graph and cannot be combined with other providers")
         if bert is None and not asked and instructions is None:
             return None
         chosen = choose_instructions(instructions)
@@ -231,7 +231,7 @@ class KernelBackend:
         try:
             self._run((ids.flat, types, ids.bounds.astype(np.int32), rows[items]), is_alone=lane is None)
         except ValueError as error:
-            raise ModelError(f"the graph has no place for what the tokenizer gave: {error}") from error
+            raise ModelError(f"the graph does not accept the ids of the tokenizer: {error}") from error
         except ArithmeticError as error:
             raise ModelError(f"the graph cannot be computed: {error}") from error
 
@@ -281,7 +281,7 @@ def _read(model: bytes, *, pairs: bool) -> Network:
     if network is None or (network.score is not None) != pairs or not _fits(network):
         raise ProviderError(
             f"{NATIVE} runs encoders and cross-encoders of the BERT family as embedkit writes them, in fp32 and "
-            f"int8, of widths that are multiples of {_MULTIPLE}; this graph is another one"
+            f"int8, of widths that are multiples of {_MULTIPLE}; this bundle's network is none of these"
         )
     return network
 

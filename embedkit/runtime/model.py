@@ -349,7 +349,7 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
 def _reload(kind: type[Model[Any, Any]], origin: Origin, fingerprint: str, name: str) -> Model[Any, Any]:
     model = kind.load(origin.source, **origin.options)
     if model.fingerprint != fingerprint:
-        raise ModelError(f"{origin.source} is another model than the one that was pickled")
+        raise ModelError(f"{origin.source} is not the model that was pickled")
     model._manifest = replace(model._manifest, name=name)  # noqa: SLF001 - a path of the hub's cache names no model
     return model
 

@@ -152,7 +152,7 @@ def _check_providers(providers: Sequence[str] | None) -> list[str]:
     available = available_providers()
     missing = [name for name in wanted if name not in available]
     if not wanted:
-        raise InputError("providers is an empty list; None stands for the CPU")
+        raise InputError("providers is an empty list; pass None for the CPU")
     if missing:
         installed = " and ".join(f"{name} {number}" for name, number in installed_onnxruntime().items())
         raise ProviderError(
@@ -202,7 +202,7 @@ def _read_input_types(session: InferenceSession) -> dict[str, npt.DTypeLike]:
     for item in session.get_inputs():
         if item.name not in _FEEDS or item.type not in _TYPES:
             raise ModelError(
-                f"the graph wants {item.name!r}, {item.type}; expected integers named {', '.join(_FEEDS)}"
+                f"the graph requires {item.name!r}, {item.type}; expected integers named {', '.join(_FEEDS)}"
             )
         types[item.name] = _TYPES[item.type]
     return types
@@ -214,7 +214,7 @@ def _choose_output(session: InferenceSession, names: Sequence[str]) -> tuple[str
         if name in shapes:
             width = shapes[name][-1] if shapes[name] else None
             return name, width if isinstance(width, int) else None
-    raise ModelError(f"the graph gives {', '.join(shapes)}; expected {' or '.join(names)}")
+    raise ModelError(f"the graph returns {', '.join(shapes)}; expected {' or '.join(names)}")
 
 
 # On a CPU small batches stay in its caches. In lanes there must be enough of them for every thread, even for few

@@ -57,7 +57,7 @@ class Packing:
         check_choice(precision, _PRECISIONS, "precision")
         normalize = check_flag(normalize, "normalize_embeddings")
         if unit and not normalize:
-            raise InputError("normalize_embeddings=False is not possible: this model itself gives unit rows")
+            raise InputError("normalize_embeddings=False is not possible: this model always returns unit rows")
         if precision in {"int8", "uint8"} and ranges is None:
             raise InputError(
                 f"precision={precision!r} needs the ranges of the model's dimensions, and this model has none; "

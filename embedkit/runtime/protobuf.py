@@ -56,7 +56,7 @@ def read_fields(message: memoryview) -> Iterator[Field]:
             length, position = _read_length(message, position, kind)
             if length > len(message) - position:
                 raise BundleIntegrityError(
-                    f"the field at byte {start} declares {length:,} bytes, {len(message) - position:,} are there"
+                    f"the field at byte {start} declares {length:,} bytes, {len(message) - position:,} remain"
                 )
             value = message[position : position + length]
             position += length

@@ -215,7 +215,7 @@ class Tokenizer(_FastTokenizer):
             raise
         except (TypeError, ValueError) as error:
             check_items(texts, first)
-            raise InputError(f"the tokenizer refused these texts: {error}") from error
+            raise InputError(f"the tokenizer rejected these texts: {error}") from error
 
     def _encode(self, texts: list[str], threads: int) -> Tokens:
         encoded = self._pieces.encode(texts, threads) if self._pieces else None
@@ -299,7 +299,7 @@ class PairTokenizer(_FastTokenizer):
         except (TypeError, ValueError) as error:
             for position, pair in enumerate(pairs, first):
                 check_items(pair, 0, name=f"pairs[{position}]")
-            raise InputError(f"the tokenizer refused these pairs: {error}") from error
+            raise InputError(f"the tokenizer rejected these pairs: {error}") from error
 
     def tokenize_windows(
         self, pairs: Sequence[tuple[str, str]], *, first: int = 0

@@ -90,12 +90,12 @@ class MilvusDocuments(RemoteStore):
     ) -> None:
         """Ask Milvus to compact, and optionally change the index, during which searches are not possible.
 
-        It indexes words from the start or never: changing ``lexical`` is an InputError.
+        The keyword index is built with the collection: changing ``lexical`` is an InputError.
         """
         info = self.info
         if lexical not in (None, info.lexical):
             raise InputError(
-                f"lexical: Milvus indexes words from the start or never; build {self._address} again from itself"
+                f"lexical: Milvus builds this index with the collection; rebuild {self._address} from itself"
             )
         with self._asking():
             if index not in (None, info.index):
@@ -411,7 +411,7 @@ def _literal(value: Any) -> str:
     Only these escapes exist in Milvus and in Milvus Lite; other control characters stand for themselves.
     """
     if value is None:
-        raise InputError('filter: Milvus does not tell null from absent; ask for {"exists": false}')
+        raise InputError('filter: Milvus does not distinguish null from absent; use {"exists": false}')
     return f'"{value.translate(_ESCAPES)}"' if isinstance(value, str) else json.dumps(value)
 
 

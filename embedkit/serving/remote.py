@@ -331,7 +331,7 @@ class RemoteStore(ABC):
             if deviant is not None or not document.text:
                 raise CollectionError(
                     f"{self._address}: document {document.id!r} has an embedding of length {length:.6g} and "
-                    f"{len(document.text)} characters; something else has written it"
+                    f"{len(document.text)} characters; it was written by another program"
                 )
 
     def source(self) -> Source:

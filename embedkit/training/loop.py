@@ -210,11 +210,11 @@ class _Run:
         return loss
 
     def _compare_penalty(self, penalty: float, loss: float) -> None:
-        """Warn if the activations of the start would be learned first, at the cost of all else that it knows."""
+        """Warn if the activations of the start would be learned first, at the cost of the initialisation."""
         if penalty > loss:
             logger.warning(
                 "the first step's activations beyond optim.activation_limit cost %.3g, and its loss is %.3g: the "
-                "student will lose some of what it starts with; train it without the limit, or with a higher one",
+                "student will lose part of its initialisation; train it without the limit, or with a higher one",
                 *(penalty, loss),
             )
 

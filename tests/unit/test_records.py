@@ -112,7 +112,7 @@ def test_rows_come_as_they_are_read(write):
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2: not JSON"),
-        ("a.jsonl", '{"a": 1}\n{"a": 1, "b": {"c": 1, "c": 1}}\n', "a.jsonl:2: 'c' stands twice in a JSON object"),
+        ("a.jsonl", '{"a": 1}\n{"a": 1, "b": {"c": 1, "c": 1}}\n', "a.jsonl:2: 'c' occurs twice in a JSON object"),
         ("a.jsonl", "[1]\n", "a.jsonl:1: expected a JSON object, found list"),
         ("a.jsonl", "[" * 100_000 + "\n", "a.jsonl:1: not JSON"),
         (

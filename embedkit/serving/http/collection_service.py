@@ -265,7 +265,7 @@ class CollectionService:
             if str(error) != self._obstacle:
                 self._obstacle = str(error)
                 logger.error(  # noqa: TRY400 - for operators
-                    "the collection has changed and cannot be opened; its earlier state is searched meanwhile: %s",
+                    "the collection has changed and cannot be opened; its earlier state remains in use: %s",
                     error,
                 )
         else:

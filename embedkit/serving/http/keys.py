@@ -128,9 +128,9 @@ class KeyRing:
         try:
             self._keys = _read(self._path)
         except ConfigError as error:
-            logger.error("api_key_file has changed, but its keys stay as they were: %s", error)  # noqa: TRY400
+            logger.error("api_key_file has changed but is invalid; the previous keys remain valid: %s", error)  # noqa: TRY400
         else:
-            logger.info("api_key_file was read again", extra={"fields": {"keys": len(self._keys)}})
+            logger.info("reloaded api_key_file", extra={"fields": {"keys": len(self._keys)}})
 
 
 def _read(path: Path) -> list[Key]:

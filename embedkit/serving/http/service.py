@@ -78,7 +78,7 @@ class Service:
                 self.metrics.count_reload("failed")
                 fault = None if isinstance(error, EmbedkitError) else error  # a traceback for faults only
                 logger.error(  # noqa: TRY400
-                    "reload failed, and everything stays as it was: %s", error, exc_info=fault
+                    "reload failed; the previous models and collection remain in use: %s", error, exc_info=fault
                 )
                 return error
             before, self.registry = self.registry, fresh

@@ -21,7 +21,7 @@ class ServerSettings:
     """Addresses, limits and permissions of a server."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all, behind a proxy or with an API key")
-    port: int = setting(8080, "port to listen on; 0 takes a free one", minimum=0, maximum=65_535)
+    port: int = setting(8080, "port to listen on; 0 selects a free one", minimum=0, maximum=65_535)
     hosts: tuple[str, ...] = setting(
         (), "host names allowed in requests; empty: this machine's own names on a loopback address, else any"
     )

@@ -147,7 +147,7 @@ class Workers:
             code = await process.wait()
             if self._stopping:  # the signal kills workers that are still loading
                 return code if process in self._serving else 0
-            logger.error("worker %d ended with code %d; another one takes its place", number, code)
+            logger.error("worker %d ended with code %d; starting a replacement", number, code)
             await asyncio.sleep(_RESTART_S)
             with contextlib.suppress(WorkerError, OSError):  # retried
                 await self._start(number, folder, listening)

@@ -593,7 +593,7 @@ class Collection:
 
         Raises:
             DataError: the data are missing or malformed.
-            InputError: the task is no retrieval, or none of its relevant documents is found.
+            InputError: the task is not retrieval, or none of its relevant documents is found.
         """
         from embedkit.evaluation.catalogue import load_task  # noqa: PLC0415 - searches need none of it
         from embedkit.evaluation.collection_search import evaluate_search  # noqa: PLC0415

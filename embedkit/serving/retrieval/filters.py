@@ -198,7 +198,7 @@ def _read_condition(part: str, group: dict[str, Any]) -> None:
         return
     conditions = group.setdefault(field, {})
     if operator in conditions:
-        raise InputError(f"filter: {field} {sign} stands twice, and all conditions must hold; keep one")
+        raise InputError(f"filter: {field} {sign} occurs twice, and all conditions must hold; keep one")
     conditions[operator] = wanted
 
 

@@ -59,8 +59,8 @@ class SearchOptions:
     )
     rerank_weight: float | None = setting(
         None,
-        "weight of the re-ranker's scores in the final order, 0 to 1, beside those of the search; default: a "
-        "document rises as far as the re-ranker takes it for an answer to the query",
+        "fixed weight of the re-ranker's scores, from 0 to 1; default: a document rises by the probability that "
+        "it is an answer",
     )
     candidates: int | None = setting(
         None,

@@ -74,7 +74,7 @@ class Shards:
         has_embeddings = _COLUMN in dataset.schema.names
         if column is None and has_embeddings and folder.is_dir() and model is None:
             raise InputError(
-                f"{folder} has a column {_COLUMN!r} and does not say by which model; give embeddings={_COLUMN!r} "
+                f"{folder} has a column {_COLUMN!r} but does not record their model; give embeddings={_COLUMN!r} "
                 "to take it as the embeddings of the texts"
             )
         if column is not None and column not in dataset.schema.names:

@@ -202,7 +202,7 @@ def _compare(
     if not cosines[worst] >= LEAST_COSINE:
         raise FingerprintError(
             f"the embedding of document {rows[worst] + 1} (id {documents[worst].id!r}) has a cosine of "
-            f"{cosines[worst]:.3f} with what {encoder.name} makes of its text, and needs {LEAST_COSINE}: are "
+            f"{cosines[worst]:.3f} with the one that {encoder.name} computes, below {LEAST_COSINE}: are "
             "these embeddings of this model, with its prompt for documents, and in the order of the documents?"
         )
 
@@ -226,7 +226,7 @@ def _array(embeddings: EmbeddingSource) -> npt.NDArray[Any]:
             f"embeddings: expected an array, a .npy file or a column's name, got {type(embeddings).__name__}"
         )
     if array.dtype.kind != "f":
-        raise DataError(f"expected embeddings as floats, got {array.dtype}; bytes and bits have lost too much")
+        raise DataError(f"expected embeddings as floats, got {array.dtype}, which is not precise enough")
     if array.ndim != 2:
         raise DataError(f"expected embeddings (N, D), got an array of shape {array.shape}")
     return array

@@ -291,7 +291,7 @@ class Changes:
         for document in self.get([window.id for window in windows]):
             if document is not None:
                 raise DataError(
-                    f"the collection has a document {document.id!r} that is no window of {name!r}; rename one"
+                    f"the collection has a document {document.id!r} that is not a window of {name!r}; rename one"
                 )
 
 

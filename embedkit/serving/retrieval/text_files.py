@@ -138,7 +138,7 @@ def _decoded(content: bytes, path: Path, *, is_html: bool) -> str:
         except UnicodeDecodeError as other:
             raise _undecodable(path, other) from other
     if "\0" in text:
-        raise DataError(f"{path} holds NUL characters, so it is no text, or UTF-16 without a byte order mark")
+        raise DataError(f"{path} holds NUL characters: it is not text, or UTF-16 without a byte order mark")
     return text
 
 

@@ -68,7 +68,7 @@ class ContrastiveConfig:
     negatives: int = setting(1, "number of a query's own negatives in a batch, given ones first", minimum=0)
     depth: int = setting(20, "number of a query's nearest passages that negatives are drawn from", minimum=1)
     margin: float = setting(
-        0.95, "passages whose cosine exceeds this share of the best positive's are no negatives", above=0
+        0.95, "passages whose cosine exceeds this share of the best positive's are not negatives", above=0
     )
     freeze_documents: bool = setting(False, "train queries against the vectors of the start for documents")
     candidates: int = setting(8, "margin-mse and kl: negatives of a query that the teacher scores", minimum=1)

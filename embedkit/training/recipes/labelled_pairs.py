@@ -214,7 +214,7 @@ def _train(stage: Stage, settings: LabelledPairsConfig, _: None) -> TrainState:
     student = load_cross_encoder(config, max_length=settings.length)
     if labels.disputed:
         logger.warning(
-            "%s pairs occur with different labels in %s: each learns their mean",
+            "%s pairs occur with different labels in %s: their mean is used",
             *(f"{labels.disputed:,}", settings.label),
         )
     report_truncated_pairs(labels.corpus, student.tokenizer, "settings.length")

@@ -194,7 +194,7 @@ class TestDedup:
 
     def test_texts_need_a_model(self, lines, capsys):
         assert main(["dedup", str(lines)]) == 1
-        assert "is not embedded yet; say by which model with -m MODEL" in capsys.readouterr().err
+        assert "has no embeddings yet; name a model with -m MODEL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

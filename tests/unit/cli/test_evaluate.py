@@ -59,7 +59,7 @@ def test_unknown_tokens_are_reported(toy_bundle, tmp_path, capsys, text, told):
     )
     assert main(["evaluate", str(toy_bundle), "--task", str(path)]) == 0
     # One of the eight tokens of the four distinct texts.
-    assert ("toy does not know 12.5 % of the tokens of these texts" in capsys.readouterr().err) is told
+    assert ("toy does not cover 12.5 % of the tokens of these texts" in capsys.readouterr().err) is told
 
 
 def test_json_names_the_model_by_its_fingerprint(toy_bundle, pairs, capsys):

@@ -40,10 +40,10 @@ def test_a_built_collection_can_be_searched(tmp_path, documents, toy_bundle, cap
 
 def test_unknown_tokens_are_reported(tmp_path, documents, toy_bundle, capsys):
     assert build(documents, toy_bundle, tmp_path / "known") == 0
-    assert "does not know" not in capsys.readouterr().err
+    assert "does not cover" not in capsys.readouterr().err
     documents.write_text(json.dumps({"key": "a", "body": "a good ꙮ"}) + "\n")
     assert build(documents, toy_bundle, tmp_path / "unknown") == 0
-    assert "toy does not know 33.3 % of the tokens of these texts" in capsys.readouterr().err
+    assert "toy does not cover 33.3 % of the tokens of these texts" in capsys.readouterr().err
 
 
 def test_json_is_the_only_output(tmp_path, documents, toy_bundle, capsys):
@@ -172,7 +172,7 @@ def test_shards_of_encode_become_a_collection(tmp_path, toy_bundle, capsys):
 
 def test_the_model_is_needed_for_texts(tmp_path, documents, capsys):
     assert main(["index", "build", str(documents), "-o", str(tmp_path / "idx")]) == 1
-    assert "not embedded yet; say by which model with -m" in capsys.readouterr().err
+    assert "has no embeddings yet; name a model with -m" in capsys.readouterr().err
 
 
 def test_processes(tmp_path, documents, toy_bundle):

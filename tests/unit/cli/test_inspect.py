@@ -46,6 +46,8 @@ def test_a_summary_is_short_and_says_how_to_see_the_rest(full_bundle, capsys):
         "sts.spearman 0.8123",
         "gates passed batch_invariance, parity",
         "licence Apache-2.0",
+        "integrity complete and unchanged since export, by its fingerprint; --verify also runs it",
+        f"use embedkit encode TEXTS.txt -o embeddings.npy -m {full_bundle}",
         "prompts query 'query: '",
     ):
         assert expected in lines
@@ -120,5 +122,7 @@ def test_a_file_that_is_no_bundle_is_reported_in_one_line(tmp_path, capsys, cont
 def test_a_cross_encoder_is_reported_and_verified(toy_cross_bundle, capsys):
     assert main(["inspect", str(toy_cross_bundle), "--verify"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("toy-cross: cross-encoder, at most 12 tokens a pair, scores in (0, 1)\n")
+    assert out.startswith("toy-cross: a cross-encoder: it scores pairs of a query and a passage, ")
+    assert "licence              not recorded; ask the author" in out
+    assert "embedkit search IDX QUERY --rerank " in out
     assert "verified: 3 golden pairs gave the same tokens" in out

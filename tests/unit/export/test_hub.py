@@ -157,7 +157,7 @@ def test_another_folder_is_refused(tmp_path, api):
 @pytest.mark.usefixtures("hub")
 def test_refusals_of_the_hub_are_embedkit_errors(toy_bundle, api, monkeypatch):
     monkeypatch.setattr(Hub, "do_POST", lambda self: self.answer({"error": "no"}, status=403))
-    with pytest.raises(ExportError, match=r"the hub did not take .*toy\.onnx as me/toy: .*403"):
+    with pytest.raises(ExportError, match=r"the hub rejected .*toy\.onnx as me/toy: .*403"):
         push(str(toy_bundle), "me/toy", api=api)
 
 

@@ -133,7 +133,7 @@ def test_a_module_of_other_code_is_refused_by_name(folder):
     path.write_text(path.read_text().replace("sentence_transformers.models.Transformer", "custom_st.Transformer"))
 
     with pytest.raises(
-        ModelError, match=r"has the module custom_st\.Transformer, whose code embedkit does not know"
+        ModelError, match=r"has the module custom_st\.Transformer, which embedkit does not support"
     ):
         read_layout(folder)
 
@@ -206,7 +206,7 @@ def test_a_linear_head_behind_a_memory_is_read_back(tmp_path):
 def test_another_head_is_refused(folder, changes):
     edit_json(folder / HEAD / "config.json", **changes)
 
-    with pytest.raises(ModelError, match="no plain dense layer"):
+    with pytest.raises(ModelError, match="not a plain dense layer"):
         read_activation(folder / HEAD)
 
 

@@ -226,7 +226,7 @@ def test_golden_texts_are_of_their_kind(toy_cross_bundle, toy_bundle, tmp_path):
 def test_a_graph_without_a_score_is_refused(toy_cross_bundle, toy_model_bytes, tmp_path):
     good = read_bundle(toy_cross_bundle)
     write_bundle(tmp_path / "b.onnx", toy_model_bytes, good.manifest, good.tokenizer_json, good.golden)
-    with pytest.raises(ModelError, match=r"b\.onnx: the graph gives sentence_embedding; expected score"):
+    with pytest.raises(ModelError, match=r"b\.onnx: the graph returns sentence_embedding; expected score"):
         CrossEncoder.load(tmp_path / "b.onnx")
 
 

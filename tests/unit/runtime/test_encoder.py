@@ -297,7 +297,7 @@ def test_a_pickle_is_its_source(write_toy_bundle, tmp_path):
     assert len(content) < 1000
     np.testing.assert_array_equal(pickle.loads(content).encode(TEXTS), encoder.encode(TEXTS))
     write_toy_bundle(path, prompts={"query": "q: "})
-    with pytest.raises(ModelError, match="is another model than the one that was pickled"):
+    with pytest.raises(ModelError, match="is not the model that was pickled"):
         pickle.loads(content)
     with pytest.raises(ModelError, match=r"only a model made by Encoder\.load can be pickled"):
         pickle.dumps(Encoder(read_bundle(path)))
@@ -380,7 +380,7 @@ def test_a_graph_of_another_width_than_declared_is_refused(toy_bundle, tmp_path)
     manifest = replace(good.manifest, dimension=8)
     golden = replace(good.golden, values=good.golden.values[:, :8])
     write_bundle(tmp_path / "b.onnx", good.model, manifest, good.tokenizer_json, golden)
-    with pytest.raises(ModelError, match=r"b\.onnx: the graph gives 16 dimensions, not 8"):
+    with pytest.raises(ModelError, match=r"b\.onnx: the graph returns 16 dimensions, but the manifest declares 8"):
         Encoder.load(tmp_path / "b.onnx")
 
 
@@ -431,7 +431,7 @@ def test_texts_that_cannot_be_read_are_reported_once(encoder, caplog):
     encoder.encode(["\ua66e \ua66b", "the sea", "\ua66b", "\ua66e"])
     encoder.encode("\ua66e")
     assert len(caplog.messages) == 1
-    assert "does not know 75 % of the tokens of 4 texts" in caplog.text
+    assert "does not cover 75 % of the tokens of 4 texts" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["windows", "token_spans", "tokenize", "unknown_share"])

@@ -116,7 +116,7 @@ def test_embeddings_made_for_dot_products_are_refused(folder):
 
 
 def test_rows_can_be_left_unnormalised(folder, toy_reference):
-    with pytest.raises(InputError, match="itself gives unit rows"):
+    with pytest.raises(InputError, match="always returns unit rows"):
         Encoder.load(folder).encode(TEXTS, normalize_embeddings=False)
     modules = json.loads((folder / "modules.json").read_text())
     write_json(folder / "modules.json", modules[:2])

@@ -89,7 +89,7 @@ def test_half_floats_become_floats():
 
 @pytest.mark.parametrize("name", ["pixels", "position_ids"])
 def test_inputs_that_no_encoder_has_are_refused(name):
-    with pytest.raises(ModelError, match=f"the graph wants '{name}'"):
+    with pytest.raises(ModelError, match=f"the graph requires '{name}'"):
         open_session(identity({name: onnx.TensorProto.INT64}))
 
 

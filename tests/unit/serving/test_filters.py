@@ -406,7 +406,7 @@ def test_the_time_to_read_a_filter_is_linear_in_its_length(text):
     ],
 )
 def test_a_condition_given_twice_is_an_error(text):
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="occurs twice"):
         read_filter(text)
 
 

@@ -45,7 +45,7 @@ def test_other_ids_and_other_tasks_are_refused(judged, tmp_path, encoder):
         collection.evaluate(judged)
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("a\tb\t1.0\nc\td\t2.0\ne\tf\t3.0\n")
-    with pytest.raises(InputError, match="is no retrieval"):
+    with pytest.raises(InputError, match="is not a retrieval task"):
         collection.evaluate(pairs)
 
 

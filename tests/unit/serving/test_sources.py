@@ -168,7 +168,7 @@ def test_arrays_of_another_form_are_refused(tmp_path, encoder, embedded, spoil, 
 
 def test_an_unlabelled_column_must_be_named(tmp_path, encoder, embedded):
     shards = write_shards(tmp_path / "s", encoder, maker=False)
-    refused(tmp_path, InputError, "does not say by which model; give embeddings='embedding'", shards, encoder)
+    refused(tmp_path, InputError, "does not record their model; give embeddings='embedding'", shards, encoder)
     assert_same(built(shards, encoder, tmp_path, embeddings="embedding"), embedded, encoder)
 
 

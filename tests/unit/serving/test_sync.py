@@ -132,7 +132,7 @@ def test_a_document_never_takes_the_id_of_another(collection, handbook, encoder,
         collection.upsert([("guide.md#0", "music")])
     collection.upsert([("new.md#0", "music")])
     write(handbook, new="A bird.")
-    with pytest.raises(DataError, match=r"has a document 'new\.md#0' that is no window of 'new\.md'"):
+    with pytest.raises(DataError, match=r"has a document 'new\.md#0' that is not a window of 'new\.md'"):
         collection.sync(handbook)
     assert texts(collection)["new.md#0"] == "music"
 
@@ -189,7 +189,7 @@ class TestCommand:
         write(tmp_path / "faq", guide="Milk.")
         command = ["index", "sync", "handbook", "faq", "idx", "--json"]
         assert main(command) == 1
-        assert "say by which model with -m MODEL" in capsys.readouterr().err
+        assert "create one by naming a -m MODEL" in capsys.readouterr().err
         assert main([*command, "-m", str(encoder.source)]) == 0
         assert json.loads(capsys.readouterr().out)["documents"] == 4
         write(tmp_path / "faq", guide="Music.", more="Bread.")

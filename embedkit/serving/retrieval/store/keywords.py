@@ -218,7 +218,7 @@ class LexicalIndex:
         starts = self._starts[np.searchsorted(self._terms, hashes)]
         ends = self._starts[np.searchsorted(self._terms, hashes, side="right")]
         if not ((starts >= 0) & (starts <= ends) & (ends <= len(self._rows))).all():
-            raise CollectionError(f"{self._path} is damaged: it points behind the postings")
+            raise CollectionError(f"{self._path} is damaged: an offset exceeds the postings")
         return list(map(slice, starts.tolist(), ends.tolist()))
 
     def scores(self, postings: Sequence[slice], factors: Sequence[float]) -> FloatArray:

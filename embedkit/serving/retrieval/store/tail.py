@@ -208,7 +208,7 @@ def _parse(body: bytes, dimension: int) -> tuple[Record, int]:
     embeddings = np.frombuffer(vectors, "<f4").reshape(len(documents), dimension)
     deleted, count = fields["deleted"], fields["count"]
     if not all(isinstance(id_, str) for id_ in deleted) or not isinstance(count, int):
-        raise TypeError("a record deletes what is no id, or counts what is no number")
+        raise TypeError("a record has an invalid id or count")
     if count < 0 or len(documents) != fields["documents"]:
         raise ValueError("a record has another number of documents")
     return Record(documents, [line + b"\n" for line in lines], embeddings, deleted), count

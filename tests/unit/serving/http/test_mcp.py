@@ -244,7 +244,7 @@ def test_without_the_sdk_the_command_that_installs_it_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        ('{"query": "a", "filter": {"lang": "en", "lang": "fr"}}', 400, "'lang' stands twice in a JSON object"),
+        ('{"query": "a", "filter": {"lang": "en", "lang": "fr"}}', 400, "'lang' occurs twice in a JSON object"),
         ('{"documents": [%s{}]}' % ("{}, " * 3000), 413, "'documents': 3001 items in one request; at most 2048"),
     ],
 )

@@ -182,7 +182,7 @@ def test_a_name_that_stands_twice_in_an_object_is_refused(full, path):
     name = next(iter(VALID[path]))
     done = post(full, path, f'{{"{name}": 3, {body[1:]}'.encode())
     check_error(done, path)
-    assert f"'{name}' stands twice in a JSON object" in done.text
+    assert f"'{name}' occurs twice in a JSON object" in done.text
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_name_that_stands_twice_in_an_object_is_refused(full, path):
 def test_a_name_that_stands_twice_in_a_filter_or_in_metadata_is_refused(full, path, body):
     done = post(full, path, body.encode())
     assert done.status_code == 400
-    assert "stands twice in a JSON object" in done.json()["error"]["message"]
+    assert "occurs twice in a JSON object" in done.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_worker_that_is_killed_is_replaced(start, toy_bundle):
     assert second in workers_of(server)
     assert all(answer.status_code == 200 for answer in ask_from(server, 20))
     assert server.end() == 0
-    assert any("another one takes its place" in line for line in server.lines)
+    assert any("starting a replacement" in line for line in server.lines)
 
 
 def test_a_worker_that_is_stopped_alone_leaves_the_port_to_the_others(start, toy_bundle):

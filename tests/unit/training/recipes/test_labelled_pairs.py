@@ -145,7 +145,7 @@ def test_a_pair_with_several_labels_learns_their_mean_and_is_counted(recipe, pai
     assert (labels[0], labels[5], labels[1]) == (pytest.approx(4 / 3 / 2), 0.25, 1.0)
     recipe["optim"]["steps"] = 1
     train(recipe, tmp_path / "run")
-    assert "2 pairs occur with different labels in grade: each learns their mean" in caplog.messages
+    assert "2 pairs occur with different labels in grade: their mean is used" in caplog.messages
 
 
 @pytest.mark.parametrize("value", [None, "good", -1, math.inf])
