@@ -304,7 +304,7 @@ async def _parse(body: bytearray, limits: Limits) -> Any:
     Parsing holds the interpreter: a body whose signs could stand for too many values is first counted in a thread.
     """
     if limits.may_hold_too_many(body):
-        await asyncio.to_thread(limits.check_containers, body)
+        await asyncio.to_thread(limits.check_parts, body)
     try:
         content = parse_json(body.decode())
     except InputError:

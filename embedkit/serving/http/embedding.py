@@ -41,10 +41,8 @@ _TOKENS_AT_ONCE = 4096  # of those written as JSON while no other thread can run
 _CHARACTERS_OF_A_TOKEN = 8  # an upper bound in most languages, so that estimates of tokens are lower bounds
 _FEW = 16  # items of a list that limits other than max_items are for, such as a pair of texts
 _SMALL_BYTES = 65_536  # of a body that is parsed at once, whatever is in it
-_CONTAINERS, _CONTAINERS_OF_AN_ITEM = (
-    65_536,
-    16,
-)  # lists and objects of a request; of a document, with its metadata
+_PARTS, _PARTS_OF_AN_ITEM = 131_072, 64  # lists, objects and fields of a request, and of a document
+_SIGNS = (b"[", b"{", b":")
 _JSON_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?')
 _CHARACTERS_AT_ONCE = 4096  # more would block the event loop for longer than starting a thread takes
 
@@ -62,7 +60,7 @@ class Limits:
 
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
-        self._most_containers = max(_CONTAINERS, _CONTAINERS_OF_AN_ITEM * settings.max_items)
+        self._most_parts = max(_PARTS, _PARTS_OF_AN_ITEM * settings.max_items)
 
     def check(self, texts: Sequence[str]) -> None:
         """Reject a request with too many texts or characters."""
@@ -82,23 +80,23 @@ class Limits:
     def may_hold_too_many(self, body: bytearray) -> bool:
         """Reject a body with more commas than all texts and token ids of a request have together.
 
-        Return whether it may hold too many lists and objects, unless brackets in texts look like these.
+        Return whether it may hold too many lists, objects and fields, unless signs in texts look like these.
         """
         if len(body) <= _SMALL_BYTES:
             return False
         most = 2 * self._settings.max_characters
         if body.count(b",") > most:
             raise TooLargeError(f"the request has more than {most} values, the maximum")
-        return body.count(b"[") + body.count(b"{") > self._most_containers
+        return sum(map(body.count, _SIGNS)) > self._most_parts
 
-    def check_containers(self, body: bytearray) -> None:
-        """Reject a body with too many lists and objects, which take long to parse; call this in a thread."""
+    def check_parts(self, body: bytearray) -> None:
+        """Reject a body with too many lists, objects and fields, which take long to parse; run it in a thread."""
         count = end = 0
         for text in itertools.chain(_JSON_TEXT.finditer(body), [None]):
             start = len(body) if text is None else text.start()
-            count += body.count(b"[", end, start) + body.count(b"{", end, start)
-            if count > self._most_containers:
-                raise TooLargeError(f"the request has more than {self._most_containers} lists and objects")
+            count += sum(body.count(sign, end, start) for sign in _SIGNS)
+            if count > self._most_parts:
+                raise TooLargeError(f"the request has more than {self._most_parts} lists, objects and fields")
             end = start if text is None else text.end()
 
     def check_lists(self, content: Any) -> None:

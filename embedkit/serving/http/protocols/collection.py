@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Self
@@ -18,6 +19,8 @@ from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import read_filter
 from embedkit.serving.retrieval.options import Mode, SearchOptions
 from embedkit.serving.retrieval.search import Hit
+
+_FEW = 8  # fields that are compared with the name that was meant
 
 routes = Routes("collection", errors=Problem)
 writing_routes = Routes("collection", errors=Problem, scope="write")
@@ -86,9 +89,9 @@ class DocumentBody(OwnSchema):
         if not isinstance(data, dict) or data.keys() <= cls.model_fields.keys():
             return data
         flat = {name: value for name, value in data.items() if name not in cls.model_fields}
-        for name, value in flat.items():
-            hint = did_you_mean(name, ["metadata"], "") if isinstance(value, dict) else ""
-            if hint and "metadata" not in data:
+        objects = (name for name, value in flat.items() if isinstance(value, dict) and "metadata" not in data)
+        for name in itertools.islice(objects, _FEW):
+            if hint := did_you_mean(name, ["metadata"], ""):
                 raise ValueError(f"unknown field {name!r:.40}; {hint}")
         nested = data.get("metadata") or {}
         if not isinstance(nested, dict):

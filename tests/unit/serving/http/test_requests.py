@@ -288,15 +288,16 @@ def test_a_body_is_parsed_once(client, monkeypatch):
         b'{"input": ["a"' + b',["a"]' * 200_000 + b"]}",
         b'{"query": "a", "filter": {"a": ' + b"[{}]" + b",[{}]" * 100_000 + b"}}",
         b'{"input": [0' + b",1.5" * 2_000_001 + b"]}",
+        b'{"input": {' + b",".join(b'"%d":1' % number for number in range(200_000)) + b"}}",
     ],
-    ids=["lists", "lists-of-texts", "objects", "numbers"],
+    ids=["lists", "lists-of-texts", "objects", "numbers", "fields"],
 )
 def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(client, monkeypatch, content):
     parsed = []
     monkeypatch.setattr("embedkit.serving.http.app.parse_json", parsed.append)
     done = client.post("/v1/embeddings", content=content, headers={"content-type": "application/json"})
     assert done.status_code == 413
-    assert re.search("more than [0-9]+ (values|lists and objects)", done.json()["error"]["message"])
+    assert re.search("more than [0-9]+ (values|lists, objects and fields)", done.json()["error"]["message"])
     assert parsed == []
 
 
