@@ -182,6 +182,13 @@ def is_readable_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises where a folder cannot be read
 
 
+def read_regular(path: Path) -> bytes:
+    """Read a whole file; what is no regular file, such as a pipe that nobody writes to, is an OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return path.read_bytes()
+
+
 def expanded(path: str | os.PathLike[str]) -> Path:
     """Return a path with the home folder in place of a leading ``~`` or ``~user``.
 

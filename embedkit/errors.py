@@ -34,8 +34,16 @@ would catch::
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=token=)[^&#\s]+|(?<=key=)[^&#\s]+|(?<=password=)[^&#\s]+")
+
+
+def without_credentials(text: str) -> str:
+    """Return a text that may hold addresses without the names, passwords and tokens in them."""
+    return _CREDENTIALS.sub("***", text) if "://" in text else text
 
 
 class EmbedkitError(Exception):
@@ -46,7 +54,7 @@ class EmbedkitError(Exception):
     """
 
     def __init__(self, *message: object, parameters: Sequence[str] = ()) -> None:
-        super().__init__(*message)
+        super().__init__(*(without_credentials(part) if isinstance(part, str) else part for part in message))
         self.parameters = tuple(parameters)
 
 
@@ -58,7 +66,7 @@ class ConfigError(EmbedkitError, ValueError):
     """
 
     def __init__(self, problems: str | Sequence[str], *, parameters: Sequence[str] = ()) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [*map(without_credentials, [problems] if isinstance(problems, str) else problems)]
         super().__init__("; ".join(self.problems), parameters=parameters)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
-from embedkit.atomic import atomic_file, cache_folder, is_readable_file
+from embedkit.atomic import atomic_file, cache_folder, is_readable_file, read_regular
 from embedkit.errors import DataError, InputError, first_line
 from embedkit.extras import require
 
@@ -196,7 +196,7 @@ def read_json(path: Path) -> Any:
         DataError: the file cannot be read, or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
 

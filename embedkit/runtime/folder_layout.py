@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from embedkit.atomic import read_regular
 from embedkit.errors import ModelError
 
 # In the order in which sentence-transformers concatenates those that are switched on one by one.
@@ -312,7 +313,7 @@ def read_bytes(path: Path) -> bytes:
         ModelError: it cannot be read, or is a pointer of Git LFS.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     if content.startswith(LFS_POINTER):

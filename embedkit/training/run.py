@@ -22,6 +22,7 @@ from embedkit.errors import ConfigError, EmbedkitError, TrainingError, did_you_m
 from embedkit.evaluation.machine import processor_name
 from embedkit.modeling import SPINS
 from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.seeding import seeded
 from embedkit.modeling.sizes import SIZES, nearest_size
 from embedkit.modeling.torch_encoder import to_device
 from embedkit.runtime.distributions import installed_versions
@@ -343,7 +344,7 @@ def run(config: RunConfig, folder: str | Path, control: RunControl | None = None
         EmbedkitError: some part of the run failed; the last checkpoint is kept.
     """
     control, run_folder = control or RunControl(), RunFolder(folder)
-    with processes.group(config.device), _threads(config.threads), _out_of_memory_named():
+    with processes.group(config.device), _threads(config.threads), seeded(config.seed), _out_of_memory_named():
         run_folder.check(to_mapping(config), resume=control.resume)
         _require_permission(config, control)
         to_device(torch.nn.Identity(), config.device)  # before any expensive work

@@ -20,6 +20,20 @@ def test_every_error_is_documented_and_public():
     assert {name for name, _ in DRAWN} | {"EmbedkitError"} == {each.__name__ for each in CLASSES}
 
 
+@pytest.mark.parametrize("error", [EmbedkitError, ConfigError, errors.CollectionError])
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("milvus:http://user:s3cret@db:19530#docs", "milvus:http://***@db:19530#docs"),
+        ("qdrant:https://db/?api_key=s3cret&a=b#docs", "qdrant:https://db/?api_key=***&a=b#docs"),
+        ("https://db/?token=s3cret", "https://db/?token=***"),
+        ("s3://bucket/a@b.jsonl", "s3://bucket/a@b.jsonl"),
+    ],
+)
+def test_no_message_holds_the_credentials_of_an_address(error, address, shown):
+    assert str(error(f"there is nothing at {address}")) == f"there is nothing at {shown}"
+
+
 @pytest.mark.parametrize(("name", "builtin"), DRAWN)
 def test_every_error_is_an_embedkit_error_and_the_documented_builtin(name, builtin):
     error = getattr(errors, name)

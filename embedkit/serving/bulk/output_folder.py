@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from pyarrow import parquet
 
-from embedkit.atomic import atomic_file, make_folder, storage_errors
+from embedkit.atomic import atomic_file, make_folder, read_regular, storage_errors
 from embedkit.errors import CollectionError, FingerprintError, InputError
 from embedkit.object_store import ObjectStore, is_url, open_store
 from embedkit.runtime.numerics import joined, warn_of_mixture
@@ -118,7 +118,7 @@ def _sweep(place: Place) -> None:
 def _read(folder: Path | str) -> dict[str, Any]:
     try:
         manifest = json.loads((open_place(folder) / MANIFEST).read())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CollectionError(f"{folder}/{MANIFEST} cannot be read: {error}") from error
     if not (isinstance(manifest, dict) and isinstance(manifest.get("fingerprint"), str)):
         raise CollectionError(f"{folder}/{MANIFEST} is damaged: expected a JSON object with a fingerprint")
@@ -177,7 +177,7 @@ class _LocalFolder:
 
     def read(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            return read_regular(self.path)
         except OSError as error:
             raise CollectionError(f"{self.path} cannot be read: {error}") from error
 

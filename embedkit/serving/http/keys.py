@@ -150,12 +150,14 @@ def _read(path: Path) -> list[Key]:
 
 
 def _named_key(name: str, table: Any, path: Path) -> Key:
-    place, known = f"{path}: keys.{name}", [field.name for field in dataclasses.fields(_Entry)]
+    known = [field.name for field in dataclasses.fields(_Entry)]
     if not isinstance(table, Mapping):
         # The name is not shown: it may be the key.
         raise ConfigError(
             f'{path}: expected tables in [keys], such as NAME = {{key = "..."}}, found something else'
         )
+    has_key = not {"key", "sha256"}.isdisjoint(table)  # else the name may be the key
+    place = f"{path}: keys.{name}" if has_key else f"{path}: a table in [keys]"
     if unknown := sorted(table.keys() - set(known)):
         hint = did_you_mean(unknown[0], known, f"its fields are {', '.join(known)}")
         raise ConfigError(f"{place}: unknown field; {hint}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from types import SimpleNamespace
@@ -374,6 +375,15 @@ def put(folder, kind, **settings):
 def test_the_error_of_an_unsupported_folder_gives_the_reason(folder, damage, words):
     damage(folder)
     with pytest.raises(ModelError, match=words):
+        Encoder.load(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+@pytest.mark.parametrize("name", ["config.json", "1_Pooling/config.json"])
+def test_a_pipe_in_place_of_a_file_is_refused(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelError, match="not a regular file"):
         Encoder.load(folder)
 
 

@@ -339,11 +339,20 @@ def test_a_folder_without_shards_may_start_over(prepare, tmp_path):
     assert prepare(tmp_path / "in.parquet").run() == 2
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", "{}", '{"fingerprint": null}'])
+@pytest.mark.parametrize("damaged", ["", "[]", "{}", '{"fingerprint": null}', "[" * 10_000])
 def test_a_damaged_manifest_is_an_error(prepare, tmp_path, damaged):
     prepare().run()
     (tmp_path / "out" / "_manifest.json").write_text(damaged)
     with pytest.raises(CollectionError, match=r"_manifest\.json (is damaged|cannot be read)"):
+        prepare()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_a_pipe_in_place_of_a_manifest_is_refused(prepare, tmp_path):
+    prepare().run()
+    (tmp_path / "out" / "_manifest.json").unlink()
+    os.mkfifo(tmp_path / "out" / "_manifest.json")
+    with pytest.raises(CollectionError, match="not a regular file"):
         prepare()
 
 

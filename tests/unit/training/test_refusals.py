@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from embedkit.errors import ConfigError, DataError
 from embedkit.training.corpus import Corpus, SourceConfig
@@ -165,6 +166,12 @@ def test_code_of_a_recipe_runs_only_with_the_callers_permission(mapping, tmp_pat
     assert not run(resolve(trusting), tmp_path / "run", allowed).finished
     with pytest.raises(ConfigError, match="trust-remote-code"):
         run(resolve(trusting), tmp_path / "run", RunControl(resume=True, show_progress=False))
+
+
+def test_a_run_leaves_the_random_numbers_of_the_process(mapping, tmp_path):
+    before = torch.random.get_rng_state()
+    run(resolve(mapping), tmp_path / "run", QUIET)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
