@@ -144,7 +144,9 @@ class SpooledRows:
         if is_collection(self._place):
             if self._embeddings is not None:
                 raise InputError("embeddings: a collection brings its own; leave them out")
-            stored = Collection.open(self._place).store.source()
+            collection = Collection.open(self._place)
+            stored = collection.store.source()
+            self.encoder = collection.document_encoder if self._model is None else None
             rows = Rows(map(self._record, stored.documents), stored.embeddings, stored.model)
         else:
             rows = read_rows(self._place, self._embeddings)

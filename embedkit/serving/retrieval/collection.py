@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from embedkit.errors import InputError, shown
+from embedkit.errors import FingerprintError, InputError, shown
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import (
     check_choice,
@@ -245,6 +245,14 @@ class Collection:
     def query_encoder(self) -> TextEncoder | None:
         """The model that embeds queries, if the collection was opened with one."""
         return self._models.given_for_queries
+
+    @property
+    def document_encoder(self) -> TextEncoder | None:
+        """The model that embeds documents, if the collection was opened with it or it is on this machine."""
+        try:
+            return self._models.of_documents(self.path, self.manifest)
+        except (InputError, FingerprintError):
+            return None
 
     @property
     def max_length(self) -> int:

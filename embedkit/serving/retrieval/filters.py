@@ -137,16 +137,18 @@ def _parse(conditions: Any) -> list[Condition]:
         if field in ("or", "and") and isinstance(wanted, (list, tuple)):
             if not wanted:
                 raise InputError(f"filter: {field} has no filters; give at least one")
-            parsed.append(Combination(field, tuple(_all(part) for part in wanted)))
+            parsed.append(Combination(field, tuple(_all(part, field) for part in wanted)))
         elif field == "not" and isinstance(wanted, Mapping):
-            parsed.append(Combination("not", tuple(_parse(wanted))))
+            parsed.append(Combination("not", (_all(wanted, field),)))
         else:
             parsed += _conditions(field, wanted)
     return parsed
 
 
-def _all(conditions: Any) -> Condition:
+def _all(conditions: Any, operator: str) -> Condition:
     parts = _parse(conditions)
+    if not parts:
+        raise InputError(f"filter: a filter in {operator} has no conditions; give at least one")
     return parts[0] if len(parts) == 1 else Combination("and", tuple(parts))
 
 
@@ -215,6 +217,8 @@ def _conditions(field: Any, wanted: Any) -> Iterator[Comparison]:
         raise InputError(f"filter: expected the name of a field, got {shown(field)}")
     if not isinstance(wanted, Mapping):
         wanted = {"eq": wanted}
+    if not wanted:
+        raise InputError(f"filter: {field!r} has no operator; the operators are {', '.join(OPERATORS)}")
     for name, given in wanted.items():
         value = _plain(given)
         if not isinstance(name, str) or name not in OPERATORS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ Texts = Iterable[str] | FloatArray | Collection | Source
 
 _CENTRES: Final = 64
 _CHUNK: Final = 4096
+_LONG: Final = 2000  # characters, more than 256 tokens of most texts
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,8 @@ def similar_pairs(
     Args:
         texts: an iterable of texts, a collection, whose embeddings are used, or embeddings ``(N, D) float32, unit
             rows``.
-        encoder: embeds texts, with ``encode_document`` if it has that method; required for texts.
+        encoder: embeds texts, with ``encode_document`` if it has that method; required for texts. Of a collection,
+            it embeds the windows of longer texts than it takes; by default, that of the collection does, if found.
         threshold: minimum cosine of a pair.
         max_pairs: maximum number of pairs; the best are returned.
         index: ``"exact"``, or the kind of an approximate index, which may miss pairs (see
@@ -277,18 +282,21 @@ def _distinct(texts: Texts, encoder: TextEncoder | None, *, show_progress_bar: b
     source = _as_source(texts)
     if encoder is not None:
         source.check_model(encoder)
+    elif isinstance(texts, Collection):
+        encoder = texts.document_encoder
+    is_known = source.embeddings is not None
+    if encoder is None and not is_known:
+        raise InputError("texts are compared by their embeddings: give encoder=Encoder.load(...)")
     first, of, lengths, counts = array("q"), array("q"), array("q"), array("q")
     unseen = _unseen(source.documents, first, of)
-    if source.embeddings is not None:
-        for _ in unseen:
-            pass
-        embeddings = _spooled(_chosen(source.embeddings(), np.asarray(first), len(of)), 0)
-    elif encoder is not None:
-        total = len(texts) if isinstance(texts, Sized) else None
-        chunks = _embedded(unseen, encoder, lengths, counts, total, show_progress_bar=show_progress_bar)
-        embeddings = _spooled(chunks, encoder.dimension)
+    total = len(texts) if isinstance(texts, Sized) else None
+    with Progress("encode", total, unit="texts", enabled=False if is_known else show_progress_bar) as progress:
+        made = _spooled(_embedded(unseen, encoder, lengths, counts, progress, is_known=is_known))
+    if source.embeddings is None:
+        embeddings = made
     else:
-        raise InputError("texts are compared by their embeddings: give encoder=Encoder.load(...)")
+        known = _chosen(source.embeddings(), np.asarray(first), len(of))
+        embeddings = _spooled(_replaced(known, made, np.asarray(counts, dtype=np.int64)))
     distinct = _Distinct(np.asarray(first, dtype=np.int64), np.asarray(of, dtype=np.int64), embeddings)
     if len(lengths) == len(counts):
         return distinct
@@ -324,23 +332,47 @@ def _as_documents(texts: Iterable[Any]) -> Iterator[Document]:
 
 def _embedded(
     texts: Iterator[str],
-    encoder: TextEncoder,
+    encoder: TextEncoder | None,
     lengths: array[int],
     counts: array[int],
-    total: int | None,
+    progress: Progress,
     *,
-    show_progress_bar: bool | None,
+    is_known: bool,
 ) -> Iterator[FloatArray]:
-    """Yield the embeddings of the windows of texts; append their lengths, and the number of each text's."""
-    size = _CHUNK * max(1, 2 * getattr(encoder, "processes", 0))
-    with Progress("encode", total, unit="texts", enabled=show_progress_bar) as progress:
-        for chunk in iter(lambda: list(itertools.islice(texts, size)), []):
-            windows = _windows(chunk, encoder)
-            pieces = [piece for of_text in windows for piece in of_text]
-            lengths.extend(map(len, pieces))
-            counts.extend(map(len, windows))
-            yield embed_texts(pieces, encoder)
-            progress.advance(len(chunk))
+    """Yield the embeddings of the windows of texts; append their lengths, and the number of each text's.
+
+    Those of texts that are one window are left out if they are known. Without an encoder, all are one.
+    """
+    size, long = _CHUNK * max(1, 2 * getattr(encoder, "processes", 0)), 0
+    for chunk in iter(lambda: list(itertools.islice(texts, size)), []):
+        windows = [[text] for text in chunk] if encoder is None else _windows(chunk, encoder)
+        lengths.extend(len(piece) for of_text in windows for piece in of_text)
+        counts.extend(map(len, windows))
+        if encoder is None:
+            long += sum(len(text) > _LONG for text in chunk)
+            continue
+        yield embed_texts([piece for of in windows if len(of) > 1 or not is_known for piece in of], encoder)
+        progress.advance(len(chunk))
+    if long:
+        logger.warning(
+            "%d texts of more than %d characters may have been cut when they were embedded; give the encoder, so "
+            "that they are compared as a whole",
+            *(long, _LONG),
+        )
+
+
+def _replaced(known: Iterable[FloatArray], made: FloatArray, counts: RowNumbers) -> Iterator[FloatArray]:
+    """Yield known embeddings of texts, where those that have several windows have the embeddings of these."""
+    start = used = 0
+    for rows in known:
+        of_rows = counts[start : start + len(rows)]
+        start += len(rows)
+        merged, is_made = np.repeat(rows, of_rows, axis=0), np.repeat(of_rows > 1, of_rows)
+        end = used + int(is_made.sum())
+        if end > used:
+            merged[is_made] = made[used:end]
+            used = end
+        yield merged
 
 
 def _windows(texts: list[str], encoder: TextEncoder) -> list[list[str]]:
@@ -384,12 +416,13 @@ def _checked_embeddings(embeddings: Any, start: int = 0) -> FloatArray:
     return np.where(np.abs(lengths - 1) > ROUNDING / 4, rows / lengths, rows)
 
 
-def _spooled(chunks: Iterable[FloatArray], dimension: int) -> FloatArray:
+def _spooled(chunks: Iterable[FloatArray]) -> FloatArray:
     """Write chunks to a temporary file and return all rows, mapped into memory."""
-    spool = Spool()
+    spool, width = Spool(), 0
     for chunk in chunks:
         spool.add(chunk)
-    return spool.rows(dimension)
+        width = chunk.shape[1]
+    return spool.rows(width)
 
 
 # Choices

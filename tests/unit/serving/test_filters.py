@@ -247,6 +247,10 @@ def test_documents_are_found_counted_changed_and_deleted_by_a_filter(library):
     ("conditions", "message"),
     [
         ({"or": []}, "or has no filters"),
+        ({"or": [{"lang": "en"}, {}]}, "a filter in or has no conditions"),
+        ({"and": [{}]}, "a filter in and has no conditions"),
+        ({"not": {}}, "a filter in not has no conditions"),
+        ({"not": {"lang": {}}}, "'lang' has no operator"),
         ({"or": [3]}, "expected a mapping from fields to values, got int"),
         ({"not": {"lang": {"like": "x"}}}, "'lang' has no operator 'like'"),
         ({"lang": {"contains": 3}}, "expected a text for contains"),

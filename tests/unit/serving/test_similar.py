@@ -227,6 +227,14 @@ class TestTexts:
             similar_pairs(TEXTS, encoder=encoder, threshold=0.5)
         )
 
+    def test_long_texts_of_a_collection_are_compared_as_a_whole(self, encoder, tmp_path):
+        one, other = (" ".join([*["tea pump"] * 40, *[word] * 80]) for word in ("sea", "horse"))
+        texts = ["how", one, "the", other, "how", one]
+        expected = list(similar_pairs(texts, encoder=encoder, threshold=0.5))
+        collection = Collection.build(texts, encoder=encoder, path=tmp_path / "idx")
+        assert list(similar_pairs(collection, threshold=0.5)) == expected
+        assert (1.0, 1, 3) not in expected
+
     def test_another_model_is_refused(self, encoder, other_encoder, tmp_path):
         pytest.importorskip("faiss")
         collection = Collection.build(TEXTS, encoder=encoder, path=tmp_path / "idx")
