@@ -24,6 +24,7 @@ from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.models import CollectionInfo
 from embedkit.serving.retrieval.options import SearchOptions
 from embedkit.serving.retrieval.search import Encode, Hits, Score, Steps
+from embedkit.serving.retrieval.store.columns import flattened
 from embedkit.serving.retrieval.store.folder import retry_while_busy
 from embedkit.serving.retrieval.store.protocol import Upserted
 from embedkit.threads import available_threads
@@ -204,8 +205,9 @@ class CollectionService:
         documents, _ = self.collection.sample(_DOCUMENTS_FOR_FIELDS)
         fields: dict[str, Any] = {}
         for document in documents:
-            for name, value in (document.metadata or {}).items():
-                fields.setdefault(name, value)
+            for name, value in flattened(document.metadata or {}):
+                if fields.get(name) in (None, [], {}) and not (isinstance(value, Mapping) and value):
+                    fields[name] = value
         return fields
 
     async def upsert(self, records: Sequence[Mapping[str, Any]]) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from .conftest import bearer, ring
 
 DOCUMENTS = [
     {"id": "dog", "text": "a dog in the garden", "lang": "en"},
-    {"id": "sea", "text": "the sea and a boat", "lang": "fr"},
+    {"id": "sea", "text": "the sea and a boat", "lang": "fr", "place": {"city": "Brest"}},
 ]
 
 
@@ -150,7 +150,7 @@ def test_agents_see_fields_and_list_count_and_delete_by_a_filter(agents_url):
         return card, one, all_, gone
 
     card, one, all_, (unknown, gone) = ask(agents_url, "writer", work)
-    assert (card["documents"], card["fields"]) == (2, {"lang": "en"})
+    assert (card["documents"], card["fields"]) == (2, {"lang": "en", "place.city": "Brest"})
     assert (one["count"], one["documents"][0]["id"]) == (1, "sea")
     assert all_ == {"count": 2, "documents": []}
     assert unknown.is_error
