@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.atomic import atomic_file
-from embedkit.evaluation.machine import describe_machine
+from embedkit.evaluation.speed.plan import describe_machine
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

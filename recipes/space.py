@@ -25,7 +25,7 @@ import numpy as np
 from embedkit import Encoder, JoinedEncoder
 from embedkit.atomic import atomic_file
 from embedkit.errors import EmbedkitError, InputError
-from embedkit.export.whitening import append_linear
+from embedkit.export.transforms import append_linear
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import read_bundle

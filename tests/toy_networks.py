@@ -9,7 +9,7 @@ import onnx
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from embedkit.export.activation_stats import measure_inputs
+from embedkit.export.bias_correction import measure_inputs
 from embedkit.export.graph import build_graph
 from embedkit.export.quantize import WORD_TABLES, Int8Arithmetic, MixedArithmetic, StaticInt8Products
 from embedkit.export.writer import FloatArithmetic

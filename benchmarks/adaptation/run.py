@@ -30,8 +30,14 @@ from embedkit import Encoder
 from embedkit.adaptation import Files, adapt
 from embedkit.atomic import atomic_file
 from embedkit.errors import GateError
-from embedkit.evaluation.collection_search import evaluate_search
-from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, ndcg, rank_documents
+from embedkit.evaluation.retrieval import (
+    JudgedQuery,
+    RetrievalSet,
+    evaluate_search,
+    load_retrieval,
+    ndcg,
+    rank_documents,
+)
 from embedkit.evaluation.sts import evaluate_pairs, load_scored_pairs
 from embedkit.evaluation.tasks import Task
 from embedkit.serving.retrieval.collection import Collection

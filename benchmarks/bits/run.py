@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from embedkit import Encoder
-from embedkit.evaluation.machine import processor_name
+from embedkit.evaluation.speed.plan import processor_name
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.find import bundled_names, find_model

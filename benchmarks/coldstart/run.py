@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from embedkit.evaluation.machine import describe_machine
+from embedkit.evaluation.speed.plan import describe_machine
 from embedkit.export.pipeline import export_source
 
 HERE = Path(__file__).parent

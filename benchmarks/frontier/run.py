@@ -24,7 +24,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, ScalarFormatter
 
 from embedkit import Encoder
-from embedkit.evaluation.machine import describe_machine
+from embedkit.evaluation.speed.plan import describe_machine
 from embedkit.protocols import TextEncoder
 from embedkit.runtime.find import find_model
 

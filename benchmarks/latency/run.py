@@ -32,8 +32,7 @@ from embedkit.export.pipeline import export, export_source
 from embedkit.export.quantize import Int8Arithmetic, largest_weight
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.bundles import from_bundle
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.find import find_model
 from embedkit.runtime.tokenization import Tokenizer

@@ -30,9 +30,9 @@ from pathlib import Path
 import numpy as np
 
 from embedkit import Encoder
-from embedkit.evaluation.classifiers import Examples, folds_then_test
 from embedkit.evaluation.retrieval import RetrievalSet, load_retrieval, ndcg, rank_documents
 from embedkit.evaluation.sts import load_scored_pairs, spearman
+from embedkit.evaluation.transfer import Examples, folds_then_test
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.progress import Progress

@@ -27,9 +27,8 @@ from static_model import StaticModel
 
 from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.results import Evaluation
+from embedkit.evaluation.results import ConfidenceInterval, Evaluation, confidence_intervals
 from embedkit.evaluation.retrieval import RetrievalSet
-from embedkit.evaluation.significance import ConfidenceInterval, confidence_intervals
 from embedkit.evaluation.tasks import Task, evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder

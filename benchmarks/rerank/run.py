@@ -32,10 +32,9 @@ import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.evaluation.reranking import Query, RerankingSet, average_precisions, load_lists, merged
-from embedkit.evaluation.results import Resampler
+from embedkit.evaluation.results import Difference, Resampler, Samples
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, ndcg
 from embedkit.evaluation.retrieval import Ranking as Judgement
-from embedkit.evaluation.significance import Difference, Samples
 from embedkit.evaluation.tasks import EmbeddingCache, PairPool, Pool
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray

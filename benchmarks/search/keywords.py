@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from embedkit import Collection, Encoder
-from embedkit.evaluation.machine import describe_machine
+from embedkit.evaluation.speed.plan import describe_machine
 
 HERE = Path(__file__).parent
 PASSAGES = (

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.evaluation.results import Resampler
+from embedkit.evaluation.results import Interval, Resampler, Samples
 from embedkit.evaluation.retrieval import Ranking, RetrievalSet, ndcg, rank_documents, recall
-from embedkit.evaluation.significance import Interval, Samples
 from embedkit.evaluation.sts import ScoredPairs, correlation
 from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import CrossEncoder

@@ -22,7 +22,7 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_folder, find_known, find_model, is_local
 from embedkit.runtime.joined import JoinedSpace, side_by_side
 from embedkit.runtime.manifest import Manifest
-from embedkit.runtime.packing import unit_rows
+from embedkit.runtime.options import unit_rows
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus
 from embedkit.training.teacher_spaces import principal_axes

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedkit.atomic import atomic_file
-from embedkit.cli.backends import choose_backend, locate
-from embedkit.cli.options import check_form
+from embedkit.cli.options import check_form, choose_backend, locate
 from embedkit.cli.rows import read_texts
 
 if TYPE_CHECKING:

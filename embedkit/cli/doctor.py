@@ -37,9 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _examine() -> Report:
-    from embedkit.evaluation.machine import cpu_features
-    from embedkit.runtime.distributions import explain_conflict, installed_versions
-    from embedkit.runtime.kernels import built
+    from embedkit.evaluation.speed.plan import cpu_features
+    from embedkit.extras import explain_conflict, installed_versions
+    from embedkit.kernels import built
     from embedkit.threads import available_threads
 
     problems: list[str] = []
@@ -81,7 +81,7 @@ def _check_namesake(problems: list[str]) -> None:
 
 
 def _examine_runtime(problems: list[str]) -> Report:
-    from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_onnxruntime
+    from embedkit.extras import explain_missing_onnxruntime, installed_onnxruntime
 
     distributions = installed_onnxruntime()
     if len(distributions) > 1:
@@ -114,7 +114,7 @@ def _missing_by_extra() -> dict[str, list[str]] | None:
     """Extra -> packages of it that are not installed; None when embedkit runs from a plain folder."""
     from importlib import metadata
 
-    from embedkit.runtime.distributions import installed_versions
+    from embedkit.extras import installed_versions
 
     try:
         requirements = metadata.requires(DISTRIBUTION) or []

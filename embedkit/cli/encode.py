@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from embedkit.atomic import atomic_file
-from embedkit.cli.backends import in_processes
-from embedkit.cli.options import MODEL, add_text_column, check_apart, check_form, explicit, show
+from embedkit.cli.options import MODEL, add_text_column, check_apart, check_form, explicit, in_processes, show
 from embedkit.cli.rows import counted, read_texts
 from embedkit.errors import InputError
 from embedkit.extras import require

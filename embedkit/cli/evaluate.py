@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedkit.atomic import atomic_file
-from embedkit.cli.backends import is_cross_encoder, load_model, report_unknown
-from embedkit.cli.options import check_form
+from embedkit.cli.options import check_form, is_cross_encoder, load_model, report_unknown
 from embedkit.cli.rows import kept_file
 from embedkit.errors import InputError
 
 if TYPE_CHECKING:
-    from embedkit.evaluation.results import Evaluation
-    from embedkit.evaluation.significance import Comparison
+    from embedkit.evaluation.results import Comparison, Evaluation
     from embedkit.evaluation.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -39,7 +37,7 @@ class _ListTasks(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from embedkit.evaluation.catalogue import TASKS
-        from embedkit.evaluation.tables import Table
+        from embedkit.evaluation.report import Table
 
         rows = [[name, entry.what, entry.size, str(entry.hub or "-")] for name, entry in TASKS.items()]
         print(Table("", ["task", "what", "published size", "on the hub"], rows, words=4).to_text())
@@ -132,7 +130,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _evaluate_collection(source: str, tasks: list[Task], arguments: argparse.Namespace) -> list[Evaluation]:
     """Judge the search of a collection on every task."""
-    from embedkit.evaluation.collection_search import evaluate_search
+    from embedkit.evaluation.retrieval import evaluate_search
     from embedkit.serving.retrieval.collection import Collection
 
     collection = Collection.open(source)
@@ -170,7 +168,7 @@ def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
 
 def _compare(evaluated: dict[str, list[Evaluation]], samples: int | None) -> Comparison | None:
     """Return the requested statistics; None if there are none."""
-    from embedkit.evaluation.significance import Comparison, confidence_intervals
+    from embedkit.evaluation.results import Comparison, confidence_intervals
 
     if samples is None:
         return None

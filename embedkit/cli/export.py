@@ -145,7 +145,7 @@ def _read_all(path: Path | None) -> list[str] | None:
 
 
 def _lines(path: str, manifest: Manifest, size_bytes: int) -> Iterator[str]:
-    from embedkit.export.figures import describe_figures
+    from embedkit.export.card import describe_figures
 
     precision = " for ".join(filter(None, [manifest.precision, manifest.target]))
     form = "cross-encoder" if manifest.kind == "cross-encoder" else f"{manifest.dimension} dimensions"

@@ -9,8 +9,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.backends import in_processes, report_unknown
-from embedkit.cli.options import COLLECTION, MODEL, add_text_column
+from embedkit.cli.options import COLLECTION, MODEL, add_text_column, in_processes, report_unknown
 from embedkit.cli.rows import counted
 from embedkit.cli.search import one_line
 from embedkit.errors import CollectionNotFoundError, InputError

@@ -163,7 +163,7 @@ def _entry(entry: Mapping[str, Any]) -> str:
 
 
 def _figure_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
-    from embedkit.export.figures import describe_figures
+    from embedkit.export.card import describe_figures
 
     if manifest["metrics"]:
         yield from ("", "metrics")

@@ -29,10 +29,10 @@ def run(arguments: argparse.Namespace) -> None:
     import asyncio
 
     from embedkit.config import from_mapping
-    from embedkit.serving.http.keys import KeyRing
+    from embedkit.serving.http.access import KeyRing
     from embedkit.serving.http.mcp import McpServer
+    from embedkit.serving.http.registry import Service
     from embedkit.serving.http.server import Server
-    from embedkit.serving.http.service import Service
     from embedkit.serving.http.settings import ServerSettings
 
     if not arguments.http:

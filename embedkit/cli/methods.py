@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the table, or one method's settings."""
-    from embedkit.training.recipes.table import build_table
+    from embedkit.training.resolve import build_table
 
     table = build_table(arguments.size)
     if arguments.name is not None:

@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Upload, and print the address."""
-    from embedkit.export.hub import push, save_repository
+    from embedkit.export.folder import push, save_repository
     from embedkit.runtime.bundle import read_bundle
     from embedkit.runtime.find import find_model
 

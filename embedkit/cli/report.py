@@ -10,8 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from embedkit.atomic import expanded
-from embedkit.cli.backends import load_model
-from embedkit.cli.options import add_files, check_form
+from embedkit.cli.options import add_files, check_form, load_model
 
 if TYPE_CHECKING:
     from embedkit.evaluation.comparison import Entry

@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _search(arguments: argparse.Namespace) -> Hits:
-    from embedkit.cli.backends import load_model
+    from embedkit.cli.options import load_model
     from embedkit.serving.retrieval.collection import Collection
     from embedkit.serving.retrieval.filters import read_filter
 

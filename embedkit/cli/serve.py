@@ -10,7 +10,7 @@ from embedkit.cli.options import COLLECTION, MODEL, add_settings, explicit
 from embedkit.errors import EmbedkitError
 
 if TYPE_CHECKING:
-    from embedkit.serving.http.keys import KeyRing
+    from embedkit.serving.http.access import KeyRing
     from embedkit.serving.http.settings import ServerSettings
 
 logger = logging.getLogger("embedkit")
@@ -74,9 +74,9 @@ def log_access(settings: ServerSettings, keys: KeyRing) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, check, and serve until signalled to stop; the log on stderr is JSON except on a terminal."""
-    from embedkit.serving.http.keys import KeyRing
+    from embedkit.serving.http.access import KeyRing
+    from embedkit.serving.http.registry import Service
     from embedkit.serving.http.server import Server
-    from embedkit.serving.http.service import Service
     from embedkit.serving.http.tracing import TRACING
     from embedkit.serving.http.workers import Workers
 

@@ -7,20 +7,23 @@ from a folder or from the hub.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.errors import DataError
+from embedkit.errors import DataError, InputError
 from embedkit.evaluation.reranking import mean_precision
-from embedkit.evaluation.results import Resampler, Result
+from embedkit.evaluation.results import Evaluation, Resampler, Result
 from embedkit.evaluation.sources import Source, Tables, by_query, plain_stem, unique
-from embedkit.evaluation.tasks import EvaluationSet, Pool, Published, RoleText, cosines
+from embedkit.evaluation.tasks import EvaluationSet, Pool, Published, RoleText, Task, cosines
 from embedkit.protocols import FloatArray
 from embedkit.records import HubDataset, Row
 
@@ -297,3 +300,65 @@ RETRIEVAL_TASKS: dict[str, Published] = {
         HubDataset("mteb/scidocs", "f8c2fcf00f625baaa80f62ec5bd9e1fff3b8ae88"), 1000, 25657,
     ),
 }  # fmt: skip
+
+
+DEPTH: Final = 100
+"""Number of results of each query."""
+
+SEARCH_MEASURES: Final[dict[str, Measure]] = {
+    "ndcg_at_10": ndcg,
+    "recall_at_1": functools.partial(recall, cutoff=1),
+    "recall_at_10": functools.partial(recall, cutoff=10),
+    "recall_at_100": recall,
+    "mrr_at_10": reciprocal_rank,
+}
+
+
+def evaluate_search(collection: Any, task: Task, options: dict[str, Any]) -> Evaluation:
+    """Search a :class:`~embedkit.Collection` for the queries of a task, and judge the results.
+
+    This is the quality of the search that users get: windows, both rankings, filters and a re-ranker.
+    ``options`` are those of :meth:`Collection.search`.
+
+    The ids of the collection's documents must be those of the task. A window ``ID#NUMBER`` counts as its document,
+    which is ranked where its best window is.
+
+    Raises:
+        InputError: a set of the task is not retrieval, or no judged document is in the collection.
+    """
+    began = time.perf_counter()
+    results = []
+    for judged in task.sets:
+        if not isinstance(judged, RetrievalSet):
+            raise InputError(f"{task.name} is not a retrieval task, the only kind for a collection")
+        texts = [query.text for query in judged.queries]
+        all_hits = collection.search(texts, k=DEPTH, **options)
+        rankings = [_judge_hits(query, hits, judged) for query, hits in zip(judged.queries, all_hits, strict=True)]
+        if not any(ranking.gains.any() for ranking in rankings):
+            raise InputError(
+                f"{judged.name}: no relevant document was found; build the collection from its corpus, by its ids"
+            )
+        results.append(judged.measured(rankings, SEARCH_MEASURES, documents=len(collection)))
+    info = collection.manifest
+    return Evaluation(
+        model=f"search in {Path(collection.path).name}",
+        fingerprint=hashlib.sha256(f"{collection.path} {info.fingerprint}".encode()).hexdigest(),  # of a search
+        dimension=info.dimension,
+        max_length=collection.max_length,
+        task=task.name,
+        texts=sum(len(judged.queries) for judged in task.sets if isinstance(judged, RetrievalSet)),
+        seconds=time.perf_counter() - began,
+        results=results,
+    )
+
+
+def _judge_hits(query: JudgedQuery, hits: Iterable[Any], judged: RetrievalSet) -> Ranking:
+    ids = dict.fromkeys(_document_ids(hits, judged))
+    gains = [query.relevance.get(id_, 0.0) for id_ in ids if id_ != query.hidden]
+    wanted = sorted((grade for grade in query.relevance.values() if grade > 0), reverse=True)
+    return Ranking(np.array(gains, dtype=np.float64), np.array(wanted, dtype=np.float64))
+
+
+def _document_ids(hits: Iterable[Any], judged: RetrievalSet) -> Iterator[str]:
+    for hit in hits:
+        yield hit.id if hit.id in judged.documents else hit.id.rpartition("#")[0] or hit.id

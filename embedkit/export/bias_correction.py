@@ -1,28 +1,109 @@
-"""Rounded weights as a bundle stores them, and biases that compensate for them.
-
-Rounding a weight matrix shifts the mean of a product's outputs by the mean input times the rounding errors. The
-shift is the same for every token, so the mean over a long text keeps it while independent errors cancel. It is
-subtracted from the product's bias, at no cost when the bundle is used (Nagel et al. 2019, Data-free quantization
-through weight equalization and bias correction, section 4.2; with means measured on texts). A cross-encoder's
-score comes from one token, so nothing accumulates there.
-"""
+"""Statistics of the inputs of products on real texts, and biases that compensate for rounded weights."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from embedkit.export.activation_stats import InputStatistics
+from embedkit.errors import ExportError
 from embedkit.export.gates import Gate, rounded
-from embedkit.modeling.int4 import INT4_ERROR
+from embedkit.export.graph import build_graph
+from embedkit.export.writer import (
+    Arrays,
+    Doubles,
+    FloatArithmetic,
+    GraphWriter,
+    read_arrays,
+    read_int4,
+    read_int8,
+)
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.modeling.vocabulary import INT4_ERROR
 from embedkit.protocols import FloatArray
-from embedkit.runtime.network import WordTable
+from embedkit.runtime.onnx_backend import Session
+
+
+@dataclass(frozen=True, slots=True)
+class InputStatistics:
+    """Statistics of the I inputs of one product, each ``(I,) float32``.
+
+    ``least`` is at most 0, and ``largest`` at least 0. In ``mean`` and ``power``, the mean square, every text has
+    the same weight.
+    """
+
+    least: FloatArray
+    largest: FloatArray
+    mean: FloatArray
+    power: FloatArray
+
+
+def measure_inputs(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -> dict[str, InputStatistics]:
+    """Measure the inputs of each product, by name, over texts or, for a cross-encoder, pairs of neighbours.
+
+    They are run one at a time, because padding would be measured too.
+
+    Raises:
+        ExportError: there are too few texts, or the model cannot be exported.
+    """
+    recorder = _Recorder()
+    content = recorder.finish(model)
+    if content is None:  # a static model
+        return {}
+    if isinstance(model, PairEncoder):
+        tokens = model.tokenizer.tokenize(list(itertools.pairwise(texts)))
+    else:
+        tokens = model.tokenizer.tokenize(list(texts))
+    if not tokens.ids:
+        raise ExportError("inputs of products cannot be measured without texts")
+    session = Session(content, outputs=["statistics"])
+    pad_id = model.tokenizer.pad_id
+    widths = [width for _, width in recorder.products.values()]
+    least, largest, mean, power = np.zeros((4, sum(widths)), dtype=np.float32)
+    for row in range(len(tokens.ids)):
+        seen = session.run(tokens.batch([row], pad_id))
+        least, largest = np.minimum(least, seen[0]), np.maximum(largest, seen[1])
+        mean, power = mean + seen[2], power + seen[3]
+    bounds = np.cumsum(widths)[:-1]
+    parts = (
+        np.split(array, bounds) for array in (least, largest, mean / len(tokens.ids), power / len(tokens.ids))
+    )
+    return dict(zip(recorder.products, map(InputStatistics, *parts), strict=True))
+
+
+class _Recorder(FloatArithmetic):
+    """Float arithmetic that also records the inputs of each product."""
+
+    def __init__(self) -> None:
+        self.products: dict[str, tuple[str, int]] = {}
+
+    def matmul(self, graph: GraphWriter, name: str, value: str, weight: FloatArray) -> str:
+        width, first = weight.shape[0], graph.integers(0)
+        rows = graph.add("Reshape", f"{name}.rows", value, graph.integers(-1, width))
+        least = graph.add("ReduceMin", f"{name}.least", rows, first)
+        largest = graph.add("ReduceMax", f"{name}.largest", rows, first)
+        mean = graph.add("ReduceMean", f"{name}.mean", rows, first)
+        power = graph.add("ReduceMean", f"{name}.power", graph.add("Mul", f"{name}.squares", rows, rows), first)
+        seen = graph.add("Concat", f"{name}.statistics", least, largest, mean, power, axis=0)
+        self.products[name] = seen, width
+        return super().matmul(graph, name, value, weight)
+
+    def finish(self, model: SentenceEncoder | PairEncoder) -> bytes | None:
+        """Return the serialized graph with an additional output, ``statistics``; None if it has no products."""
+        written = build_graph(model, self)
+        names = [name for name, _ in self.products.values()]
+        if not names:
+            return None
+        written.graph.node.append(helper.make_node("Concat", names, ["statistics"], axis=1))
+        written.graph.output.append(helper.make_tensor_value_info("statistics", TensorProto.FLOAT, [4, "inputs"]))
+        content: bytes = written.SerializeToString()
+        return content
 
 
 def measure_shifts(
@@ -56,9 +137,6 @@ def add_to_biases(graph: onnx.ModelProto, shifts: Mapping[str, FloatArray]) -> N
 # Half a step, or the effect of clipping, plus the rounding of scales to float32 or float16.
 _LIMITS = {"float32": 0.0, "int8": 0.51, "int4": INT4_ERROR + 0.01}
 
-Doubles = npt.NDArray[np.float64]
-Arrays = Mapping[str, npt.NDArray[Any]]
-
 
 def check_weights(model: onnx.ModelProto, content: bytes) -> Gate:
     """Compare the weights in a graph with those in the same graph in float32.
@@ -81,18 +159,13 @@ def check_weights(model: onnx.ModelProto, content: bytes) -> Gate:
     )
 
 
-def read_arrays(model: onnx.ModelProto) -> Arrays:
-    """Return the constants of a graph."""
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-
-
 def _measure(wanted: Arrays, stored: Arrays) -> Iterator[tuple[str, float]]:
     """Yield the format of each tensor and the maximum error of its values, in steps of that format."""
     for name, weight in wanted.items():
         if f"{name}_int8" in stored:
             yield "int8", _error(weight, *read_int8(name, stored))
         elif f"{name}_int4" in stored:
-            yield "int4", _error(weight, *_read_int4(name, stored))
+            yield "int4", _error(weight, *read_int4(name, stored))
         else:
             same = name in stored and np.array_equal(stored[name], weight)
             yield "float32", 0.0 if same else np.inf
@@ -102,18 +175,3 @@ def _error(weight: FloatArray, restored: Doubles, step: Doubles) -> float:
     if restored.shape != weight.shape:
         return np.inf
     return float(np.nan_to_num(np.abs(restored - weight) / np.abs(step), nan=np.inf).max())
-
-
-def read_int8(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
-    """Return the effective weights ``(I, O)`` and the size of their steps."""
-    step = stored[f"{name}_scale"].astype(np.float64)
-    factors = stored.get(f"{name.removesuffix('.weight')}.factors")  # for inputs with fixed scales
-    step = step if factors is None else step * factors[:, None]
-    return stored[f"{name}_int8"] * step, step
-
-
-def _read_int4(name: str, stored: Arrays) -> tuple[Doubles, Doubles]:
-    """As :func:`read_int8`, for rows whose halves share bytes and whose blocks have scales ``(V, blocks, 1)``."""
-    table = WordTable(stored[f"{name}_int4"], stored[f"{name}_scale"])
-    scales = stored[f"{name}_scale"].astype(np.float64)[..., 0]
-    return table.rows().astype(np.float64), np.repeat(scales, table.width // scales.shape[1], axis=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -15,25 +15,28 @@ import onnx
 from embedkit import __version__
 from embedkit.atomic import atomic_file
 from embedkit.errors import ExportError, GateError
-from embedkit.export.activation_stats import InputStatistics, measure_inputs
-from embedkit.export.bias_correction import add_to_biases, check_weights, measure_shifts
-from embedkit.export.card import Card, card_of, read_card
-from embedkit.export.figures import describe_figures
+from embedkit.export.bias_correction import (
+    InputStatistics,
+    add_to_biases,
+    check_weights,
+    measure_inputs,
+    measure_shifts,
+)
+from embedkit.export.card import Card, card_of, describe_figures, read_card
 from embedkit.export.gates import Candidate, Gate, measure_gates, run_torch
 from embedkit.export.graph import build_graph
-from embedkit.export.half import halve
 from embedkit.export.options import ExportOptions, Settings, check_options
 from embedkit.export.probes import GOLDEN_PAIRS, GOLDEN_TEXTS, PROBE_TEXTS
-from embedkit.export.prune import prune_vocabulary
 from embedkit.export.quantize import (
     Int8Arithmetic,
     MixedArithmetic,
     StaticInt8Products,
     choose_word_table,
+    halve,
     largest_weight,
 )
 from embedkit.export.source_parity import Origin, check_reading
-from embedkit.export.whitening import whiten_embeddings
+from embedkit.export.transforms import prune_vocabulary, whiten_embeddings
 from embedkit.export.writer import FloatArithmetic, Products
 from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
@@ -45,7 +48,7 @@ from embedkit.runtime.find import find_bundle, find_folder
 from embedkit.runtime.folder_layout import check_similarity, read_layout
 from embedkit.runtime.manifest import Golden, Manifest
 from embedkit.runtime.numerics import digest_of
-from embedkit.runtime.packing import Ranges
+from embedkit.runtime.options import Ranges
 
 logger = logging.getLogger("embedkit")
 
@@ -189,7 +192,18 @@ def export_loaded(loaded: LoadedSource, path: Path, settings: Settings) -> Expor
         gates.append(gate)
     content, unrounded = _write_graph(model, settings)
     candidate = Candidate(content, model.tokenizer)
-    gates += _measure(candidate, unrounded, model, original, settings)
+    logger.info("measuring the gates")
+    gates += measure_gates(
+        model,
+        candidate,
+        settings.limits(model),
+        quantized=settings.is_int8,
+        for_gpu=settings.precision == "fp16",
+        dev=settings.dev,
+        original=original,
+    )
+    if unrounded is not None:
+        gates.append(check_weights(unrounded, content))
     if origin is not None:
         # A pruned vocabulary gives other tokens, and whitening other embeddings.
         compared = candidate if model is source else None
@@ -198,13 +212,16 @@ def export_loaded(loaded: LoadedSource, path: Path, settings: Settings) -> Expor
             check_reading(source, origin, candidate=compared, least=limits.cosine, most=limits.difference)
         )
     _require(gates, settings)
+    ranges = ""
+    if settings.calibration and isinstance(model, SentenceEncoder):
+        ranges = Ranges.measure(candidate.run(_prefixed(model, settings.calibration))).to_text()
     manifest = Manifest(
         **dict(vars(card), name=settings.name or card.name or model.name, base=card.base or model.name),
         **_describe(model),
         **settings.described,
         created_by=f"embedkit {__version__}",
         gates={gate.name: gate.figures for gate in gates},
-        ranges=_measure_ranges(model, candidate, settings.calibration),
+        ranges=ranges,
     )
     golden = _make_golden(model, candidate, _GOLDEN_TOLERANCE[settings.precision])
     with atomic_file(path) as temporary:
@@ -221,7 +238,11 @@ def _write_graph(model: SentenceEncoder | PairEncoder, settings: Settings) -> tu
     """
     inputs = _measure_inputs(model, settings.precision, settings.calibration or settings.vocabulary)
     unrounded = build_graph(model, FloatArithmetic()) if settings.is_rounded else None
-    products = _choose_products(settings.precision, settings.target, inputs)
+    products: Products = FloatArithmetic()
+    if settings.precision == "int8-static":
+        products = StaticInt8Products(largest_weight(settings.target), inputs)
+    elif settings.precision == "int8":
+        products = Int8Arithmetic(largest_weight(settings.target), inputs)
     logger.info("writing the graph of %s, %s", model.name, settings.precision)
     graph = build_graph(model, MixedArithmetic(products, choose_word_table(settings.words)))
     if unrounded is not None and isinstance(model, SentenceEncoder):
@@ -231,27 +252,6 @@ def _write_graph(model: SentenceEncoder | PairEncoder, settings: Settings) -> tu
     if settings.precision == "fp16":
         graph = halve(graph, model.pooling if isinstance(model, SentenceEncoder) else None)
     return graph.SerializeToString(), unrounded
-
-
-def _measure(
-    candidate: Candidate,
-    unrounded: onnx.ModelProto | None,
-    model: SentenceEncoder | PairEncoder,
-    original: SentenceEncoder | PairEncoder,
-    settings: Settings,
-) -> list[Gate]:
-    """Measure the gates of a graph, and compare its weights with those that were not rounded."""
-    logger.info("measuring the gates")
-    gates = measure_gates(
-        model,
-        candidate,
-        settings.limits(model),
-        quantized=settings.is_int8,
-        for_gpu=settings.precision == "fp16",
-        dev=settings.dev,
-        original=original,
-    )
-    return gates if unrounded is None else [*gates, check_weights(unrounded, candidate.content)]
 
 
 def _describe(model: SentenceEncoder | PairEncoder) -> dict[str, Any]:
@@ -300,12 +300,6 @@ def _measure_inputs(
     )
 
 
-def _choose_products(precision: str, target: str, inputs: Mapping[str, InputStatistics]) -> Products:
-    if precision == "int8-static":
-        return StaticInt8Products(largest_weight(target), inputs)
-    return Int8Arithmetic(largest_weight(target), inputs) if precision == "int8" else FloatArithmetic()
-
-
 _REMEDIES = {
     "int8": "rounding costs this model more than int8 allows: export it with precision fp32, or int8-static with "
     "calibration texts",
@@ -344,15 +338,6 @@ def _make_golden(model: SentenceEncoder | PairEncoder, candidate: Candidate, tol
     kernel = candidate.kernel
     digests = {} if kernel is None else {kernel.numerics: digest_of(kernel.run_batch(tokens))}
     return Golden(items, list(tokens.ids), values, tolerance, types, digests)
-
-
-def _measure_ranges(
-    model: SentenceEncoder | PairEncoder, candidate: Candidate, texts: Sequence[str] | None
-) -> str:
-    """Return the ranges of an encoder's embeddings of texts, in the manifest's format; empty without texts."""
-    if isinstance(model, PairEncoder) or not texts:
-        return ""
-    return Ranges.measure(candidate.run(_prefixed(model, texts))).to_text()
 
 
 def _prefixed(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -> Sequence[str]:

@@ -1,7 +1,7 @@
 /* Pieces of SentencePiece's Unigram models: the normalisers Precompiled, Strip and Replace (of spaces), the
  * pre-tokenizers WhitespaceSplit and Metaspace, and the model Unigram of the package tokenizers.
  *
- * Python provides the parts of a tokenizer and the kinds of characters (embedkit/runtime/unigram_pieces.py).
+ * Python provides the parts of a tokenizer and the kinds of characters (embedkit/runtime/tokenizer_kernels.py).
  * Texts whose normalisation needs more than these kinds, and texts with an added token, are left to the
  * tokenizer.
  *

@@ -1,4 +1,4 @@
-# Pieces of SentencePiece's Unigram models; embedkit/runtime/unigram_pieces.py describes the arguments.
+# Pieces of SentencePiece's Unigram models; embedkit/runtime/tokenizer_kernels.py describes the arguments.
 
 from collections.abc import Iterable
 from typing import final

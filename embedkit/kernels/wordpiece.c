@@ -2,7 +2,7 @@
  * in one pass over the characters of a text.
  *
  * Python provides the normalisation of each character, queried from the tokenizer itself
- * (embedkit/runtime/word_pieces.py). Texts with an unknown character or with an added token are left to the
+ * (embedkit/runtime/tokenizer_kernels.py). Texts with an unknown character or with an added token are left to the
  * tokenizer.
  *
  * Objects are immutable and release the interpreter's lock, so threads can share them. */

@@ -1,4 +1,4 @@
-# Word pieces of BERT's tokenizers; embedkit/runtime/word_pieces.py describes the arguments.
+# Word pieces of BERT's tokenizers; embedkit/runtime/tokenizer_kernels.py describes the arguments.
 
 from collections.abc import Iterable
 from typing import final

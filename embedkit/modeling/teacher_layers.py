@@ -41,10 +41,9 @@ from transformers import BertForSequenceClassification
 from embedkit.errors import ModelError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.pretrained import check_bert, evaluating
 from embedkit.modeling.seeding import seeded
-from embedkit.modeling.sizes import Size
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _TEXTS_PER_BATCH = 64

@@ -28,12 +28,20 @@ from embedkit.runtime.bundle import Bundle
 from embedkit.runtime.folder_model import FolderModel, pool
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.model import Model
-from embedkit.runtime.options import EncodeCall, EncodeOptions, Role, check_run_options, with_prompt
-from embedkit.runtime.packing import Packing, Precision, Ranges, unit_rows
+from embedkit.runtime.options import (
+    EncodeCall,
+    EncodeOptions,
+    Packing,
+    Precision,
+    Ranges,
+    Role,
+    check_run_options,
+    unit_rows,
+    with_prompt,
+)
 from embedkit.runtime.pool import EncoderPool
-from embedkit.runtime.token_ids import TokenIds, TokenSpan, TokenSpans
+from embedkit.runtime.token_ids import Span, TokenIds, TokenSpan, TokenSpans, find_windows
 from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens, check_items
-from embedkit.runtime.windows import Span, find_windows
 
 logger = logging.getLogger("embedkit")
 

@@ -20,7 +20,7 @@ from embedkit.errors import InputError, ModelError, ModelNotFoundError, shown
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import check_path, check_texts
 from embedkit.runtime.numerics import numerics_of
-from embedkit.runtime.packing import unit_rows
+from embedkit.runtime.options import unit_rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import ModelError, ProviderError, shown
+from embedkit.kernels import bert
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count
-from embedkit.runtime.kernels import bert
 from embedkit.runtime.network import Network, Norm, Product, read_network
 from embedkit.runtime.token_ids import TokenIds
 from embedkit.runtime.tokenization import Tokens
@@ -196,7 +196,14 @@ class KernelBackend:
     ) -> list[slice]:
         """Return the texts or pairs of each batch, in order; sorting them would save no padding."""
         ends = np.cumsum(lengths)
-        budget, count, start = most_tokens or self._choose_tokens_per_batch(int(lengths.sum())), len(lengths), 0
+        tokens, count, start = int(lengths.sum()), len(lengths), 0
+        least, most = _TOKENS_PER_BATCH[0], _TOKENS_PER_BATCH[-1]
+        if most_tokens:
+            budget = most_tokens
+        elif tokens <= self._tokens_of_a_thread:  # one batch: threads do not pay off
+            budget = max(tokens, most)
+        else:
+            budget = min(max(tokens // _BATCHES_OF_FEW, self._tokens_of_a_thread, least), most)
         batches = []
         while start < count:
             before = int(ends[start - 1]) if start else 0
@@ -205,13 +212,6 @@ class KernelBackend:
             batches.append(slice(start, end))
             start = end
         return batches
-
-    def _choose_tokens_per_batch(self, tokens: int) -> int:
-        """Return the bound for a chunk of that many tokens: one batch if threads do not pay off, else several."""
-        least, most = _TOKENS_PER_BATCH[0], _TOKENS_PER_BATCH[-1]
-        if tokens <= self._tokens_of_a_thread:
-            return max(tokens, most)
-        return min(max(tokens // _BATCHES_OF_FEW, self._tokens_of_a_thread, least), most)
 
     def fill(self, rows: FloatArray, items: slice, tokens: Tokens, lane: int | None = None) -> None:
         """Write the results of a batch to ``rows[items]``: ``(B, D) float32, unit rows``, or scores ``(B,)``.
@@ -227,7 +227,11 @@ class KernelBackend:
         """
         # A single text, for which a user waits, is not cut out of its tokens.
         ids = TokenIds.of(tokens.ids if len(rows) == 1 else tokens.ids[items])
-        types = _types(tokens, items, len(ids.flat)) if self._is_typed else None
+        types = None
+        if self._is_typed and tokens.type_ids is not None:
+            types = TokenIds.of(tokens.type_ids[items]).flat
+        elif self._is_typed:  # 0 by default, as in ONNX Runtime
+            types = np.zeros(len(ids.flat), dtype=np.int32)
         try:
             self._run((ids.flat, types, ids.bounds.astype(np.int32), rows[items]), is_alone=lane is None)
         except ValueError as error:
@@ -266,13 +270,6 @@ class KernelBackend:
         return rows
 
 
-def _types(tokens: Tokens, items: slice, count: int) -> npt.NDArray[np.int32]:
-    """Return the types of that many tokens; 0 by default, as in ONNX Runtime."""
-    if tokens.type_ids is None:
-        return np.zeros(count, dtype=np.int32)
-    return TokenIds.of(tokens.type_ids[items]).flat
-
-
 def _read(model: bytes, *, pairs: bool) -> Network:
     """Return the weights if the kernel supports them."""
     if bert is None:
@@ -302,13 +299,9 @@ def _fits(network: Network) -> bool:
 
 
 def _is_preferred(network: Network, instructions: str) -> bool:
-    return instructions != _PORTABLE and _count_weights(network) <= _most_weights(
-        instructions, is_quantized=_is_quantized(network)
-    )
-
-
-def _most_weights(instructions: str, *, is_quantized: bool) -> int:
-    return _MOST_WEIGHTS_ON_ARM[is_quantized] if instructions.startswith("neon") else _MOST_WEIGHTS
+    is_arm = instructions.startswith("neon")
+    most = _MOST_WEIGHTS_ON_ARM[_is_quantized(network)] if is_arm else _MOST_WEIGHTS
+    return instructions != _PORTABLE and _count_weights(network) <= most
 
 
 def _is_quantized(network: Network) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from embedkit.config import from_mapping, setting
 from embedkit.errors import BundleError, ConfigError
 from embedkit.protocols import FloatArray
-from embedkit.runtime.packing import Ranges, pack_floats, unpack_floats
+from embedkit.runtime.options import Ranges, pack_floats, unpack_floats
 
 ACTIVATIONS = ("sigmoid", "identity")
 _DESCRIPTIVE = "info_"
@@ -42,7 +42,7 @@ class Manifest:
         licence: of the weights, an SPDX expression.
         created_by: the program and version that wrote it.
         ranges: ranges of the dimensions, for embeddings of a byte per dimension, as written by
-            :class:`~embedkit.runtime.packing.Ranges`; empty, and not in the file, if they were not
+            :class:`~embedkit.runtime.options.Ranges`; empty, and not in the file, if they were not
             measured.
         default_prompt: name of the prompt that is used by default; empty, and not in the file, if
             there is none.

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.errors import BundleIntegrityError, InputError, MissingExtraError, ModelError, ProviderError
+from embedkit.extras import explain_missing_onnxruntime, installed_onnxruntime
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_count, check_names
 from embedkit.runtime.batching import batch_by_length
-from embedkit.runtime.distributions import explain_missing_onnxruntime, installed_onnxruntime
 from embedkit.runtime.protobuf import large_tables
 from embedkit.runtime.tokenization import TokenBatch, Tokens
 from embedkit.threads import available_threads

@@ -15,10 +15,14 @@ import tokenizers
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.token_ids import TokenIds
-from embedkit.runtime.tokenizer_kernels import TokenizerKernel
+from embedkit.runtime.tokenizer_kernels import (
+    PairPieces,
+    TokenizerKernel,
+    UnigramPieces,
+    WordPieces,
+    truncate_longest_first,
+)
 from embedkit.runtime.tokenizer_rules import check_rules, tokenizer_errors
-from embedkit.runtime.unigram_pieces import UnigramPieces
-from embedkit.runtime.word_pieces import PairPieces, WordPieces, truncate_longest_first
 
 _PROBE = "a \ua66e"  # a letter of a single manuscript: no vocabulary has it, so it takes the unknown token
 _PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
@@ -186,13 +190,12 @@ class Tokenizer(_FastTokenizer):
         self._tokenizer.enable_truncation(self.max_length, direction=self._direction)
         self._tokenizer.encode(_PROBE)
         is_right = self._direction == "right"
-        self._pieces = self._find_pieces() if is_right else None
+        self._pieces: TokenizerKernel | None = None
+        if is_right:
+            words = WordPieces.find(self._tokenizer, self.max_length)
+            self._pieces = words or UnigramPieces.find(self._tokenizer, self.max_length)
         self._most_characters = _CHARACTERS_OF_A_TOKEN * self.max_length
         self._can_begin = is_right and _splits_at_spaces(self._tokenizer)
-
-    def _find_pieces(self) -> TokenizerKernel | None:
-        words = WordPieces.find(self._tokenizer, self.max_length)
-        return words or UnigramPieces.find(self._tokenizer, self.max_length)
 
     def tokenize(self, texts: Sequence[str], *, prompt: str = "", first: int = 0, threads: int = 1) -> Tokens:
         """Turn texts into token ids, each after the prompt.

@@ -22,14 +22,15 @@ from embedkit.training import processes
 from embedkit.training.batches import Batches
 from embedkit.training.config import RunConfig
 from embedkit.training.method import Batch, StepOutput, TrainingModule
-from embedkit.training.networks import (
+from embedkit.training.optim import (
     ActivationPenalty,
     DenseGradients,
+    build_optimizer,
     by_rows,
     round_tables,
     rounded_words,
+    schedule,
 )
-from embedkit.training.optim import build_optimizer, schedule
 from embedkit.training.run_folder import RunFolder, TrainState, load_checkpoint, save_checkpoint
 
 

@@ -12,10 +12,9 @@ from torch import nn
 
 from embedkit.errors import ConfigError, InputError, ModelError
 from embedkit.modeling.bundles import cross_from_bundle, from_bundle, load_sentence_encoder
-from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder
+from embedkit.modeling.cross_encoder import PairEncoder, is_cross_encoder, matching_encoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import from_teacher, random, remember_words
-from embedkit.modeling.matching import matching_encoder
+from embedkit.modeling.initialisation import SIZES, Size, from_teacher, random, remember_words
 from embedkit.modeling.pruning import (
     choose_pieces,
     count_pieces,
@@ -25,7 +24,6 @@ from embedkit.modeling.pruning import (
     required_pieces,
     smooth_counts,
 )
-from embedkit.modeling.sizes import SIZES, Size
 from embedkit.modeling.teacher_layers import from_layers
 from embedkit.runtime.bundle import LARGEST_FILE_BYTES, read_bundle
 from embedkit.runtime.find import find_bundle, find_folder
@@ -33,7 +31,7 @@ from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import processes
 from embedkit.training.config import RunConfig, StudentConfig
 from embedkit.training.corpus import Corpus, in_chunks
-from embedkit.training.networks import word_tables
+from embedkit.training.optim import word_tables
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +88,7 @@ def load_cross_encoder(
 ) -> PairEncoder:
     """Load the cross-encoder that ``student.source`` names, or make one of an encoder.
 
-    A bundle's encoder gets a layer that matches words (:mod:`~embedkit.modeling.matching`); a folder's gets a
+    A bundle's encoder gets a layer that matches words (:mod:`~embedkit.modeling.cross_encoder`); a folder's gets a
     classifier only. A cross-encoder, of a bundle or a folder, is continued. ``mean`` and ``spread`` are those
     expected of the logits of a bundle's encoder. ``max_length`` is that of a pair, in tokens.
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from embedkit.config import load_toml, setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components import training_head
+from embedkit.training.losses import training_head
 from embedkit.training.method import Batch, BatchSpec, Method, StepOutput, pooled
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import trainer_presets

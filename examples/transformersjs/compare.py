@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embedkit import Encoder
-from embedkit.export.hub import save_repository
+from embedkit.export.folder import save_repository
 from embedkit.export.probes import GOLDEN_TEXTS, PROBE_TEXTS
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.find import find_model

@@ -31,10 +31,9 @@ import pytest
 
 from embedkit import Collection
 from embedkit.cli.main import COMMANDS, command_parser, main
-from embedkit.serving.http.keys import KeyRing
-from embedkit.serving.http.registry import LoadedModels
+from embedkit.serving.http.access import KeyRing
+from embedkit.serving.http.registry import LoadedModels, Service
 from embedkit.serving.http.server import Server
-from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ RUN_GRAPHS = [PACKAGE / "runtime" / "model.py"]
 
 # One violation of each contract in pyproject.toml: (file, line added to it, name of the contract).
 VIOLATIONS = [
-    ("runtime/packing.py", "import embedkit.evaluation", "Subpackages import downwards only"),
+    ("runtime/options.py", "import embedkit.evaluation", "Subpackages import downwards only"),
     ("cellar/__init__.py", '"""A subpackage without a layer."""', "Subpackages import downwards only"),
     ("training/losses.py", "import embedkit.training.loop", "Inside training"),
     ("evaluation/sts.py", "import torch", "runtime and evaluation need"),
@@ -35,7 +35,6 @@ VIOLATIONS = [
     ("serving/retrieval/documents.py", "import embedkit.serving.http.batcher", "A collection needs no server"),
     ("training/methods/simcse.py", "import embedkit.training.methods.sct", "Methods do not know each other"),
     ("export/__init__.py", "import onnxruntime", "ONNX Runtime is met in one module"),
-    ("serving/http/batcher.py", "import embedkit.kernels", "Kernels are met in one module"),
     ("training/losses.py", "import transformers", "transformers is met in"),
     ("cli/search.py", "import faiss", "FAISS is met in one module"),
     ("cli/encode.py", "import ray", "Ray is met in one module"),

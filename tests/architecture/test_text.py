@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import embedkit
-from embedkit.runtime.kernels import built
+from embedkit.kernels import built
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "embedkit"

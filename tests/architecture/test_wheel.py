@@ -128,7 +128,7 @@ def test_is_complete_without_a_compiler(source, wheel, tmp_path):
         assert modules_inside(bare) == {name for name in modules_inside(wheel) if not name.endswith(".so")}
         bare.extractall(tmp_path)
     script = (
-        "from embedkit import Encoder; from embedkit.runtime.kernels import built\n"
+        "from embedkit import Encoder; from embedkit.kernels import built\n"
         "assert built() and not any(built().values())\n"
         "encoder = Encoder.load('tiny'); assert encoder.verify()['passed']"
     )

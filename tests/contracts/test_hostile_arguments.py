@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from embedkit.runtime.kernels import bert, unigram, wordpiece
+from embedkit.kernels import bert, unigram, wordpiece
 
 pytestmark = pytest.mark.skipif(None in (bert, unigram, wordpiece), reason="no kernels")
 

@@ -26,6 +26,7 @@ from embedkit.cli.main import main
 from embedkit.errors import ModelError, ProviderError
 from embedkit.export.pipeline import export
 from embedkit.export.quantize import WORD_TABLES
+from embedkit.kernels import bert
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime import kernel_backend
@@ -33,7 +34,6 @@ from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import bundled_names, find_model, published_models
 from embedkit.runtime.kernel_backend import NATIVE, NATIVE_NUMERICS, KernelBackend, native_instructions
-from embedkit.runtime.kernels import bert
 from embedkit.runtime.network import Layer, Norm, Product, read_network
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.onnx_backend import CPU, Session
@@ -682,7 +682,8 @@ class TestChoice:
     ) -> None:
         content = write(make_encoder())
         assert KernelBackend.choose(content) is not None
-        monkeypatch.setattr(kernel_backend, "_most_weights", lambda *_, **__: 1000)
+        monkeypatch.setattr(kernel_backend, "_MOST_WEIGHTS", 1000)
+        monkeypatch.setattr(kernel_backend, "_MOST_WEIGHTS_ON_ARM", {True: 1000, False: 1000})
         assert KernelBackend.choose(content) is None
         assert KernelBackend.choose(content, providers=[NATIVE]) is not None
 

@@ -14,8 +14,7 @@ from toys import TableTeacher, stage_config
 
 from embedkit.config import from_mapping
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, ViewsConfig

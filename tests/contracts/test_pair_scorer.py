@@ -39,8 +39,7 @@ def folder_scorer(toy_cross_folder: Path) -> PairScorer:
 def torch_scorer(toy_tokenizer_json: str) -> PairScorer:
     torch = pytest.importorskip("torch")
     from embedkit.modeling.cross_encoder import PairEncoder
-    from embedkit.modeling.initialisation import random
-    from embedkit.modeling.sizes import Size
+    from embedkit.modeling.initialisation import Size, random
     from embedkit.modeling.torch_encoder import TorchCrossEncoder
     from embedkit.runtime.tokenization import Tokenizer
 

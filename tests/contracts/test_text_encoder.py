@@ -25,8 +25,7 @@ def bundle_encoder(toy_bundle: Path) -> TextEncoder:
 @pytest.fixture
 def torch_encoder(toy_tokenizer_json: str) -> TextEncoder:
     pytest.importorskip("torch")
-    from embedkit.modeling.initialisation import random
-    from embedkit.modeling.sizes import Size
+    from embedkit.modeling.initialisation import Size, random
     from embedkit.modeling.torch_encoder import TorchEncoder
     from embedkit.runtime.tokenization import Tokenizer
 

@@ -10,13 +10,12 @@ from toy_networks import toy_cross_encoder
 
 from embedkit import CrossEncoder, Encoder
 from embedkit.cli.main import main
+from embedkit.kernels import built
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.kernel_backend import NATIVE
-from embedkit.runtime.kernels import built
 from embedkit.runtime.tokenization import Tokenizer
 
 TEXTS = ["the cat sat in the garden", "a good dog", "", "my sister likes to swim in the sea at noon"]

@@ -26,14 +26,13 @@ from embedkit import CrossEncoder, Encoder
 from embedkit.cli.main import main
 from embedkit.export.pipeline import export
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.loop import RunControl
 from embedkit.training.methods import METHODS
 from embedkit.training.recipes import RECIPES
-from embedkit.training.recipes.table import build_table
+from embedkit.training.resolve import build_table
 
 WIDTH = 32
 TEXTS = [

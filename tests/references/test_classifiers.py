@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
-from embedkit.evaluation.classifiers import (
+from embedkit.evaluation.transfer import (
     Examples,
     _correct,
     few_shot,

@@ -9,8 +9,7 @@ import pytest
 import torch
 from toys import softmax
 
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training import method
 from embedkit.training.batches import chunk_view

@@ -7,8 +7,14 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from embedkit.training.components import VectorQueue
-from embedkit.training.losses import Keys, cross_entropy, own_cross_entropy, similarity_logits, target_distribution
+from embedkit.training.losses import (
+    Keys,
+    VectorQueue,
+    cross_entropy,
+    own_cross_entropy,
+    similarity_logits,
+    target_distribution,
+)
 
 WIDTH, BATCH = 24, 5
 

@@ -10,8 +10,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from embedkit.evaluation.pairs import Thresholds, separation
-from embedkit.evaluation.results import Resampler
-from embedkit.evaluation.significance import Samples
+from embedkit.evaluation.results import Resampler, Samples
 from embedkit.evaluation.sts import correlation
 
 

@@ -16,17 +16,16 @@ from embedkit.adaptation.data import read, spans
 from embedkit.adaptation.teachers import fit_space
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, DataError, GateError, InputError
-from embedkit.evaluation.significance import Interval
+from embedkit.evaluation.results import Interval
 from embedkit.export.card import Card
 from embedkit.export.pipeline import export
 from embedkit.export.quantize import TARGETS
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.joined import JoinedSpace
-from embedkit.runtime.packing import unit_rows
+from embedkit.runtime.options import unit_rows
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.training.loop import RunControl

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
+from embedkit import extras
 from embedkit.errors import MissingExtraError
 from embedkit.extras import require
 
@@ -38,3 +41,26 @@ def test_other_failures_are_not_hidden(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ZeroDivisionError):
         require("broken_inside", extra="bench")
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ([], "not installed; install it with: pip install onnxruntime"),
+        (["onnxruntime"], "onnxruntime is installed but damaged.*--force-reinstall --no-deps onnxruntime$"),
+        (["onnxruntime-gpu"], "--no-deps onnxruntime-gpu$"),
+        (
+            ["onnxruntime", "onnxruntime-gpu"],
+            "onnxruntime and onnxruntime-gpu are both installed.*pip uninstall -y onnxruntime onnxruntime-gpu`",
+        ),
+    ],
+)
+def test_the_message_matches_the_installed_packages(monkeypatch, installed, words):
+    def version(name):
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return "1.2.3"
+
+    monkeypatch.setattr(extras, "version", version)
+    assert extras.installed_onnxruntime() == dict.fromkeys(installed, "1.2.3")
+    assert re.search(words, extras.explain_missing_onnxruntime())

@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from embedkit.evaluation.machine import describe_machine, system_load
 from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, Trial, summarise
-from embedkit.evaluation.speed.plan import Plan, Workload
+from embedkit.evaluation.speed.plan import Plan, Workload, describe_machine, system_load
 from embedkit.evaluation.speed.process import Candidate, Start, WorkerProcess
 from embedkit.progress import Progress
 

@@ -24,7 +24,7 @@ from typing import Any
 from embedkit import __version__
 from embedkit.child import describe_error, parent, read_frame, write_frame
 from embedkit.errors import EmbedkitError, ModelError
-from embedkit.runtime.distributions import installed_onnxruntime
+from embedkit.extras import installed_onnxruntime
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_model
 from embedkit.runtime.folder_layout import read_json, read_layout

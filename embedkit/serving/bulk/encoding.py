@@ -27,11 +27,18 @@ from embedkit.runtime.arguments import (
 )
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import absolute_source
-from embedkit.runtime.options import OnLong
-from embedkit.runtime.packing import Precision
-from embedkit.serving.bulk.output_folder import begin_or_resume, check_output, unfinished
-from embedkit.serving.bulk.parquet_input import ParquetInput, Shard, cut_into_shards, find_inputs, read_shard
+from embedkit.runtime.options import OnLong, Precision
 from embedkit.serving.bulk.shard_encoder import EMBEDDING, Job
+from embedkit.serving.bulk.shards import (
+    ParquetInput,
+    Shard,
+    begin_or_resume,
+    check_output,
+    cut_into_shards,
+    find_inputs,
+    read_shard,
+    unfinished,
+)
 from embedkit.threads import most_processes
 
 _ROWS_PER_SHARD = 32_768

@@ -22,9 +22,8 @@ from ray.exceptions import RayError
 from embedkit.errors import EmbedkitError, WorkerError
 from embedkit.object_store import location
 from embedkit.runtime.encoder import Encoder
-from embedkit.serving.bulk.output_folder import resolved
-from embedkit.serving.bulk.parquet_input import Shard
 from embedkit.serving.bulk.shard_encoder import Job, ShardEncoder
+from embedkit.serving.bulk.shards import Shard, resolved
 
 _GPU_PROVIDERS = frozenset({"CUDAExecutionProvider", "TensorrtExecutionProvider", "ROCMExecutionProvider"})
 _FIELDS = ("number", "path", "first", "rows", "values")

@@ -18,11 +18,9 @@ from embedkit.atomic import identity_of
 from embedkit.errors import DataError, FingerprintError
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.numerics import warn_of_mixture
-from embedkit.runtime.options import EncodeOptions, OnLong
-from embedkit.runtime.packing import Precision
+from embedkit.runtime.options import EncodeOptions, OnLong, Precision
 from embedkit.runtime.pool import EncoderPool
-from embedkit.serving.bulk.output_folder import check_begun, open_place, replaced
-from embedkit.serving.bulk.parquet_input import Shard, read_shard
+from embedkit.serving.bulk.shards import Shard, check_begun, open_place, read_shard, replaced
 
 EMBEDDING = "embedding"
 """The added column."""

@@ -21,14 +21,21 @@ from pydantic import ValidationError
 
 from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.records import parse_json
-from embedkit.serving.http.access import AccessControl, allowed_origin, preflight
+from embedkit.serving.http.access import AccessControl, KeyRing, allowed_origin, preflight
 from embedkit.serving.http.admission import ANYBODY, Caller
 from embedkit.serving.http.embedding import Limits
-from embedkit.serving.http.keys import KeyRing
-from embedkit.serving.http.registry import ModelRegistry
-from embedkit.serving.http.responses import Headers, Response, explain, explain_validation, problem, to_json
-from embedkit.serving.http.routing import Route, RouteMatch, RouteTable
-from embedkit.serving.http.service import Service
+from embedkit.serving.http.registry import ModelRegistry, Service
+from embedkit.serving.http.routing import (
+    Headers,
+    Response,
+    Route,
+    RouteMatch,
+    RouteTable,
+    explain,
+    explain_validation,
+    problem,
+    to_json,
+)
 from embedkit.serving.http.tracing import TRACING
 
 logger = logging.getLogger(__name__)

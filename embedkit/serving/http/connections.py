@@ -17,7 +17,7 @@ from typing import Any, cast
 import httptools
 
 from embedkit.serving.http.app import Application, Request
-from embedkit.serving.http.responses import Response, problem
+from embedkit.serving.http.routing import Response, problem
 from embedkit.serving.http.settings import ServerSettings
 
 if sys.platform != "win32":

@@ -17,7 +17,7 @@ from embedkit.errors import InputError, TextOverflowError, TooLargeError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.cross_encoder import CrossEncoder, sigmoid
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.packing import unit_rows
+from embedkit.runtime.options import unit_rows
 from embedkit.runtime.token_ids import TokenSpan
 from embedkit.runtime.tokenization import Tokens
 from embedkit.serving.http.admission import Admission, Rate, Reservation

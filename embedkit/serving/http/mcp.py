@@ -17,10 +17,8 @@ from embedkit.serving.http.admission import CALLER
 from embedkit.serving.http.app import Request
 from embedkit.serving.http.protocols.collection import DocumentBody, option
 from embedkit.serving.http.protocols.fields import Listed
-from embedkit.serving.http.registry import ModelRegistry
-from embedkit.serving.http.responses import Response, client_message
-from embedkit.serving.http.routing import Route
-from embedkit.serving.http.service import Service
+from embedkit.serving.http.registry import ModelRegistry, Service
+from embedkit.serving.http.routing import Response, Route, client_message
 from embedkit.serving.retrieval.options import Mode, SearchOptions
 
 logger = logging.getLogger(__name__)

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 from embedkit.errors import ConfigError, WorkerError
 from embedkit.extras import require
+from embedkit.serving.http.access import KeyRing
 from embedkit.serving.http.app import Application
 from embedkit.serving.http.connections import Connection, Connections
-from embedkit.serving.http.keys import KeyRing
 from embedkit.serving.http.mcp import McpServer
 from embedkit.serving.http.protocols import cohere, collection, ollama, openai, operations, tei
+from embedkit.serving.http.registry import Service
 from embedkit.serving.http.routing import Route
-from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.http.tracing import TRACING
 

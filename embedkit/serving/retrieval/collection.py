@@ -604,7 +604,7 @@ class Collection:
             InputError: the task is not retrieval, or none of its relevant documents is found.
         """
         from embedkit.evaluation.catalogue import load_task  # noqa: PLC0415 - searches need none of it
-        from embedkit.evaluation.collection_search import evaluate_search  # noqa: PLC0415
+        from embedkit.evaluation.retrieval import evaluate_search  # noqa: PLC0415
 
         judged = load_task(check_path(task, "task"), data=data, split=split)
         (result, *_) = evaluate_search(self, judged, dict(options)).results

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from embedkit.errors import DataError, InputError, shown
 from embedkit.runtime.arguments import check_flag, check_path
-from embedkit.runtime.windows import Span
+from embedkit.runtime.token_ids import Span
 from embedkit.serving.retrieval.documents import (
     Columns,
     DocumentSource,

@@ -23,10 +23,17 @@ from torch import Tensor
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components import VectorQueue
-from embedkit.training.distillation import Distillation, DistillationConfig, congen_preset
-from embedkit.training.losses import Keys, own_cross_entropy
-from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
+from embedkit.training.losses import Keys, VectorQueue, own_cross_entropy
+from embedkit.training.method import (
+    Batch,
+    BatchSpec,
+    Distillation,
+    DistillationConfig,
+    Presets,
+    StepOutput,
+    congen_preset,
+    unit_embeddings,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

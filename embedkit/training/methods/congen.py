@@ -27,10 +27,17 @@ from torch import Tensor
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components import VectorQueue
-from embedkit.training.distillation import Distillation, DistillationConfig, congen_preset
-from embedkit.training.losses import Keys, cross_entropy, squared_distance, target_distribution
-from embedkit.training.method import Batch, BatchSpec, Presets, StepOutput, unit_embeddings
+from embedkit.training.losses import Keys, VectorQueue, cross_entropy, squared_distance, target_distribution
+from embedkit.training.method import (
+    Batch,
+    BatchSpec,
+    Distillation,
+    DistillationConfig,
+    Presets,
+    StepOutput,
+    congen_preset,
+    unit_embeddings,
+)
 
 
 def congen_loss(

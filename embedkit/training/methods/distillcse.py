@@ -34,8 +34,7 @@ from torch.nn import functional
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components import training_head
-from embedkit.training.losses import info_nce, without_diagonal
+from embedkit.training.losses import info_nce, training_head, without_diagonal
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import trainer_presets
 

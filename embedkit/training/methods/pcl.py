@@ -31,8 +31,7 @@ from torch.nn import functional
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components import training_head
-from embedkit.training.losses import without_diagonal
+from embedkit.training.losses import training_head, without_diagonal
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import trainer_presets
 

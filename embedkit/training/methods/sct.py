@@ -35,12 +35,19 @@ from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.seeding import seeded
-from embedkit.training.components import VectorQueue
-from embedkit.training.distillation import Distillation, DistillationConfig
-from embedkit.training.losses import Distribution, Keys, cross_entropy, squared_distance, target_distribution
+from embedkit.training.losses import (
+    Distribution,
+    Keys,
+    VectorQueue,
+    cross_entropy,
+    squared_distance,
+    target_distribution,
+)
 from embedkit.training.method import (
     Batch,
     BatchSpec,
+    Distillation,
+    DistillationConfig,
     Method,
     Presets,
     StepOutput,

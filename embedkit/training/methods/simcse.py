@@ -23,8 +23,7 @@ from typing import Any, ClassVar
 
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.components import training_head
-from embedkit.training.losses import info_nce
+from embedkit.training.losses import info_nce, training_head
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, pooled
 from embedkit.training.optim import trainer_presets
 

@@ -22,7 +22,7 @@ from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.sizes import SIZES
+from embedkit.modeling.initialisation import SIZES
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from embedkit.config import setting
 from embedkit.errors import ConfigError, DataError
-from embedkit.modeling.sizes import SIZES
+from embedkit.modeling.initialisation import SIZES
 from embedkit.protocols import FloatArray
 from embedkit.records import Record
 from embedkit.runtime.tokenization import PairTokenizer

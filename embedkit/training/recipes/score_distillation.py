@@ -32,7 +32,7 @@ from embedkit.errors import ConfigError
 from embedkit.evaluation.reranking import RerankingSet, average_precisions, load_lists, merged
 from embedkit.evaluation.tasks import PairPool
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.sizes import SIZES, Size
+from embedkit.modeling.initialisation import SIZES, Size
 from embedkit.modeling.teacher_layers import cross_from_layers
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.progress import Progress

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,28 +14,23 @@ import numpy as np
 import torch
 
 from embedkit.errors import ConfigError
-from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs, load_scored_pairs
+from embedkit.evaluation.sts import ScoredPairs, evaluate_pairs
 from embedkit.evaluation.tasks import EmbeddingCache, Task
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder, to_device
 from embedkit.protocols import TextEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
-from embedkit.training import processes
 from embedkit.training.batches import Batches, BatchSource, check_batches, chunk_view
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows, SourceConfig
-from embedkit.training.distillation import Distillation
 from embedkit.training.loop import RunControl, Scores, train
-from embedkit.training.method import BatchSpec, Presets, TrainingModule
+from embedkit.training.method import BatchSpec, Distillation, Presets, TrainingModule
 from embedkit.training.methods import METHODS
 from embedkit.training.mining import PairTeacher
 from embedkit.training.optim import OptimConfig
-from embedkit.training.pairs import is_labelled, read_queries
 from embedkit.training.run_folder import RunFolder, TrainState
 from embedkit.training.students import adjust
-from embedkit.training.teacher_spaces import JoinedVectors, RotatedVectors
-from embedkit.training.teachers import CachedVectors, TeacherVectors, load_vectors
+from embedkit.training.teachers import CachedVectors, TeacherVectors
 
 logger = logging.getLogger(__name__)
 _LARGEST_SHARE = 0.1
@@ -146,40 +140,6 @@ def corpus_inputs(sources: Sequence[SourceConfig], corpus: Corpus) -> dict[str, 
     return inputs
 
 
-def read_texts(config: RunConfig, *, show_progress: bool | None = None) -> RunData:
-    """Load the development pairs and the corpus.
-
-    Raises:
-        DataError: a source is missing or malformed.
-    """
-    pairs, dev_set = _dev_pairs(config), _dev_set(config)
-    with processes.first_alone():  # the others read its results from the cache
-        corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=show_progress)
-    return RunData(corpus, pairs, Split.of(corpus, config.dev.held_out), dev_set=dev_set)
-
-
-def read_vectors(
-    config: RunConfig, corpus: Corpus, *, show_progress: bool | None = None
-) -> tuple[TeacherVectors, ...]:
-    """Return the teachers' vectors of the corpus, joined and rotated as configured; missing ones are computed.
-
-    Raises:
-        CacheError: the teacher cache is damaged, or on a file system without locks.
-    """
-    vectors = list[TeacherVectors]()
-    with processes.first_alone():  # the others read its results from the cache
-        for named in config.every_teacher:
-            resolved = dataclasses.replace(named, source=config.resolve_model(named.source))
-            vectors.append(load_vectors(resolved, corpus, Path(config.cache), show_progress=show_progress))
-    if config.join is not None:
-        space = config.join.space and config.resolve(config.join.space)
-        vectors = [JoinedVectors(vectors, dataclasses.replace(config.join, space=space), len(corpus))]
-    if config.matryoshka is not None:
-        config.matryoshka.check(vectors[0].dimension)
-        vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
-    return tuple(vectors)
-
-
 _LENGTH_SAMPLE = 2000
 
 
@@ -221,28 +181,6 @@ def report_truncation(
             "about %.1f %% of the %s = %d tokens and are truncated%s",
             *(100 * cut / len(items), described, tokenizer.max_length, reading),
         )
-
-
-def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
-    if config.dev.pairs is None:
-        return None
-    pairs = load_scored_pairs(config.resolve(config.dev.pairs), split="validation")
-    if config.dev.limit is None or config.dev.limit >= len(pairs):
-        return pairs
-    # Independent of the run's seed, so that runs with different seeds are comparable.
-    drawn = np.sort(np.random.default_rng(0).permutation(len(pairs))[: config.dev.limit])
-    first, second = ([texts[row] for row in drawn] for texts in (pairs.first, pairs.second))
-    return ScoredPairs(pairs.name, first, second, pairs.scores[drawn])
-
-
-def _dev_set(config: RunConfig) -> Task | None:
-    """Load the development set: labelled queries, or whatever `embedkit evaluate` reads."""
-    if config.dev.set is None:
-        return None
-    path = Path(config.resolve(config.dev.set))
-    if path.is_file() and path.suffix != ".tsv" and is_labelled(path):
-        return Task(path.stem, [read_queries(path, split="dev").as_retrieval(path.stem)])
-    return load_task(str(path) if path.exists() else config.dev.set, split="dev")
 
 
 class _TwoEncoders:

@@ -34,7 +34,7 @@ from embedkit.evaluation.sts import evaluate_cross_encoder, evaluate_pairs
 from embedkit.evaluation.tasks import cosines
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.sizes import SIZES
+from embedkit.modeling.initialisation import SIZES
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder, to_device
 from embedkit.progress import Progress
 from embedkit.protocols import FloatArray

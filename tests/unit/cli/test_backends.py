@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.cli.backends import choose_backend, locate
+from embedkit.cli.options import choose_backend, locate
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def distributions(monkeypatch):
             raise PackageNotFoundError(name)
 
         monkeypatch.setattr("importlib.metadata.version", version)
-        monkeypatch.setattr("embedkit.runtime.distributions.version", version)
+        monkeypatch.setattr("embedkit.extras.version", version)
 
     return install
 
@@ -149,7 +149,7 @@ def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_
     ],
 )
 def test_missing_kernels_are_reported(monkeypatch, capsys, kernels, line):
-    monkeypatch.setattr("embedkit.runtime.kernels.built", lambda: kernels)
+    monkeypatch.setattr("embedkit.kernels.built", lambda: kernels)
     monkeypatch.setattr(doctor, "_instructions", lambda _problems: {"chosen": None, "found": []})
     assert main(["doctor"]) == 0
     assert f"  kernels     {line}" in capsys.readouterr().out.splitlines()

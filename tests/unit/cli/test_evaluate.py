@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from embedkit.cli.backends import load_model
 from embedkit.cli.main import main
+from embedkit.cli.options import load_model
 from embedkit.errors import ModelError
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from embedkit.cli.main import main
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
 

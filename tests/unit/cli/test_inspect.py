@@ -11,7 +11,7 @@ import pytest
 
 from embedkit.cli.main import main
 from embedkit.runtime.bundle import read_bundle, write_bundle
-from embedkit.runtime.packing import Ranges
+from embedkit.runtime.options import Ranges
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ import pytest
 from embedkit.cli.main import main
 from embedkit.cli.train import stop_control
 from embedkit.errors import StorageError
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.corpus import SourceConfig
 from embedkit.training.run import Plan, resolve

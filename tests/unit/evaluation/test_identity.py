@@ -8,7 +8,7 @@ import pytest
 from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.report import to_markdown, to_text
-from embedkit.evaluation.significance import Comparison, confidence_intervals
+from embedkit.evaluation.results import Comparison, confidence_intervals
 from embedkit.evaluation.tasks import evaluate
 
 CORPUS = [{"_id": "d1", "text": "red apple"}, {"_id": "d2", "text": "blue sky"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedkit import __version__
-from embedkit.evaluation.machine import cpu_features, describe_machine
+from embedkit.evaluation.speed.plan import cpu_features, describe_machine
 
 X86 = "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 avx512f avx512_vnni\nbugs\t\t: spectre_v1\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd aes asimddp i8mm\nCPU part\t: 0xd40\n"

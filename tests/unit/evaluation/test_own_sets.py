@@ -11,8 +11,7 @@ from embedkit.evaluation.reranking import RerankingSet, load_lists
 from embedkit.evaluation.retrieval import RetrievalSet
 from embedkit.evaluation.sts import ScoredPairs, load_scored_pairs
 from embedkit.evaluation.tasks import EmbeddingCache, evaluate
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer

@@ -9,8 +9,7 @@ from embedkit.errors import InputError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.pairs import Thresholds, separation
 from embedkit.evaluation.report import to_json, to_markdown, to_text
-from embedkit.evaluation.results import Evaluation, Resampler, Result
-from embedkit.evaluation.significance import Comparison, Samples, confidence_intervals
+from embedkit.evaluation.results import Comparison, Evaluation, Resampler, Result, Samples, confidence_intervals
 from embedkit.evaluation.sts import correlation
 from embedkit.evaluation.tasks import evaluate
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embedkit.errors import DataError, MissingExtraError
-from embedkit.evaluation import classifiers
+from embedkit.evaluation import transfer
 from embedkit.evaluation.catalogue import TASKS, load_task
 from embedkit.evaluation.tasks import evaluate
 from embedkit.evaluation.transfer import differences_and_products, pairs_differences_and_products
@@ -147,7 +147,7 @@ def test_without_scikit_learn_the_extra_is_named(words, folders, monkeypatch):
     def missing(module, *, extra):
         raise MissingExtraError(f'{module} is not installed; it comes with: pip install "embedkit-onnx[{extra}]"')
 
-    classifiers._sklearn.cache_clear()
-    monkeypatch.setattr(classifiers, "require", missing)
+    transfer._sklearn.cache_clear()
+    monkeypatch.setattr(transfer, "require", missing)
     with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[bench\]"):
         evaluate(words, load_task("mr", data=folders))

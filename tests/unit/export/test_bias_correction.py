@@ -6,8 +6,13 @@ import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 
-from embedkit.export.activation_stats import InputStatistics, measure_inputs
-from embedkit.export.bias_correction import add_to_biases, check_weights, measure_shifts
+from embedkit.export.bias_correction import (
+    InputStatistics,
+    add_to_biases,
+    check_weights,
+    measure_inputs,
+    measure_shifts,
+)
 from embedkit.export.gates import PAIR_THRESHOLDS, Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedkit.export.figures import describe_figures
+from embedkit.export.card import describe_figures
 
 COUNTS = {"layer_norms": 5, "gelus": 2, "pieces_of_decomposed": 0}
 

@@ -11,15 +11,15 @@ from toy_networks import exact_levels
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import folder as folder_module
-from embedkit.export import graph_parts
+from embedkit.export import writer
 from embedkit.export.bias_correction import read_arrays
 from embedkit.export.folder import export_folder
 from embedkit.export.gates import THRESHOLDS
-from embedkit.export.graph_parts import read_head
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_TEXTS
 from embedkit.export.quantize import TARGETS
 from embedkit.export.source_parity import is_early
+from embedkit.export.writer import read_head
 from embedkit.modeling.encoder import DenseHead, SentenceEncoder, chain
 from embedkit.modeling.layout import read_activation
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
@@ -254,7 +254,7 @@ def test_unsupported_models_are_refused(make_encoder, make_pair_encoder, tmp_pat
             export_folder(str(tmp_path / "model"), tmp_path / "st", precision="fp32", **changed)
     with pytest.raises(ExportError, match="cross-encoder; export the model"):
         export_folder(str(tmp_path / "pairs.onnx"), tmp_path / "st")
-    monkeypatch.setattr(graph_parts, "_POOLS", {"mean": {}})
+    monkeypatch.setattr(writer, "_POOLS", {"mean": {}})
     with pytest.raises(ExportError, match="token states"):
         export_folder(str(tmp_path / "toy.onnx"), tmp_path / "st")
     assert not (tmp_path / "st").exists()

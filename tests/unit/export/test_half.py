@@ -8,9 +8,9 @@ from onnx import TensorProto
 from embedkit.export.folder import export_folder
 from embedkit.export.gates import PAIR_THRESHOLDS
 from embedkit.export.graph import build_graph
-from embedkit.export.half import halve
 from embedkit.export.pipeline import export
 from embedkit.export.probes import PROBE_PAIRS, PROBE_TEXTS
+from embedkit.export.quantize import halve
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.cross_encoder import CrossEncoder

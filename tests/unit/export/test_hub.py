@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 from embedkit import CrossEncoder, Encoder
 from embedkit.cli.main import main
 from embedkit.errors import ExportError
-from embedkit.export.hub import push, save_repository
+from embedkit.export.folder import push, save_repository
 from embedkit.runtime.bundle import read_bundle
 
 TEXTS = ["a good dog", "the cat is asleep", ""]

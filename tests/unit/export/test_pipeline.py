@@ -10,7 +10,7 @@ from embedkit import __version__
 from embedkit.errors import ExportError, GateError, InputError, ModelError, ModelNotFoundError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export import pipeline
-from embedkit.export.activation_stats import measure_inputs
+from embedkit.export.bias_correction import measure_inputs
 from embedkit.export.card import Card
 from embedkit.export.folder import export_folder
 from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS, Candidate
@@ -21,7 +21,7 @@ from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.packing import Ranges
+from embedkit.runtime.options import Ranges
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from embedkit.errors import ExportError, GateError, InputError, ModelError
 from embedkit.evaluation.sts import ScoredPairs
 from embedkit.export.pipeline import export
-from embedkit.export.prune import prune_vocabulary
+from embedkit.export.transforms import prune_vocabulary
 from embedkit.modeling import pruning
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.encoder import Encoder

@@ -20,8 +20,8 @@ from embedkit.export.quantize import (
     quantize,
 )
 from embedkit.export.writer import FloatArithmetic
-from embedkit.modeling.int4 import quantize_blocks
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.modeling.vocabulary import quantize_blocks
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.network import restore_blocks
 

@@ -13,7 +13,7 @@ from embedkit.export.pipeline import export_source
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.joined import JoinedSpace
-from embedkit.runtime.packing import unit_rows
+from embedkit.runtime.options import unit_rows
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "recipes" / "space.py"))
 TEXTS = ["the cat walks to the house", "a dog sleeps", "far bees find tea", "not the sea"]

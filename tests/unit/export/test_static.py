@@ -7,7 +7,7 @@ from toy_networks import TEXTS
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export import quantize as quantizing
-from embedkit.export.activation_stats import InputStatistics, measure_inputs
+from embedkit.export.bias_correction import InputStatistics, measure_inputs
 from embedkit.export.gates import PAIR_THRESHOLDS, Candidate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export

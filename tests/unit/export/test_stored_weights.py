@@ -3,8 +3,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from embedkit.export.activation_stats import measure_inputs
-from embedkit.export.bias_correction import check_weights
+from embedkit.export.bias_correction import check_weights, measure_inputs
 from embedkit.export.gates import THRESHOLDS, Candidate, measure_gates
 from embedkit.export.graph import build_graph
 from embedkit.export.probes import PROBE_TEXTS

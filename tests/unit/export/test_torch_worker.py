@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from embedkit.evaluation.speed.process import Candidate, WorkerProcess
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 
 
 def test_a_folder_is_timed_on_torch(tokenizer, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from embedkit.errors import ExportError
 from embedkit.export.card import Card
 from embedkit.export.pipeline import export
-from embedkit.export.whitening import whiten_embeddings
+from embedkit.export.transforms import whiten_embeddings
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.encoder import Encoder
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.tokenization import Tokenizer
 
 TEXTS = [

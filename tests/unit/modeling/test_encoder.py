@@ -12,8 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, CLIPConfig, CLIP
 
 from embedkit.errors import ModelError, ModelNotFoundError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import write_tokenizer
 from embedkit.runtime.tokenization import Tokenizer

@@ -12,8 +12,7 @@ from embedkit.errors import ModelError
 from embedkit.evaluation.sts import spearman
 from embedkit.export.pipeline import export
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import from_teacher, random, static_words
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, from_teacher, random, static_words
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
 from embedkit.runtime import find

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedkit.modeling.int4 import INT4_ERROR, quantize_blocks, round_blocks
+from embedkit.modeling.vocabulary import INT4_ERROR, quantize_blocks, round_blocks
 from embedkit.runtime.network import restore_blocks
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from embedkit.errors import ModelError
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.matching import matching_encoder
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.cross_encoder import matching_encoder
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 
 QUERY, PASSAGE = "where is the blue train", "my sister and a train to the blue sea"

@@ -6,8 +6,7 @@ import torch
 
 from embedkit.errors import ModelError
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.teacher_layers import (
     choose_layers,
     cross_from_layers,

@@ -10,7 +10,7 @@ import pytest
 
 from embedkit.errors import BundleError
 from embedkit.runtime.manifest import Golden, Manifest
-from embedkit.runtime.packing import Ranges
+from embedkit.runtime.options import Ranges
 
 MANIFEST = Manifest(name="m", dimension=4, max_length=8)
 GOLDEN = Golden(["a", "b"], [[1, 2], [1, 3]], np.arange(8, dtype=np.float32).reshape(2, 4), tolerance=0.01)

@@ -19,9 +19,8 @@ from toy_networks import toy_cross_encoder, toy_encoder, toy_graph
 
 from embedkit.errors import BundleError, BundleIntegrityError
 from embedkit.export.graph import build_graph
-from embedkit.export.half import halve
 from embedkit.export.pipeline import export
-from embedkit.export.quantize import WORD_TABLES
+from embedkit.export.quantize import WORD_TABLES, halve
 from embedkit.export.writer import FloatArithmetic
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder

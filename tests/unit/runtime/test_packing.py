@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embedkit.errors import InputError
-from embedkit.runtime.packing import Packing, Ranges, unit_rows
+from embedkit.runtime.options import Packing, Ranges, unit_rows
 
 ROWS = np.random.default_rng(3).standard_normal((5, 24)).astype(np.float32)
 UNIT = (ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)).astype(np.float32)

@@ -7,7 +7,7 @@ import json
 import pytest
 from tokenizers import Tokenizer as FullTokenizer
 
-from embedkit.runtime.kernels import wordpiece
+from embedkit.kernels import wordpiece
 from embedkit.runtime.tokenization import PairTokenizer
 
 pytestmark = pytest.mark.skipif(wordpiece is None, reason="the kernel was not built")

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
-from embedkit.runtime import kernels, tokenizer_kernels, unigram_pieces, word_pieces
+from embedkit.kernels import wordpiece
+from embedkit.runtime import tokenizer_kernels
 from embedkit.runtime.token_ids import TokenSpans
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
@@ -21,8 +22,8 @@ PAD, UNKNOWN, CLS, SEP = 0, 1, 2, 3
 def kernel(request, monkeypatch):
     """Run each test with the kernel and without it."""
     if request.param == "no kernel":
-        monkeypatch.setattr(word_pieces, "wordpiece", None)
-    elif kernels.wordpiece is None:
+        monkeypatch.setattr(tokenizer_kernels, "wordpiece", None)
+    elif wordpiece is None:
         pytest.skip("the kernel was not built")
     monkeypatch.setattr(tokenizer_kernels, "_TEXTS_THAT_PAY", 0)
 
@@ -264,7 +265,7 @@ def test_a_panic_while_a_kernel_is_made_leaves_texts_to_the_tokenizer(toy_tokeni
         raise Panic("no such character")
 
     expected = Tokenizer(toy_tokenizer_json, 12).tokenize(["a dog"]).ids
-    for kind in (word_pieces.WordPieces, unigram_pieces.UnigramPieces):
+    for kind in (tokenizer_kernels.WordPieces, tokenizer_kernels.UnigramPieces):
         monkeypatch.setattr(kind, "_make", panic)
     monkeypatch.setattr(tokenizer_kernels, "_TEXTS_THAT_PAY", 0)
     assert Tokenizer(toy_tokenizer_json, 12).tokenize(["a dog"]).ids == expected

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as FullTokenizer
 from tokenizers import normalizers
 from tokenizers.models import Unigram
 
+from embedkit.kernels import unigram, wordpiece
 from embedkit.runtime import tokenizer_kernels
-from embedkit.runtime.kernels import unigram, wordpiece
 from embedkit.runtime.tokenization import Tokenizer
 
 from .test_unigram_pieces import CHARSMAP, MODELS, SPACES, finish, make_map

@@ -15,8 +15,8 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import UnigramTrainer
 from toys import Both
 
-from embedkit.runtime.kernels import unigram
-from embedkit.runtime.unigram_pieces import character_kinds
+from embedkit.kernels import unigram
+from embedkit.runtime.tokenizer_kernels import character_kinds
 
 pytestmark = pytest.mark.skipif(unigram is None, reason="the kernel was not built")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from embedkit import Encoder
 from embedkit.errors import InputError
-from embedkit.runtime.windows import find_windows
+from embedkit.runtime.token_ids import find_windows
 
 
 def words(text):

@@ -17,12 +17,12 @@ from tokenizers.processors import TemplateProcessing
 from toys import Both, limit_threads
 
 from embedkit.errors import InputError
-from embedkit.runtime import tokenizer_kernels, word_pieces
+from embedkit.kernels import wordpiece
+from embedkit.runtime import tokenizer_kernels
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.find import find_model
-from embedkit.runtime.kernels import wordpiece
 from embedkit.runtime.tokenization import Tokenizer
-from embedkit.runtime.word_pieces import first_characters
+from embedkit.runtime.tokenizer_kernels import first_characters
 
 pytestmark = pytest.mark.skipif(wordpiece is None, reason="the kernel was not built")
 
@@ -177,7 +177,7 @@ def test_other_scripts_are_learned(script, options):
     both, text = Both(build(vocabulary, **options).to_str(), 64), SCRIPTS[script]
     texts = [text, f"a{text}b", text[::-1], *text, *(f"a{letter}\u0301{letter}.{letter}" for letter in text)]
     assert both.left([text]) == [text]
-    both.compare(texts * (1 + word_pieces._UNREAD_TEXTS // 3))
+    both.compare(texts * (1 + tokenizer_kernels._UNREAD_TEXTS // 3))
     assert all("\u302e" in other for other in both.left(texts))  # which the normaliser may sort
 
 
@@ -193,7 +193,7 @@ def learned(request):
     pieces = [piece for letter in letters for piece in (letter, f"##{letter}")]
     vocabulary = SPECIAL | {piece: number for number, piece in enumerate(pieces, len(SPECIAL))}
     both = Both(build(vocabulary, lowercase=request.param, strip_accents=request.param).to_str())
-    both.quick.tokenize([chr(block) for block in LEARNED] * word_pieces._UNREAD_TEXTS)
+    both.quick.tokenize([chr(block) for block in LEARNED] * tokenizer_kernels._UNREAD_TEXTS)
     return both
 
 

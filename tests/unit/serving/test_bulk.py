@@ -23,11 +23,11 @@ from embedkit.errors import CollectionError, DataError, FingerprintError, InputE
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-from embedkit.serving.bulk import BulkEncoding, parquet_input  # noqa: E402
+from embedkit.serving.bulk import BulkEncoding, shards  # noqa: E402
 from embedkit.serving.bulk import encoding as encoding_module  # noqa: E402
 from embedkit.serving.bulk.encoding import ENGINES  # noqa: E402
-from embedkit.serving.bulk.parquet_input import cut_into_shards, find_inputs, read_shard  # noqa: E402
 from embedkit.serving.bulk.shard_encoder import ShardEncoder  # noqa: E402
+from embedkit.serving.bulk.shards import cut_into_shards, find_inputs, read_shard  # noqa: E402
 from embedkit.serving.retrieval.sources import read_source  # noqa: E402
 from embedkit.threads import most_processes  # noqa: E402
 
@@ -465,7 +465,7 @@ def test_a_single_folder_with_hives_name_is_a_column(prepare, tmp_path):
 
 
 def test_a_shard_that_would_fill_the_memory_is_refused(prepare, tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_input, "_LARGEST_SHARD", 10_000)
+    monkeypatch.setattr(shards, "_LARGEST_SHARD", 10_000)
     write_parquet(tmp_path / "a.parquet", {"text": ["a" * 1000] * 1000})
     encoding = prepare(tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet: 512 rows hold more than 0 GiB; use a smaller rows_per_shard"):

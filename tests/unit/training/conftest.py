@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.protocols import FloatArray
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, ViewsConfig

@@ -17,15 +17,13 @@ from torch.nn import functional
 
 from embedkit.config import from_mapping
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.batches import BatchSource, PairBatchSource, ViewsConfig, chunk_view
 from embedkit.training.config import DevConfig
 from embedkit.training.corpus import Corpus, SourceConfig
-from embedkit.training.distillation import Distillation
 from embedkit.training.loop import RunControl, train
-from embedkit.training.method import PairTrainingModule
+from embedkit.training.method import Distillation, PairTrainingModule
 from embedkit.training.methods import METHODS
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.trans_encoder import CrossToEncoder

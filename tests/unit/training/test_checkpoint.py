@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from embedkit.errors import CheckpointError, StorageError
-from embedkit.training.components import VectorQueue
+from embedkit.training.losses import VectorQueue
 from embedkit.training.optim import OptimConfig, build_optimizer
 from embedkit.training.run_folder import TrainState, _checksum, load_checkpoint, save_checkpoint
 

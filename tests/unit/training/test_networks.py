@@ -22,15 +22,15 @@ from embedkit.training.config import StudentConfig
 from embedkit.training.loop import RunControl, train
 from embedkit.training.method import pooled
 from embedkit.training.methods.simcse import SimCSE, SimCSEConfig
-from embedkit.training.networks import (
+from embedkit.training.optim import (
     ActivationPenalty,
     DenseGradients,
+    OptimConfig,
     by_rows,
     round_tables,
     rounded_words,
     word_tables,
 )
-from embedkit.training.optim import OptimConfig
 from embedkit.training.run_folder import RunFolder
 
 TEXTS = ["the cat", "the cat will sleep the day", "a good dog", "the sea the sea", "an old king in the garden"]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedkit.training.components import VectorQueue
+from embedkit.training.losses import VectorQueue
 from embedkit.training.methods.sct import CrossViewQueues
 
 

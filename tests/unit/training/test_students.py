@@ -12,8 +12,7 @@ import torch
 from embedkit.errors import ConfigError, ModelError
 from embedkit.export.pipeline import export
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.config import RunConfig, StudentConfig

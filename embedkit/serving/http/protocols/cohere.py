@@ -19,8 +19,7 @@ from embedkit.serving.http.protocols.fields import (
     Schema,
     Usage,
 )
-from embedkit.serving.http.responses import Response, to_base64, to_json
-from embedkit.serving.http.routing import Routes
+from embedkit.serving.http.routing import Response, Routes, to_base64, to_json
 
 routes = Routes("Cohere and Jina", errors=Problem)
 

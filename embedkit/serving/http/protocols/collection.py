@@ -13,8 +13,7 @@ from embedkit.errors import InputError, did_you_mean
 from embedkit.serving.http.app import Request
 from embedkit.serving.http.embedding import Limits
 from embedkit.serving.http.protocols.fields import Listed, OwnSchema, Problem, Schema
-from embedkit.serving.http.responses import Response, problem, to_json
-from embedkit.serving.http.routing import Routes
+from embedkit.serving.http.routing import Response, Routes, problem, to_json
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import read_filter
 from embedkit.serving.retrieval.options import Mode, SearchOptions

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from embedkit.runtime.packing import Precision
+from embedkit.runtime.options import Precision
 
 Item = TypeVar("Item")
 Listed = Annotated[list[Item], Field(fail_fast=True)]

@@ -13,8 +13,7 @@ from embedkit.errors import ModelNotFoundError
 from embedkit.serving.http.app import Request
 from embedkit.serving.http.embedding import Embedder, EmbeddingResult
 from embedkit.serving.http.protocols.fields import Dimensions, Schema, TeiProblem, Texts, Truncate, as_texts
-from embedkit.serving.http.responses import Response, to_json
-from embedkit.serving.http.routing import Routes
+from embedkit.serving.http.routing import Response, Routes, to_json
 
 _TAG = ":latest"  # which clients append to names without a tag
 _NOTHING = EmbeddingResult(np.empty((0, 0), np.float32), tokens=0, truncated=0)

@@ -24,8 +24,7 @@ from embedkit.serving.http.protocols.fields import (
     as_texts,
     check_texts,
 )
-from embedkit.serving.http.responses import Response, to_base64, to_json
-from embedkit.serving.http.routing import Routes
+from embedkit.serving.http.routing import Response, Routes, to_base64, to_json
 
 routes = Routes("OpenAI", errors=Problem)
 

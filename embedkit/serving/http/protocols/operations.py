@@ -12,11 +12,10 @@ from embedkit.errors import EmbedkitError
 from embedkit.serving.http.app import Request
 from embedkit.serving.http.protocols.fields import Schema, TeiProblem
 from embedkit.serving.http.protocols.openai import ModelList
-from embedkit.serving.http.responses import Response, explain, problem, to_json
-from embedkit.serving.http.routing import Routes
+from embedkit.serving.http.routing import Response, Routes, explain, problem, to_json
 
 _TYPES: Final = {"html": b"text/html", "css": b"text/css", "js": b"text/javascript"}
-_FOLDER = resources.files("embedkit.serving.http.page")
+_FOLDER = resources.files("embedkit.serving.http") / "page"
 _FILES: Final = {
     file.name: file.read_bytes() for file in _FOLDER.iterdir() if file.name.rpartition(".")[2] in _TYPES
 }

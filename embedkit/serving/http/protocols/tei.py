@@ -21,8 +21,7 @@ from embedkit.serving.http.protocols.fields import (
     as_texts,
     check_texts,
 )
-from embedkit.serving.http.responses import Response, to_json
-from embedkit.serving.http.routing import Routes
+from embedkit.serving.http.routing import Response, Routes, to_json
 from embedkit.serving.retrieval.store.exact import inner_products
 
 routes = Routes("text-embeddings-inference", errors=TeiProblem)

@@ -21,10 +21,9 @@ import httpx
 import pytest
 
 from embedkit import Collection, Encoder
-from embedkit.serving.http.keys import Key, KeyRing
-from embedkit.serving.http.registry import LoadedModels
+from embedkit.serving.http.access import Key, KeyRing
+from embedkit.serving.http.registry import LoadedModels, Service
 from embedkit.serving.http.server import Server
-from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
 Serve = Callable[..., contextlib.AbstractContextManager[str]]

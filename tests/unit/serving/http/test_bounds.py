@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from embedkit import Collection
-from embedkit.serving.http.registry import LoadedModels
-from embedkit.serving.http.service import Service
+from embedkit.serving.http.registry import LoadedModels, Service
 from embedkit.serving.http.settings import ServerSettings
 
 from .conftest import wait_for

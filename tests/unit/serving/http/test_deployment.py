@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from embedkit.cli import serve as command
-from embedkit.serving.http.registry import LoadedModels
+from embedkit.serving.http.registry import LoadedModels, Service
 from embedkit.serving.http.server import all_routes
-from embedkit.serving.http.service import Service
 from embedkit.serving.http.settings import ServerSettings
 
 yaml = pytest.importorskip("yaml")

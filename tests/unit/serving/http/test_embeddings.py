@@ -18,8 +18,7 @@ from embedkit import Encoder
 from embedkit.errors import OverloadedError
 from embedkit.runtime.bundle import read_bundle
 from embedkit.serving.http.embedding import least_tokens
-from embedkit.serving.http.registry import LoadedModels
-from embedkit.serving.http.service import Service
+from embedkit.serving.http.registry import LoadedModels, Service
 from embedkit.serving.http.settings import ServerSettings
 
 TEXTS = ["a dog in the garden", "", "Music!", "one two three four five six seven eight nine ten eleven", "the sea"]

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from embedkit.errors import ConfigError
+from embedkit.serving.http.access import Key, KeyRing
 from embedkit.serving.http.connections import Connections
-from embedkit.serving.http.keys import Key, KeyRing
 from embedkit.serving.http.protocols import operations
 from embedkit.serving.http.settings import KEY_VARIABLE, ServerSettings
 

@@ -98,8 +98,7 @@ def test_a_signal_ends_the_server_on_stdio_while_it_waits(place, number):
 def agents_url(place, toy_encoder, served):
     pytest.importorskip("mcp")
     from embedkit.serving.http.mcp import McpServer
-    from embedkit.serving.http.registry import LoadedModels
-    from embedkit.serving.http.service import Service
+    from embedkit.serving.http.registry import LoadedModels, Service
     from embedkit.serving.http.settings import ServerSettings
 
     collection = Collection.open(place, encoder=toy_encoder)

@@ -8,8 +8,7 @@ import pytest
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.errors import ConfigError, FingerprintError, ModelError
-from embedkit.serving.http.registry import LoadedModels
-from embedkit.serving.http.service import Service
+from embedkit.serving.http.registry import LoadedModels, Service
 from embedkit.serving.http.settings import ServerSettings
 
 from .conftest import serving

@@ -443,7 +443,7 @@ def test_a_narrow_screen_shows_one_order_at_a_time(browser, shelf):
 
 
 def test_the_page_keeps_its_key_in_memory_alone():
-    files = resources.files("embedkit.serving.http.page").iterdir()
+    files = (resources.files("embedkit.serving.http") / "page").iterdir()
     scripts = [file.read_text() for file in files if file.name.endswith(".js")]
     assert not [
         found for text in scripts for found in re.findall("localStorage|sessionStorage|indexedDB|cookie", text)

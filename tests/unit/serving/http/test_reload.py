@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from embedkit import Collection, Encoder
-from embedkit.serving.http.registry import LoadedModels
-from embedkit.serving.http.service import Peers, Service
+from embedkit.serving.http.registry import LoadedModels, Peers, Service
 from embedkit.serving.http.settings import ServerSettings
 from embedkit.serving.retrieval.options import SearchOptions
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from embedkit import errors
 from embedkit.serving.http.protocols import cohere, collection, ollama, openai, tei
-from embedkit.serving.http.responses import HTTP_STATUSES, explain, explain_validation, problem
+from embedkit.serving.http.routing import HTTP_STATUSES, explain, explain_validation, problem
 
 
 @pytest.mark.parametrize(

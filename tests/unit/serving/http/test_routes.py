@@ -12,7 +12,7 @@ import pytest
 
 from embedkit import Collection, CrossEncoder
 from embedkit.serving.http.protocols import cohere, collection, ollama, openai, operations, tei
-from embedkit.serving.http.responses import HTTP_STATUSES
+from embedkit.serving.http.routing import HTTP_STATUSES
 
 ROUTES = [
     route

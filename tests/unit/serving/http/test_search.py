@@ -374,7 +374,7 @@ def test_readers_and_writers_do_not_disturb_each_other(writing, collection):
 def test_a_collection_on_milvus_is_served(build, toy_bundle, tmp_path):
     pytest.importorskip("pymilvus")
     pytest.importorskip("milvus_lite")
-    from embedkit.serving.http.service import Service
+    from embedkit.serving.http.registry import Service
     from embedkit.serving.http.settings import ServerSettings
 
     from .conftest import serving

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.method import View
 

@@ -8,8 +8,7 @@ import pytest
 
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.config import override

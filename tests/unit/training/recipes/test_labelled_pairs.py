@@ -10,8 +10,7 @@ import pytest
 from embedkit import CrossEncoder
 from embedkit.errors import ConfigError, DataError
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.training.corpus import Corpus, SourceConfig

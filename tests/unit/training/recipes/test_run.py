@@ -355,7 +355,7 @@ class TestRun:
         assert (card["name"], card["teacher"]) == ("toy", first)
 
     def test_a_method_without_teacher_does_not_use_one(self, mapping, tmp_path, monkeypatch):
-        monkeypatch.setattr("embedkit.training.recipes.stage.load_vectors", None)
+        monkeypatch.setattr("embedkit.training.run.load_vectors", None)
         config = resolve({**mapping, "method": "simcse", "settings": {}, "teacher": {"source": "start"}})
         run(config, tmp_path / "run", QUIET)
         assert json.loads((tmp_path / "run" / "run.json").read_text())["teacher"] is None
@@ -373,7 +373,7 @@ class TestRun:
     def test_too_few_texts_are_refused_before_a_teacher_encodes_them(
         self, taught, tmp_path, monkeypatch, method, settings
     ):
-        monkeypatch.setattr("embedkit.training.recipes.stage.load_vectors", None)
+        monkeypatch.setattr("embedkit.training.run.load_vectors", None)
         monkeypatch.setattr("embedkit.training.run.build_student", None)
         small = settings.get("self_supervised_optim", {}).get("batch_size") == 50
         optim = {"batch_size": 5 if small else 50, "steps": 1}
@@ -489,7 +489,7 @@ class TestRun:
             asked.update(options, source=source)
             raise DataError("enough")
 
-        monkeypatch.setattr("embedkit.training.recipes.stage.load_scored_pairs", load)
+        monkeypatch.setattr("embedkit.training.run.load_scored_pairs", load)
         with pytest.raises(DataError, match="enough"):
             run(resolve({**mapping, "dev": {"pairs": "mteb/stsbenchmark-sts"}}), tmp_path / "run", QUIET)
         assert asked == {"source": "mteb/stsbenchmark-sts", "split": "validation"}

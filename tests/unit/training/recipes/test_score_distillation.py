@@ -15,8 +15,7 @@ from embedkit.config import from_mapping, load_toml, merge
 from embedkit.errors import ConfigError, DataError, ModelNotFoundError, TrainingError
 from embedkit.modeling.bundles import from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.initialisation import random
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchCrossEncoder
 from embedkit.runtime.find import find_model
 from embedkit.runtime.tokenization import Tokenizer

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.initialisation import random, remember_words
-from embedkit.modeling.sizes import Size
+from embedkit.modeling.initialisation import Size, random, remember_words
 from embedkit.training.loop import RunControl
 from embedkit.training.run import resolve, run
 

@@ -1,1 +1,0 @@
-"""The server's page at ``/``: plain HTML, CSS and JavaScript without external resources."""
