@@ -168,6 +168,21 @@ def test_the_languages_of_the_texts_decide(spoken):
     assert builder.build().analyzer.languages == spoken
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "query"),
+    [
+        ("portuguese", "informação", "informacao"),
+        ("portuguese", "informações", "informação"),
+        ("catalan", "educació", "educacio"),
+        ("spanish", "también", "tambien"),
+        ("french", "économique", "ECONOMIQUE"),
+    ],
+)
+def test_accents_may_be_left_out_where_they_change_the_stem(tmp_path, language, text, query):
+    index = index_of(tmp_path, ["ou", text], language)
+    assert found(query, index) == found(text, index) == [1]
+
+
 def test_texts_of_several_languages_are_found_by_the_stems_of_their_own(tmp_path):
     pytest.importorskip("Stemmer")
     texts = [text for texts in TEXTS.values() for text in texts]

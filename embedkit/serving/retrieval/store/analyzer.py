@@ -3,9 +3,9 @@
 A word is a run of letters, digits, underscores and combining marks, and gives one term: its Snowball stem (Porter,
 https://snowballstem.org) in its language, without regard to case, accents and Unicode form (NFKC). An identifier
 gives its parts and the whole, without what joins them: ``max_body_bytes``, ``getUserName``, ``AX-4410``;
-numbers keep their points (``3.11.2``). Scripts without spaces, and Hangul, which joins particles to words, are cut
-into pairs of adjacent characters, and Han also into single ones. No word is left out; in queries, the most
-frequent words of a language count half.
+numbers keep their points (``3.11.2``). A word in Latin script that has another stem without accents gives both.
+Scripts without spaces, and Hangul, which joins particles to words, are cut into pairs of adjacent characters, and
+Han also into single ones. No word is left out; in queries, the most frequent words of a language count half.
 
 Which languages are stemmed is part of an :class:`Analyzer`, which is recorded with what it has cut.
 """
@@ -27,7 +27,7 @@ from embedkit.runtime.arguments import check_choice
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the analysis; texts cut by another one have to be indexed again."""
 
 PLAIN: Final = "none"
@@ -169,7 +169,7 @@ class Analyzer:
     def cut(self, token: str, language: str) -> tuple[str, ...]:
         """Return the terms of one of the tokens of :func:`tokenize`, whose text is in this language."""
         if token.isascii() and token.isalnum() and (word := token.lower())[1:] == token[1:]:
-            return (self._stem(word, language),)
+            return self._stems(word, language)
         parts = [part for run in _PART.findall(token) for part in _HUMP.split(run)]
         terms = list(itertools.chain.from_iterable(self._cut_word(part.casefold(), language) for part in parts))
         if len(parts) > 1:
@@ -179,16 +179,21 @@ class Analyzer:
 
     def _cut_word(self, word: str, language: str) -> Iterable[str]:
         if not _UNSPACED.search(word):
-            return (self._stem(word, language),)
+            return self._stems(word, language)
         runs = filter(None, _patterns()[1].split(word))
-        pieces = (_pieces(run) if _UNSPACED.match(run) else (self._stem(run, language),) for run in runs)
+        pieces = (_pieces(run) if _UNSPACED.match(run) else self._stems(run, language) for run in runs)
         return itertools.chain.from_iterable(pieces)
 
-    def _stem(self, word: str, language: str) -> str:
-        if not word.isascii():
-            language = _OF_SCRIPT.get(_script(word), language)
-        stem = _stemmer(language)(word) if language in self.languages else word
-        return stem if stem.isascii() else _fold(stem)
+    def _stems(self, word: str, language: str) -> tuple[str, ...]:
+        """Return the stem of a word, and that of the word as written without accents, if it is another one."""
+        script = "ASCII" if word.isascii() else _script(word)
+        language = _OF_SCRIPT.get(script, language)
+        if language not in self.languages:
+            return (_fold(word),)
+        stem = _stemmer(language)
+        first = _fold(stem(word))
+        bare = _fold(stem(_fold(word))) if script == "LATIN" else first
+        return (first,) if bare == first else (first, bare)
 
 
 def tokenize(text: str) -> list[str]:
@@ -220,7 +225,7 @@ def _script(word: str) -> str:
 
 def _fold(word: str) -> str:
     """Return a word without accents; longer ones than any real word as they are (see :func:`_patterns`)."""
-    if len(word) > _LONGEST_FOLDED:
+    if word.isascii() or len(word) > _LONGEST_FOLDED:
         return word
     bare = _ACCENTS.sub("", unicodedata.normalize("NFD", word).translate(_LETTERS))
     return unicodedata.normalize("NFC", bare)
