@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,13 @@ ToyBundleWriter = Callable[..., Path]
 
 class NetworkBlockedError(RuntimeError):
     """A test tried to connect to another machine."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed torch, as pytest-randomly seeds other generators, so that no test depends on those before it."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

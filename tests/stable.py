@@ -11,6 +11,7 @@ with the seeds that repeat them.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -45,11 +46,11 @@ def main() -> None:
 
 
 def code_version() -> str:
-    """Return the commit, and what differs from it."""
+    """Return the commit, and a digest of what differs from it."""
     git = ["git", "-C", str(ROOT)]
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "diff", "HEAD"], check=True, capture_output=True, text=True).stdout
-    return commit + (f" and {len(changed)} bytes of changes" if changed else "")
+    return f"{commit} and {hashlib.sha256(changed.encode()).hexdigest()[:16]}" if changed else commit
 
 
 def run(seed: int, arguments: list[str], loops: int) -> list[str]:

@@ -137,37 +137,24 @@ def identifier(case: object) -> str:
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=identifier)
-class TestStep:
-    def test_forward_changes_no_state(self, make, name, settings):
-        method, batches = make(name, settings)
-        before = snapshot(method)
-        method(batches.batch(0)).loss.backward()
-        assert same(before, snapshot(method))
-
-    def test_every_trainable_parameter_gets_a_gradient(self, make, name, settings):
-        """A parameter without a gradient would only take space in the optimizer and in checkpoints."""
-        method, batches = make(name, settings)
-        method(batches.batch(0)).loss.backward()
-        trained = {n: parameter for n, parameter in method.named_parameters() if parameter.requires_grad}
-        assert trained
-        assert [n for n, parameter in trained.items() if parameter.grad is None] == []
-        assert all(parameter.grad.isfinite().all() for parameter in trained.values())
-        assert max(float(parameter.grad.abs().max()) for parameter in trained.values()) > 0
-
-    def test_the_loss_is_a_float32_scalar_and_what_is_logged_has_no_gradient(self, make, name, settings):
-        method, batches = make(name, settings)
-        output = method(batches.batch(0))
-        assert output.loss.shape == ()
-        assert output.loss.dtype == torch.float32
-        assert not any(
-            tensor.requires_grad for tensor in (*output.metrics.values(), *output.state_update.values())
-        )
-
-    def test_the_same_seed_gives_the_same_method(self, make, name, settings):
-        torch.manual_seed(1)
-        first = snapshot(make(name, settings)[0])
-        torch.manual_seed(2)
-        assert same(first, snapshot(make(name, settings)[0]))
+def test_a_step_has_a_loss_and_gradients_and_changes_no_state(make, name, settings):
+    """A parameter without a gradient would only take space in the optimizer and in checkpoints."""
+    torch.manual_seed(1)
+    before = snapshot(make(name, settings)[0])
+    torch.manual_seed(2)
+    method, batches = make(name, settings)
+    assert same(before, snapshot(method)), "the seed alone decides"
+    output = method(batches.batch(0))
+    assert (output.loss.shape, output.loss.dtype) == ((), torch.float32)
+    logged = (*output.metrics.values(), *output.state_update.values())
+    assert not any(tensor.requires_grad for tensor in logged)
+    output.loss.backward()
+    assert same(before, snapshot(method))
+    trained = {n: parameter for n, parameter in method.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert [n for n, parameter in trained.items() if parameter.grad is None] == []
+    assert all(parameter.grad.isfinite().all() for parameter in trained.values())
+    assert max(float(parameter.grad.abs().max()) for parameter in trained.values()) > 0
 
 
 class Fit:
@@ -218,11 +205,18 @@ def test_interrupted_and_resumed_equals_uninterrupted(make, case, tmp_path):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_same_under_autocast_and_accumulation(make, name, tmp_path):
+def test_a_run_under_autocast_and_accumulation_resumes_and_its_encoder_loads_unchanged(make, name, tmp_path):
     options = {"amp": "bf16", "accumulate": 2}
     whole = Fit(make, (name, {}), tmp_path / "whole", **options)
     parts = Fit(make, (name, {}), tmp_path / "parts", **options)
-    assert same(snapshot(whole()[1]), snapshot(parts(stop_after=(3,))[1]))
+    _, method = whole()
+    assert same(snapshot(method), snapshot(parts(stop_after=(3,))[1]))
+    method.encoder.save(tmp_path / "copy")
+    loaded = SentenceEncoder.load(tmp_path / "copy")
+    assert loaded.fingerprint() == method.encoder.fingerprint()
+    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].matches_teacher_space else 16)
+    texts = TEXTS[:5]
+    assert np.array_equal(TorchEncoder(loaded).encode(texts), TorchEncoder(method.encoder).encode(texts))
 
 
 @pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if not entry.matches_teacher_space])
@@ -232,18 +226,6 @@ def test_a_head_that_is_not_trained_is_removed(make_encoder, name):
     told = entry.teacher_arguments([TEACHER_WIDTH])
     method = entry(encoder, from_mapping(entry.settings_class, shrink(entry.settings_class)), seed=1, **told)
     assert method.encoder.head is None
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_trained_encoder_loads_unchanged(make, name, tmp_path):
-    fit = Fit(make, (name, {}), tmp_path)
-    _, method = fit()
-    method.encoder.save(tmp_path / "copy")
-    loaded = SentenceEncoder.load(tmp_path / "copy")
-    assert loaded.fingerprint() == method.encoder.fingerprint()
-    assert loaded.dimension == (TEACHER_WIDTH if METHODS[name].matches_teacher_space else 16)
-    texts = TEXTS[:5]
-    assert np.array_equal(TorchEncoder(loaded).encode(texts), TorchEncoder(method.encoder).encode(texts))
 
 
 class TestSCT:
@@ -285,6 +267,3 @@ class TestSCT:
         method.after_step([output])
         for queue, view in zip(added.queues.rows, views, strict=True):
             assert torch.allclose(queue[:6], view, atol=1e-6)
-
-
-# Stops of a recipe after its first stage and one step of the second.

@@ -56,7 +56,7 @@ def test_a_patient_writer_waits_and_says_so(tmp_path, monkeypatch):
         thread.start()
         assert waiting.wait(60)
         assert not done.is_set()
-    thread.join(60)
+    thread.join(250)
     assert done.is_set()
 
 

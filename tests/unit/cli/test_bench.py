@@ -21,14 +21,6 @@ def texts(tmp_path):
     return path
 
 
-def test_only_tables_on_stdout(toy_bundle, texts, capsys):
-    assert main(["bench", str(toy_bundle), "--texts", str(texts), *QUICK]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "One text, ms"
-    assert lines[2].split()[:4] == ["toy", "fp32", "mine.txt", lines[2].split()[3]]
-    assert "mean words per text: mine.txt: 3.5" in lines
-
-
 def test_json(toy_bundle, texts, capsys):
     assert main(["bench", str(toy_bundle), "--texts", str(texts), *QUICK, "--json"]) == 0
     (report,) = json.loads(capsys.readouterr().out)["reports"]
@@ -64,37 +56,6 @@ def test_a_report_is_markdown_or_json(toy_bundle, texts, tmp_path, capsys):
     capsys.readouterr()
     assert main([*command, "-o", "speed.html"]) == 1
     assert "expected an output that ends in .json, .md" in capsys.readouterr().err
-
-
-def test_an_interrupt_skips_the_remaining_numbers_of_threads(toy_bundle, texts, monkeypatch, capsys):
-    from embedkit.evaluation.speed import rounds
-    from embedkit.evaluation.speed.process import WorkerProcess
-
-    asked, time = [], WorkerProcess.time
-
-    def interrupt(self, *arguments, **options):
-        asked.append(options)
-        if len(asked) == 8:  # four for the cost of calls, two of the first round, then two of the second
-            raise KeyboardInterrupt
-        return time(self, *arguments, **options)
-
-    monkeypatch.setattr("embedkit.evaluation.speed.plan.available_threads", lambda: 2)
-    monkeypatch.setattr(rounds.WorkerProcess, "time", interrupt)
-    command = [
-        "bench",
-        str(toy_bundle),
-        "--texts",
-        str(texts),
-        *QUICK,
-        "--rounds",
-        "3",
-        "--threads",
-        "1,2",
-        "--json",
-    ]
-    assert main(command) == 0
-    (report,) = json.loads(capsys.readouterr().out)["reports"]
-    assert (report["threads"], report["rounds"]) == (1, 1)
 
 
 def test_a_value_that_is_not_a_number_is_a_usage_error(capsys):

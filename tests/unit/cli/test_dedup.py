@@ -48,11 +48,6 @@ class TestDedup:
         assert "4 of 6 rows; removed 2 exact duplicates and 0 with a cosine" in capsys.readouterr().out
         assert "left out 1 blank line" in caplog.text
 
-    def test_one_of_each_is_singular(self, model, tmp_path, capsys):
-        (tmp_path / "texts.txt").write_text("a good dog\na good dog\n", encoding="utf-8")
-        assert main(["dedup", str(tmp_path / "texts.txt"), *model, "-o", str(tmp_path / "unique.txt")]) == 0
-        assert "1 of 2 rows; removed 1 exact duplicate and 0 with" in capsys.readouterr().out
-
     def test_removed_rows_name_what_they_duplicate(self, lines, model, tmp_path):
         removed = tmp_path / "removed.jsonl"
         assert main(["dedup", str(lines), *model, "-o", str(tmp_path / "out.txt"), "--removed", str(removed)]) == 0
@@ -168,11 +163,6 @@ class TestDedup:
         path.write_text('{"text": "two\\nlines"}\n', encoding="utf-8")
         assert main(["dedup", str(path), *model]) == 1
         assert "jsonl:1: the text has several lines; add --json\n" in capsys.readouterr().err
-
-    def test_lines_need_no_parquet_comparison(self, lines, model, tmp_path, capsys, monkeypatch):
-        monkeypatch.setattr("embedkit.serving.retrieval.similar.deduplicate", _read_only)
-        assert main(["dedup", str(lines), *model, "-o", str(tmp_path / "unique.parquet")]) == 1
-        assert "a .parquet output needs Parquet as input" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("more", "message"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from embedkit.cli.report import is_run, read_entry
@@ -35,20 +32,3 @@ def test_a_finished_run(run, tmp_path):
     assert entry.development == pytest.approx(83.12)
     assert entry.facts["corpus"] == "wiki: 1,234 rows, CC0"
     assert (entry.facts["teacher"], entry.page) == ("minilm", "runs/mine/report.html")
-
-
-def test_a_model_folder_is_identified_on_request(tmp_path, monkeypatch):
-    (tmp_path / "teacher").mkdir()
-    (tmp_path / "teacher" / "config.json").write_text(json.dumps({}))
-
-    class Model:
-        fingerprint = "abc"
-
-    loaded = []
-    monkeypatch.setattr("embedkit.cli.report.load_model", lambda *arguments: loaded.append(arguments) or Model())
-    source = str(tmp_path / "teacher")
-    assert read_entry(source, page=Path("page.html"), identify=False).fingerprint == ""
-    assert loaded == []
-    entry = read_entry(source, page=Path("page.html"), identify=True)
-    assert (entry.label, entry.kind, entry.fingerprint) == ("teacher fp32 (torch)", "model folder", "abc")
-    assert loaded == [(source, "torch")]

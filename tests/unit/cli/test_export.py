@@ -151,16 +151,6 @@ def test_nothing_of_a_bundle_s_folder_can_be_chosen(model, tmp_path, capsys):
     assert main(command) == 0
 
 
-def test_an_existing_folder_is_reported_in_one_line(model, tmp_path, capsys):
-    code = main(["export", str(model), "-o", str(tmp_path)])
-
-    shown = capsys.readouterr()
-    assert code == 1
-    assert shown.err.startswith("error: ")
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
-
-
 def test_a_vocabulary_is_pruned_to_a_file_of_texts(model, tmp_path, capsys):
     texts = tmp_path / "texts.txt"
     texts.write_text("the cat sleeps\na dog in the house\n")
@@ -187,12 +177,6 @@ def test_a_vocabulary_is_pruned_to_the_text_of_a_run(model, tmp_path, capsys):
     assert main([*command, "--vocabulary-size", "90"]) == 0
 
     assert "vocabulary        passed  pieces 90, pieces before 5" in capsys.readouterr().out
-
-
-def test_a_vocabulary_cannot_be_read_from_any_folder(model, tmp_path, capsys):
-    assert main(["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--vocabulary", str(tmp_path)]) == 1
-
-    assert "config.toml" in capsys.readouterr().err
 
 
 def test_static_scales_are_calibrated_on_a_file_of_texts(model, tmp_path, capsys):

@@ -15,16 +15,6 @@ from embedkit.training.run import resolve
 TABLE = {**METHODS, **RECIPES}
 
 
-def test_one_line_each(capsys):
-    assert main(["methods"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [*TABLE]
-    assert [line.split()[1] for line in lines] == ["method"] * len(METHODS) + ["recipe"] * len(RECIPES)
-    for line, entry in zip(lines, TABLE.values(), strict=True):
-        assert line.endswith(f"({entry.paper})")
-        assert ("teacher" in line.split("  ")[-2] + line) >= entry.batch_spec.teacher
-
-
 @pytest.mark.parametrize("size", ["bert-tiny", "bert-mini", "bert-small"])
 @pytest.mark.parametrize("name", TABLE)
 def test_defaults_are_those_of_a_run(capsys, name, size):
@@ -65,16 +55,6 @@ def defaults(rows):
 def test_requirements_are_printed(capsys, name, needs):
     assert main(["methods", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[name]["needs"] == needs
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_settings_of_one_method_are_shown_in_the_form_of_set(capsys, name):
-    assert main(["methods", name]) == 0
-    heading, *lines = capsys.readouterr().out.splitlines()
-    assert heading.startswith(f"{name}: ")
-    shown = [line.split()[0] for line in lines]
-    assert all(key.startswith(("settings.", "student.", "optim.", "dev.")) for key in shown)
-    assert len(shown) == len(set(shown)) > 4
 
 
 def test_a_typo_gets_a_suggestion(capsys):

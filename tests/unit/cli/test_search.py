@@ -69,11 +69,6 @@ def test_the_re_ranker_s_weight_is_passed_on(index, bundled_cross, capsys):
     assert "error: --rerank-weight: there is no re-ranker; give one with --rerank\n" in capsys.readouterr().err
 
 
-def test_quiet_tells_only_the_results(index, capsys):
-    assert main(["search", index, "a good dog", "--quiet"]) == 0
-    assert capsys.readouterr().err == ""
-
-
 def test_a_model_that_moved_is_asked_for(index, bundle, tmp_path, capsys):
     bundle.rename(tmp_path / "moved.onnx")
     assert main(["search", index, "a good dog"]) == 1
@@ -110,37 +105,6 @@ def test_a_filter_is_json_or_conditions(index, bundle, capsys):
 def test_mistakes_are_reported_in_one_line(index, capsys, options):
     assert main(["search", index, "a good dog", *options]) == 1
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_no_collection(tmp_path, capsys):
-    assert main(["search", str(tmp_path / "idx"), "a good dog"]) == 1
-    assert "no collection" in capsys.readouterr().err
-
-
-def test_columns_stand_below_each_other():
-    hits = [Hit("雪", 0.5, "snow"), Hit("a-long-id", -0.25, "text")]
-    lines = command._table(hits, "", None)
-    assert lines == ["1   0.5000  雪         snow", "2  -0.2500  a-long-id  text"]
-    assert command._table([], "", 20) == []
-    thai = [Hit("\u0e19\u0e49\u0e33", 0.5, "water"), Hit("ab", 0.5, "text")]  # three characters, two columns
-    assert [line.index("  ", 12) for line in command._table(thai, "", None)] == [15, 14]
-
-
-def test_a_terminal_shows_section_passage_and_metadata_on_lines_of_their_own():
-    metadata = {"lang": "en", "year": 2020, "tags": ["x", "ü"], "at": "1\x1b[31m\n2"}
-    hits = [
-        Hit("a", 0.5, "snow", metadata),
-        Hit("b", 0.25, "ice and snow", {"section": "Winter > Ice", "start": 3}),
-    ]
-    assert command._table(hits, "ice", 50) == [
-        "1   0.5000  a",
-        "   snow",
-        '   lang: en, year: 2020, tags: ["x", "ü"], at: 1 …',
-        "2   0.2500  b  Winter > Ice",
-        "   ice and snow",
-    ]
-    assert command._table(hits, "ice", 12)[-2:] == ["   ice and", "   snow"]
-    assert command._table(hits, "ice", None)[1] == "2   0.2500  b  Winter > Ice: ice and snow"
 
 
 def test_the_passage_that_matches_is_shown_and_not_the_whole_text():

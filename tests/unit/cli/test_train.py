@@ -16,7 +16,6 @@ import pytest
 
 from embedkit.cli.main import main
 from embedkit.cli.train import stop_control
-from embedkit.errors import StorageError
 from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.corpus import SourceConfig
@@ -114,12 +113,6 @@ class TestConfiguration:
         assert check(capsys, *flags, "--student", "org/bert-tiny")["method"] == "sct-two-stage"
         assert check(capsys, *self.BARE, "--teacher", "m", "--set", "method=sct")["method"] == "sct-distillation"
 
-    def test_sct_means_the_same_in_a_recipe(self, capsys, tmp_path):
-        recipe = tmp_path / "r.toml"
-        recipe.write_text('method = "sct"\n[teacher]\nsource = "m"\n[[corpus]]\npath = "a.txt"\n')
-        assert check(capsys, str(recipe))["method"] == "sct-distillation"
-        assert check(capsys, str(recipe), "--student", "org/bert-tiny")["method"] == "sct-two-stage"
-
     def test_several_teachers(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
         recipe.write_text('[teacher]\nsource = "c"\nprecision = "bf16"\n')
@@ -179,12 +172,6 @@ class TestConfiguration:
         assert (found["seed"], found["student"]["size"], found["corpus"][0]["path"]) == (4, "bert-mini", "r.txt")
         assert check(capsys, str(recipe), "--corpus", "b.txt")["corpus"][0]["path"] == "b.txt"
 
-    def test_a_table_of_set_replaces_that_of_the_recipe(self, capsys, tmp_path):
-        recipe = tmp_path / "r.toml"
-        recipe.write_text("[optim]\nsteps = 8\nlr = 1e-3\n")
-        optim = check(capsys, str(recipe), *self.BARE, "--set", "optim={lr=2e-3}")["optim"]
-        assert optim == check(capsys, *self.BARE, "--set", "optim.lr=2e-3")["optim"]
-
     def test_check_prints_a_recipe_of_the_same_run(self, capsys, tmp_path):
         recipe = tmp_path / "r.toml"
         flags = ["--name", 'a "b" \\ c', "--size", "bert-small", "--set", "optim.lr=0.1"]
@@ -193,12 +180,6 @@ class TestConfiguration:
         first = resolve(tomllib.loads(recipe.read_text(encoding="utf-8")))
         assert first == resolve(check(capsys, str(recipe)))
         assert (first.name, first.optim.lr, first.student.size) == ('a "b" \\ c', 0.1, "bert-small")
-
-    def test_check_in_json(self, capsys):
-        assert main(["train", "--check", "--json", *self.BARE]) == 0
-        captured = capsys.readouterr().out
-        assert captured.endswith("}\n")
-        assert json.loads(captured)["method"] == "sct"
 
     @pytest.mark.parametrize(
         ("flags", "message"),
@@ -351,21 +332,6 @@ class TestTraining:
         assert capsys.readouterr().out.splitlines()[-1] == "next: embedkit export . -o here.onnx --precision int8"
         assert json.loads((tmp_path / "here" / "run.json").read_text(encoding="utf-8"))["name"] == "here"
 
-    def test_its_curves_are_drawn(self, command, capsys, tmp_path):
-        run = tmp_path / "runs" / "small"
-        assert main([*command, "--steps", "2"]) == 0
-        assert f"curves: {run}/report.html" in capsys.readouterr().err
-        assert "finished" in (run / "report.html").read_text(encoding="utf-8")
-
-    def test_a_run_does_not_depend_on_its_report(self, command, capsys, tmp_path, monkeypatch):
-        def refuse(path):
-            raise StorageError(28, f"cannot write {path}: No space left on device")
-
-        monkeypatch.setattr("embedkit.training.run_report.write_report", refuse)
-        assert main([*command, "--steps", "2"]) == 0
-        assert "warning: no report: " in capsys.readouterr().err
-        assert (tmp_path / "runs" / "small" / "run.json").exists()
-
     def test_result_in_json(self, command, capsys, tmp_path):
         dev = tmp_path / "dev.tsv"
         dev.write_text("the cat\ta cat\t5\nthe cat\ta dog\t1\nmy sister\tthe king\t2\n")
@@ -379,7 +345,7 @@ class TestTraining:
     def test_an_interrupted_run_continues_with_resume(self, command, student, toy_bundle, capsys, tmp_path):
         run = tmp_path / "runs" / "small"
         kept = [part for part in command if part not in ("--tokenizer", str(toy_bundle), "--start", "random")]
-        command = [*kept, "--student", student, "--steps", "100"]
+        command = [*kept, "--student", student, "--steps", "40"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(
             [sys.executable, "-c", SLOW, *command],
@@ -394,7 +360,7 @@ class TestTraining:
             out, err = started.communicate()
         assert started.returncode == 130, err
         stopped = re.fullmatch(r"stopped after step (\d+); resume with the same command and --resume\n", out)
-        assert 10 <= int(stopped[1]) < 100
+        assert 10 <= int(stopped[1]) < 40
         assert "Traceback" not in err
         assert "not finished" in (run / "report.html").read_text(encoding="utf-8")
         assert not (run / "model").exists()
@@ -403,9 +369,9 @@ class TestTraining:
         assert "set --resume" in capsys.readouterr().err
         assert main([*command, "--resume", "--json"]) == 0
         result = json.loads(capsys.readouterr().out)
-        assert (result["finished"], result["steps"]) == (True, 100)
+        assert (result["finished"], result["steps"]) == (True, 40)
         steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert steps == [*range(10, 101, 10)]
+        assert steps == [*range(10, 41, 10)]
 
 
 class TestStopControl:
@@ -441,9 +407,3 @@ class TestStopControl:
         with pytest.raises(KeyboardInterrupt):
             interrupt_after_the_steps()
         assert "continue with the same command and --resume" in caplog.messages
-
-    def test_handlers_are_restored(self):
-        before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        with stop_control(resume=False):
-            pass
-        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -8,7 +8,7 @@ import pytest
 from embedkit.errors import DataError, InputError
 from embedkit.evaluation.catalogue import TASKS, load_task
 from embedkit.evaluation.sts import STS_YEARS
-from embedkit.evaluation.tasks import PublishedAverage, evaluate
+from embedkit.evaluation.tasks import evaluate
 
 LOWER_CASED = "the text is lower-cased, as in SentEval's copy"
 
@@ -47,13 +47,6 @@ def test_sets_that_are_not_the_published_ones_stay_out_of_the_average(words, sts
     assert sts13.notes == [LOWER_CASED, "6 pairs, 3 OnWN; the published set has 5 pairs, 2 OnWN"]
     assert average.value == stsb.value
     assert "sts13 is excluded from the mean: it differs from the published set" in average.notes
-
-
-def test_the_average_of_seven_needs_seven(words, sts_data, monkeypatch):
-    members = {name: TASKS["sts"].members[name] for name in ("sts13", "stsb")}
-    monkeypatch.setitem(TASKS, "sts", PublishedAverage("two of them", "", members))
-    *_, average = evaluate(words, load_task("sts", data=sts_data)).results
-    assert (average.measure, average.complete, average.notes) == ("average of 2", True, [])
 
 
 def test_a_mean_with_an_undefined_figure_is_undefined(words, sts_data, write_lines):

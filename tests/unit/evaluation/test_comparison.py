@@ -63,20 +63,6 @@ def test_everything_known_about_an_entry_is_in_its_row(entries, write, make_spee
     assert "latency with 2 threads: one text of 24 words; Fast CPU" in text
 
 
-def test_the_development_set_stands_in_for_evaluations(entries, write):
-    text = write(entries)
-    assert ["model", "development Spearman"] in rows(text)
-    assert ["student int8", "82.90"] in rows(text)
-
-
-def test_recipes_are_compared(entries, write):
-    text = write(entries)
-    assert "Differences between recipes" in text
-    assert ["seed", "1", "2"] in rows(text)
-    assert ["lr", "0.1", "0.1"] not in rows(text)
-    assert "- recipe: lr: 0.1" in text
-
-
 def test_a_name_of_a_file_need_not_be_utf_8(write):
     text = write([Entry(label="\udce9", kind="bundle", source="\udce9.onnx")])
     assert "\\udce9" in [row[0] for row in rows(text)]
@@ -127,10 +113,6 @@ def test_figures_of_known_models(make_evaluation):
         MODELS, [make_evaluation("f-tiny", stsb=0.7), make_evaluation("f-stranger", stsb=0.9)]
     )
     assert found == {"stsb": {"tiny int8": 70.0}}
-
-
-def test_undefined_figures_are_omitted(make_evaluation):
-    assert match_by_fingerprint(MODELS, [make_evaluation("f-tiny", stsb=None)]) == {}
 
 
 def test_files_may_hold_several_reports(make_evaluation, tmp_path):

@@ -20,10 +20,6 @@ def test_cpu_features(tmp_path, text, features):
     assert cpu_features(tmp_path / "cpuinfo") == features
 
 
-def test_cpu_features_are_unknown_where_the_system_does_not_tell(tmp_path):
-    assert cpu_features(tmp_path / "cpuinfo") is None
-
-
 def test_the_facts_that_speed_depends_on():
     found = describe_machine()
     assert 1 <= found["usable"] <= found["processors"]

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from embedkit.evaluation import tasks
 from embedkit.evaluation.tasks import EmbeddingCache, PairPool, cosines
 from embedkit.progress import Progress
-from embedkit.runtime import batching, model
-from embedkit.runtime.cross_encoder import CrossEncoder
-from embedkit.runtime.encoder import Encoder
+from embedkit.runtime import batching
 
 
 def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
@@ -18,25 +15,6 @@ def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
     assert words.seen == ["a", "b", "c", "d e"]
     assert len(pool) == 4
     np.testing.assert_allclose(pool.similarities(["a", "d e", "d e"], ["a", "d e", "b"]), [1, 1, 0], atol=1e-7)
-
-
-@pytest.mark.parametrize("stage", ["texts", "pairs"])
-def test_the_models_own_progress_is_silent(stage, toy_bundle, toy_cross_bundle, monkeypatch):
-    shown = []
-
-    class Noting(Progress):
-        def __init__(self, label, *rest, enabled=None, **more):
-            shown.append((label, enabled))
-            super().__init__(label, *rest, enabled=enabled, **more)
-
-    monkeypatch.setattr(model, "Progress", Noting)
-    if stage == "texts":
-        EmbeddingCache(Encoder.load(toy_bundle), [(None, "a dog"), (None, "a cat")], label="pool")
-    else:
-        bar = Progress("pairs", unit="pairs", enabled=False)
-        PairPool(CrossEncoder.load(toy_cross_bundle), bar).similarities(["a dog"], ["a cat"])
-    assert len(shown) == 1
-    assert shown[0][1] is False
 
 
 class Overlap:
@@ -74,7 +52,3 @@ def test_equal_texts_tie_exactly_at_any_position():
     random = np.random.default_rng(3)
     rows = random.standard_normal((300, 384)).astype(np.float32)
     assert set(cosines(rows, rows)) == {np.float32(1)}
-
-
-def test_rows_need_not_be_unit_rows():
-    assert cosines(np.float32([[3, 0]]), np.float32([[2, 2]]))[0] == pytest.approx(np.sqrt(0.5))

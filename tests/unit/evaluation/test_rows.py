@@ -5,16 +5,11 @@ from toys import write_parquet
 
 from embedkit.errors import DataError
 from embedkit.evaluation.sources import read_rows
-from embedkit.records import Row, read_lines, read_table
+from embedkit.records import Row, read_table
 
 
 def texts(rows):
     return [fields for _, fields in rows]
-
-
-def test_a_place_names_file_and_line(write_lines):
-    path = write_lines("a.txt", "x", "y")
-    assert [place for place, _ in read_lines(path)] == [f"{path}:1", f"{path}:2"]
 
 
 def test_tab_separated_quotes_are_text(write_lines):

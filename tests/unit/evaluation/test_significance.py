@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from embedkit.errors import InputError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.pairs import Thresholds, separation
-from embedkit.evaluation.report import to_json, to_markdown, to_text
-from embedkit.evaluation.results import Comparison, Evaluation, Resampler, Result, Samples, confidence_intervals
+from embedkit.evaluation.results import Evaluation, Resampler, Result, Samples, confidence_intervals
 from embedkit.evaluation.sts import correlation
 from embedkit.evaluation.tasks import evaluate
 
@@ -103,27 +100,3 @@ def test_models_are_compared_with_the_first():
     first, second = confidence_intervals([evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)], samples=100)
     assert first.difference is None
     assert second.difference.value == pytest.approx(0.5)
-
-
-def test_a_set_of_two_tasks_counts_once():
-    (only,) = confidence_intervals([evaluation("a", RIGHT), evaluation("a", RIGHT)], samples=50)
-    assert only.difference is None
-
-
-def test_reports_show_what_was_compared():
-    several = [evaluation("a", 1 - RIGHT), evaluation("b", RIGHT)]
-    comparison = Comparison(100, confidence_intervals(several, samples=100))
-    text = to_text(several, comparison)
-    assert "95% intervals over 100 samples of the rows, seed 0" in text
-    assert "Difference from a, over the same samples" in text
-    (line,) = [line for line in text.splitlines() if "p = " in line]
-    assert line.split()[:3] == ["mine", "accuracy", "+50.00"]
-    assert line.endswith("p = 0.020")
-    markdown = to_markdown(several, comparison)
-    assert "## Difference from a, over the same samples" in markdown
-    assert "| set | measure | b |\n|---|---|---:|\n" in markdown
-    report = json.loads(json.dumps(to_json(several, comparison), allow_nan=False))
-    assert report["comparison"]["samples"] == 100
-    assert report["comparison"]["confidence_intervals"][1]["difference"]["p_value"] == pytest.approx(2 / 101)
-    assert "resampler" not in report["evaluations"][0]["results"][0]
-    assert "comparison" not in to_json(several)

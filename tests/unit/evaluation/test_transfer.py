@@ -69,17 +69,13 @@ def test_sentevals_own_layouts(folders, write_lines):
     assert parts("mrpc-transfer", folders / "other")[0] == (["a b"], ["a"], [1])
 
 
-def test_a_set_is_scored_and_its_size_compared(words, folders):
-    (result,) = evaluate(words, load_task("mr", data=folders)).results
-    assert (result.name, result.measure, result.value, result.unit) == ("mr", "accuracy", 1.0, "texts")
-    assert (result.rows, result.expected, result.complete) == (24, 10662, False)
-    assert result.notes == ["24 texts; the published set has 10,662 texts"]
-
-
 def test_transfer_is_the_mean_of_complete_sets(words, folders, monkeypatch):
     monkeypatch.setitem(TASKS["transfer"].members, "mr", replace(TASKS["mr"], expected={"texts": 24}))
     *each, average = evaluate(words, load_task("transfer", data=folders)).results
     assert [result.name for result in each] == ["mr", "sst2", "trec", "mrpc-transfer"]
+    assert [(each[0].measure, each[0].value, each[0].unit), each[0].complete] == [("accuracy", 1.0, "texts"), True]
+    assert (each[1].rows, each[1].expected, each[1].complete) == (4, 1821, False)
+    assert each[1].notes[0].startswith("4 texts, 4 in the training part, 4 in the development part; the published")
     assert (average.measure, average.value) == ("mean of the 1 available", 1.0)
     assert [note.partition(" ")[0] for note in average.notes[:3]] == ["cr", "subj", "mpqa"]
     with pytest.raises(DataError, match="none of the 7 sets of transfer"):

@@ -25,8 +25,7 @@ def kinds(model):
     return {tensor.name: tensor.data_type for tensor in model.graph.initializer}
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-@pytest.mark.parametrize("words", ["float32", "int8", "int4"])
+@pytest.mark.parametrize(("pooling", "words"), [("mean", "float32"), ("cls", "int8"), ("mean", "int4")])
 def test_half_encodes_nearly_as_the_model_does(make_encoder, tmp_path, pooling, words):
     encoder = make_encoder(pooling=pooling, head=16, memory=64, initializer_range=0.1)
 
@@ -53,8 +52,7 @@ def test_graphs_of_other_architectures_can_be_halved(make_any, tmp_path, archite
     assert (rows * TorchEncoder(model).encode(TEXTS)).sum(axis=1).min() > 0.9999
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("words", ["float32", "int8"])
+@pytest.mark.parametrize(("family", "words"), [("bert", "float32"), ("roberta", "int8")])
 def test_half_scores_nearly_as_the_model_does(make_pair_encoder, tmp_path, family, words):
     model = make_pair_encoder(family=family, initializer_range=0.1)
 

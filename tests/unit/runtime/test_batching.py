@@ -24,11 +24,6 @@ def test_every_text_comes_once_and_within_the_budget(lengths, budget, most):
         assert array[batch].tolist() == sorted(array[batch].tolist(), reverse=True)
 
 
-def test_batches_begin_with_the_longest():
-    batches = batch_by_length(np.array([3, 9, 4, 9]), most_tokens=18)
-    assert [batch.tolist() for batch in batches] == [[1, 3], [2, 0]]
-
-
 @given(st.lists(st.text(max_size=20), max_size=60), st.integers(1, 10), st.integers(1, 40))
 def test_chunks_put_together_are_the_stream(texts, most_items, most_characters):
     chunks = list(read_chunks(iter(texts), most_items=most_items, most_characters=most_characters))

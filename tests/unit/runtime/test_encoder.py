@@ -138,21 +138,10 @@ def test_few_texts_are_enough_for_several_threads(toy_bundle, shapes, count, bat
     assert len(shapes) == batches
 
 
-@pytest.mark.usefixtures("small_chunks")
-def test_chunks_do_not_change_rows_or_their_order(encoder, toy_reference):
-    texts = TEXTS * 5
-    np.testing.assert_allclose(encoder.encode(texts), toy_reference(texts), atol=1e-6)
-
-
 def test_one_text_gives_one_row(encoder, toy_reference):
     row = encoder.encode("a dog in the garden")
     assert row.shape == (16,)
     np.testing.assert_allclose(row, toy_reference(["a dog in the garden"])[0], atol=1e-6)
-
-
-@pytest.mark.parametrize("container", [tuple, iter, np.array, lambda texts: dict.fromkeys(texts).keys()])
-def test_any_iterable_is_accepted(encoder, container):
-    np.testing.assert_array_equal(encoder.encode(container(TEXTS)), encoder.encode(TEXTS))
 
 
 def test_no_texts_give_no_rows_of_the_right_kind(encoder):
@@ -202,23 +191,11 @@ def test_the_first_call_that_truncates_warns_and_later_ones_only_inform(encoder,
     ]
 
 
-def test_truncation_of_one_text_is_reported_or_refused(encoder, caplog):
-    encoder.encode("dog " * 20)
-    assert caplog.messages == ["1 of 1 texts were cut to 12 tokens"]
-    with pytest.raises(TextOverflowError, match=r"longer than 12 tokens: texts\[0\];"):
-        encoder.encode("dog " * 20, on_overflow="error")
-
-
 def test_truncation_of_a_stream_is_reported_even_if_it_is_abandoned(encoder, caplog):
     batches = encoder.encode_batches(["dog " * 20])
     next(batches)
     batches.close()
     assert caplog.messages == ["1 of 1 texts were cut to 12 tokens"]
-
-
-def test_nothing_is_reported_when_nothing_is_truncated(encoder, caplog):
-    encoder.encode(["dog " * 10])
-    assert caplog.messages == []
 
 
 def test_truncation_can_be_an_error(encoder, monkeypatch):
@@ -258,11 +235,6 @@ def test_the_two_halves_are_the_whole(prompted, choice):
     expected = whole(TEXTS) if whole else prompted.encode(TEXTS, **choice)
     np.testing.assert_array_equal(prompted.encode_tokens(tokens), expected)
     assert 3 in tokens.overflowing
-
-
-def test_a_model_without_prompts_encodes_queries_as_they_are(encoder):
-    np.testing.assert_array_equal(encoder.encode_query("a dog"), encoder.encode("a dog"))
-    np.testing.assert_array_equal(encoder.encode_document("a dog"), encoder.encode("a dog"))
 
 
 def test_the_default_prompt_is_not_that_of_a_role_without_one(write_toy_bundle, tmp_path):
@@ -363,16 +335,6 @@ def test_a_folder_with_one_bundle_is_that_bundle(write_toy_bundle, tmp_path):
     with pytest.raises(ModelError, match=r"2 \.onnx files"):
         Encoder.load(tmp_path)
     assert Encoder.load(tmp_path, file="two.onnx").name == "second"
-
-
-def test_an_empty_folder_is_no_model(tmp_path):
-    with pytest.raises(ModelError, match=r"one bundle or a modules\.json; it has neither"):
-        Encoder.load(tmp_path)
-
-
-def test_a_file_of_a_file_is_refused(toy_bundle):
-    with pytest.raises(InputError, match="chooses from a folder"):
-        Encoder.load(toy_bundle, file="x.onnx")
 
 
 def test_a_graph_of_another_width_than_declared_is_refused(toy_bundle, tmp_path):

@@ -120,12 +120,6 @@ def test_a_near_name_is_proposed():
         find_model("models/mini-sct.onnx")
 
 
-def test_without_bundles_the_message_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(find, "BUNDLED", tmp_path / "none")
-    with pytest.raises(ModelNotFoundError, match="no bundles come with this embedkit"):
-        find_model("small-sct")
-
-
 def test_a_hub_id_is_downloaded_without_its_other_graphs(hub, tmp_path):
     assert find_model("org/tiny-model") == tmp_path / "cache"
     assert hub[0]["repo_id"] == "org/tiny-model"
@@ -190,12 +184,6 @@ def torch_hub(monkeypatch, tmp_path):
     return asked
 
 
-def test_a_folder_is_itself(tmp_path, torch_hub):
-    assert find_folder(tmp_path) == tmp_path
-    assert find_folder(str(tmp_path)) == tmp_path
-    assert torch_hub == []
-
-
 @pytest.mark.parametrize(
     "path", ["/no/such/folder", "./model", "../model", "~/no-such-model", "runs/tiny/model", "model/", "tiny.onnx"]
 )
@@ -213,12 +201,6 @@ def test_a_missing_folder_inside_one_that_stands_here_is_a_path(torch_hub, tmp_p
 
     with pytest.raises(ModelNotFoundError, match="no model folder runs/tiny"):
         find_folder("runs/tiny")
-    assert torch_hub == []
-
-
-def test_a_path_of_a_folder_never_uses_the_network(torch_hub):
-    with pytest.raises(ModelNotFoundError):
-        find_folder(Path("org/model"))
     assert torch_hub == []
 
 

@@ -275,18 +275,6 @@ def test_another_graph_of_the_folder_can_be_chosen(folder):
     assert Encoder.load(folder, file="onnx/model_quint8.onnx").dimension == 16
 
 
-def test_the_fingerprint_covers_what_decides_the_embeddings(folder, toy_weights):
-    found = [Encoder.load(folder).fingerprint]
-    assert Encoder.load(folder).fingerprint == found[0]
-    edit_json(folder / "sentence_bert_config.json", max_seq_length=10)
-    found.append(Encoder.load(folder).fingerprint)
-    edit_json(folder / "1_Pooling/config.json", pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
-    found.append(Encoder.load(folder).fingerprint)
-    (folder / "onnx/model.onnx").write_bytes(transformer(toy_weights + 1))
-    found.append(Encoder.load(folder).fingerprint)
-    assert len(set(found)) == 4
-
-
 def test_a_downloaded_model_is_named_by_its_id(folder, monkeypatch):
     hub = SimpleNamespace(snapshot_download=lambda repo_id, allow_patterns, **_: str(folder))
     monkeypatch.setattr(find, "require", lambda module, extra: hub)
@@ -301,11 +289,6 @@ def test_a_text_without_tokens_is_pooled_to_zeros(mode):
     pooled = pool(tokens, TokenBatch(mask, mask), mode)
     assert pooled[0].all()
     assert not pooled[1].any()
-
-
-def test_there_are_no_golden_texts(folder):
-    with pytest.raises(ModelError, match="no golden texts"):
-        Encoder.load(folder).verify()
 
 
 def test_a_head_inside_the_graph_is_run(folder, toy_model_bytes, toy_reference):

@@ -324,7 +324,7 @@ def test_no_changed_byte_makes_an_error_of_another_kind(make_encoder, products):
     content = model.SerializeToString()
     draw = np.random.default_rng(0)
     weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    for place in [*draw.integers(0, len(content) - weights, 300), *draw.integers(0, len(content), 300)]:
+    for place in [*draw.integers(0, len(content) - weights, 150), *draw.integers(0, len(content), 100)]:
         changed = bytearray(content)
         changed[place] ^= 1 << draw.integers(8)
         with contextlib.suppress(BundleError):

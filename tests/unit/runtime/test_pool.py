@@ -206,7 +206,7 @@ def test_a_program_that_has_closed_its_stderr_can_have_a_pool(toy_bundle):
             print((pool.encode(["the sea"]) == encoder.encode(["the sea"])).all())
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(toy_bundle)]
-    assert subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=120).stdout == b"True\n"
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=250).stdout == b"True\n"
 
 
 def test_errors_keep_what_they_say():
@@ -275,7 +275,7 @@ def test_a_script_without_guard_runs_once_and_leaves_nothing(toy_bundle, tmp_pat
             assert (lines[0], lines[2]) == ("main", "ready"), process.stderr and process.stderr.read()
             time.sleep(0.2)  # while it works
             os.killpg(process.pid, ending)
-            output, messages = process.communicate(timeout=120)
+            output, messages = process.communicate(timeout=250)
         finally:
             process.kill()  # its pool ends with it
     assert output == ""

@@ -237,7 +237,7 @@ def test_the_hub_is_asked_once_for_own_and_known_models(model, served, tmp_path)
     }  # fmt: skip
     command = [sys.executable, "-c", SCRIPT, str(model.size_bytes), model.sha256]
     Handler.faults[:] = ["", "busy"]  # for the file, after its description
-    first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert first.returncode == 0, first.stderr
     own, known = map(Path, first.stdout.split())
     assert own == model.find()
@@ -245,7 +245,7 @@ def test_the_hub_is_asked_once_for_own_and_known_models(model, served, tmp_path)
         "config.json", "tokenizer.json", "onnx/model.onnx"
     }  # fmt: skip
     asked.clear()
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert again.stdout == first.stdout, again.stderr
     assert asked == []
 
@@ -255,6 +255,6 @@ def test_offline_a_name_is_answered_at_once_with_what_to_do(model, endpoint, tmp
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
     command = [sys.executable, "-c", SCRIPT, str(model.size_bytes), model.sha256]
     begun = time.monotonic()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert "set EMBEDKIT_MODELS to a folder that has toy.onnx" in done.stderr
     assert time.monotonic() - begun < 15  # the client of the hub waits 23 s between its attempts

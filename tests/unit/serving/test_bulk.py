@@ -456,14 +456,6 @@ def test_folders_with_hives_names_are_columns(prepare, tmp_path):
     ]
 
 
-def test_a_single_folder_with_hives_name_is_a_column(prepare, tmp_path):
-    (tmp_path / "in" / "lang=en").mkdir(parents=True)
-    write_parquet(tmp_path / "in" / "lang=en" / "0.parquet", {"text": ["a"]})
-    encoding = prepare(tmp_path / "in", columns=["lang"])
-    encoding.run()
-    assert parquet.read_table(tmp_path / "out" / "shard-000000.parquet")["lang"].to_pylist() == ["en"]
-
-
 def test_a_shard_that_would_fill_the_memory_is_refused(prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_LARGEST_SHARD", 10_000)
     write_parquet(tmp_path / "a.parquet", {"text": ["a" * 1000] * 1000})

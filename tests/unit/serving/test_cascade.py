@@ -111,12 +111,6 @@ def test_words_in_no_document_leave_the_order_of_embeddings(library):
         assert [hit.id for hit in library.search(query, k=5)] == dense
 
 
-def test_texts_without_any_word(tmp_path, encoder):
-    collection = Collection.build(["!!!", "..."], encoder=encoder, path=tmp_path / "idx", lexical=True)
-    assert len(collection.search("word")) == 2
-    Collection.open(collection.path).verify()
-
-
 def test_the_lexical_index_can_be_added_and_removed_later(tmp_path, encoder):
     collection = Collection.build(DOCS, encoder=encoder, path=tmp_path / "idx", lexical=False)
     with pytest.raises(InputError, match=r"built without words; add them with compact\(lexical=True\)"):

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import errno
-import io
-import itertools
 import mmap
 import os
 import shutil
@@ -334,19 +332,6 @@ def test_approximate_kinds_work_the_same_way(tmp_path, encoder, monkeypatch, kin
     monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("FAISS reads a damaged file"))
     with pytest.raises(CollectionError, match=rf"{name}.*SHA-256"):
         Collection.open(collection.path)
-
-
-def test_progress_bars_follow_one_another(tmp_path, encoder, monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("embedkit.progress._BAR_SECONDS", 0.0)
-    built = Collection.build(["a b", "c"], encoder=encoder, path=tmp_path, lexical=True, show_progress_bar=True)
-    built.delete("0")
-    built.compact(show_progress_bar=True)
-    lines = terminal.getvalue().replace("\r\x1b[K", "\n").splitlines()
-    labels = [label for label, _ in itertools.groupby(line.split()[0] for line in lines if line.strip())]
-    assert labels == ["read", "encode", "compact"]
 
 
 NAMES = {"sq8.faiss", "signs.npy", "hnsw.faiss", "ivfpq.faiss"}

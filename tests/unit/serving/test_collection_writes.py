@@ -161,17 +161,6 @@ def test_any_writes_equal_one_build(tmp_path_factory, encoder, writes):
 # Readers and writers
 
 
-def test_another_object_sees_a_write_after_refresh(collection, encoder):
-    other = Collection.open(collection.path, encoder=encoder)
-    collection.upsert([("new", "new tea")])
-    collection.compact()
-    assert other.get("new") is None
-    assert other.search("new tea", k=1)[0].id == "tea"
-    assert other.refresh() is True
-    assert other.get("new").text == "new tea"
-    assert other.refresh() is False
-
-
 def test_a_writer_builds_on_the_writes_of_others(collection, encoder):
     other = Collection.open(collection.path, encoder=encoder)
     collection.upsert([("new", "new tea")])

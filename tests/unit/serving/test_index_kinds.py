@@ -8,7 +8,6 @@ from embedkit.errors import InputError, MissingExtraError
 from embedkit.serving.retrieval.store.index_kinds import (
     INDEX_KINDS,
     checked_kind,
-    describe_cost,
     index_class,
     kind_for,
 )
@@ -64,16 +63,3 @@ def test_without_faiss_the_choice_is_the_exact_scan(monkeypatch):
     monkeypatch.delitem(sys.modules, "embedkit.serving.retrieval.store.ann", raising=False)
     assert checked_kind("auto") == "auto"
     assert kind_for("auto", 10**8, 384) == "exact"
-
-
-@pytest.mark.parametrize(
-    ("kind", "count", "line"),
-    [
-        ("exact", 10, "index exact: building takes nothing, a search less than 1 ms"),
-        ("exact", 100_000, "index exact: building takes nothing, a search about 16 ms"),
-        ("hnsw", 1_000_000, "index hnsw: building takes about 276 s, a search less than 1 ms"),
-        ("ivf-pq", 10_000_000, "index ivf-pq: building takes about 640 s, a search about 48 ms"),
-    ],
-)
-def test_costs_are_said_in_a_line(kind, count, line):
-    assert describe_cost(kind, count, 384) == line

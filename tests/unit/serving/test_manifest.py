@@ -69,13 +69,6 @@ def test_written_values_are_read_back(tmp_path):
     assert Manifest.read(tmp_path) == MANIFEST
 
 
-def test_it_may_be_reformatted(tmp_path):
-    MANIFEST.write(tmp_path)
-    fields = json.loads((tmp_path / "manifest.json").read_text())
-    (tmp_path / "manifest.json").write_text(json.dumps(dict(reversed(fields.items()))))
-    assert Manifest.read(tmp_path) == MANIFEST
-
-
 @pytest.mark.parametrize("name", ["nothing", "nothing/at/all", "file/below"])
 def test_no_collection(tmp_path, name):
     (tmp_path / "file").touch()
@@ -118,13 +111,6 @@ def test_another_format_has_a_way_out(tmp_path, version, way_out):
     forge(tmp_path, **{"embedkit.collection": version, "segments": "another form"})
     with pytest.raises(CollectionError, match=way_out):
         Manifest.read(tmp_path)
-
-
-def test_its_counts_and_names(tmp_path):
-    assert MANIFEST.count == 4
-    assert MANIFEST.generations == {"generation-000002", "generation-000003", "generation-000004"}
-    assert len(MANIFEST.files(tmp_path)) == 5
-    assert MANIFEST.files(tmp_path)[tmp_path / "generation-000003" / "deleted-000002.i64"].bytes == 3
 
 
 def test_a_tail_decides_the_count(tmp_path):

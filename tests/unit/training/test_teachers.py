@@ -410,7 +410,7 @@ class TestConcurrency:
             assert waiting.wait(60)
             first.append(text_hashes(["a"]), np.ones((1, first.dimension), np.float32))
             assert seen == []
-        thread.join(60)
+        thread.join(250)
         assert seen == [1]
 
     def test_nothing_is_written_where_nothing_can_be_locked(self, open_cache, monkeypatch):

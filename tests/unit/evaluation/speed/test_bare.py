@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from embedkit.errors import ModelError, ModelNotFoundError
+from embedkit.errors import ModelError
 from embedkit.evaluation.speed.worker import read_encoder
 
 TEXTS = ["a good dog", "the cat is asleep"]
@@ -18,13 +18,6 @@ def test_a_graph_and_a_tokenizer(bare_folder, toy_reference):
     assert np.allclose(encoder.encode(TEXTS), toy_reference(TEXTS, 512), atol=1e-6)
     assert (encoder.name, encoder.dimension, encoder.max_length) == ("bare", 16, 512)
     assert size_bytes == sum(path.stat().st_size for path in bare_folder.iterdir())
-
-
-def test_the_folder_may_say_how_long_texts_are(bare_folder):
-    (bare_folder / "config.json").write_text(json.dumps({"hidden_size": 16, "max_position_embeddings": 7}))
-    (bare_folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
-    encoder, _ = read_encoder(str(bare_folder), 1)
-    assert encoder.max_length == 7
 
 
 def test_a_sentence_transformers_folder_keeps_what_it_says(bare_folder, toy_reference):
@@ -49,14 +42,3 @@ def test_which_of_several_graphs_is_not_guessed(bare_folder):
     (bare_folder / "b.onnx").write_bytes(b"")
     with pytest.raises(ModelError, match=r"or exactly one \.onnx file; it has 2"):
         read_encoder(str(bare_folder), 1)
-
-
-def test_a_malformed_configuration_is_named(bare_folder):
-    (bare_folder / "config.json").write_text("[")
-    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
-        read_encoder(str(bare_folder), 1)
-
-
-def test_nothing_there():
-    with pytest.raises(ModelNotFoundError):
-        read_encoder("./gone", 1)

@@ -93,12 +93,6 @@ def test_interrupted_it_reports_the_rounds_that_were_finished(slow, monkeypatch)
     assert report.models[0].cell("short", 1).calls == 4
 
 
-def test_interrupted_in_the_first_round_there_is_nothing_to_report(slow, monkeypatch):
-    monkeypatch.setattr(slow, "interrupt_at", PROBES + 1)
-    with pytest.raises(KeyboardInterrupt):
-        measure(CANDIDATES, PLAN)
-
-
 def test_real_models(toy_bundle, bare_folder):
     plan = Plan(threads=1, rounds=1, starts=1, seconds=0.01, batches=(1, 2), texts={"short": ["a good dog"]})
     report = measure([Candidate(source=str(toy_bundle)), Candidate(source=str(bare_folder))], plan)

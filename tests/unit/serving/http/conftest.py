@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -27,25 +28,37 @@ from embedkit.serving.http.server import Server
 from embedkit.serving.http.settings import ServerSettings
 
 Serve = Callable[..., contextlib.AbstractContextManager[str]]
+PATIENCE_S = 250.0  # of whatever waits for a busy machine, below the time limit of a test
 
 
 @contextlib.contextmanager
 def serving(service: Service, keys: Any = (), **more: Any) -> Iterator[str]:
-    """Yield the URL of a server that runs in the meantime."""
+    """Yield the URL of a server that runs in the meantime; it ends without waiting for late connections."""
     server = Server(service, keys if isinstance(keys, KeyRing) else KeyRing.of(*keys), **more)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not server.started:
             assert thread.is_alive(), "the server did not start"
             assert time.monotonic() < deadline, "the server does not start"
             time.sleep(0.005)
         yield server.url
     finally:
-        server.should_exit = True
-        thread.join(20)
+        with (
+            mock.patch("embedkit.serving.http.server._HANDSHAKES_S", 0.0),
+            mock.patch("embedkit.serving.http.connections._LINGER_S", 0.0),
+        ):
+            server.should_exit = True
+            thread.join(PATIENCE_S)
         assert not thread.is_alive(), "the server does not end"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_clients() -> None:
+    """A client of httpx waits five seconds unless told otherwise, which a busy machine can take for an answer."""
+    for part in ("connect", "read", "write", "pool"):
+        setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, PATIENCE_S)
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +95,7 @@ def gated(kind: type, method: str) -> Any:
 
     def wait(self: Any, tokens: Any, *more: Any) -> Any:
         self.begun.append(len(tokens.ids))
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE_S)
         return getattr(kind, method)(self, tokens, *more)
 
     return type(kind.__name__, (kind,), {method: wait, "gate": threading.Event(), "begun": []})
@@ -156,7 +169,7 @@ class Process:
         return self.wait()
 
     def wait(self):
-        code = self.process.wait(timeout=120)
+        code = self.process.wait(timeout=PATIENCE_S)
         self._reader.join()
         return code
 
@@ -169,7 +182,9 @@ class Process:
         lost, answered = [], []
 
         def ask(number):
-            connection = http.client.HTTPConnection("127.0.0.1", int(self.url.rpartition(":")[2]), timeout=60)
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", int(self.url.rpartition(":")[2]), timeout=PATIENCE_S
+            )
             body = json.dumps(body_of(number))
             while True:
                 try:
@@ -196,7 +211,7 @@ class Process:
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -73,7 +73,7 @@ def test_overload_is_a_429_with_a_time_to_retry(serve, toy_bundle, settings):
     with serve(encoder=encoder, **settings) as url, ThreadPoolExecutor(24) as pool:
 
         def ask(_):
-            return httpx.post(f"{url}/v1/embeddings", json={"input": "one two three four"}, timeout=30)
+            return httpx.post(f"{url}/v1/embeddings", json={"input": "one two three four"}, timeout=250)
 
         pending = [pool.submit(ask, n) for n in range(24)]
         wait_for(lambda: sum(future.done() for future in pending) >= 12)

@@ -12,7 +12,7 @@ import pytest
 
 from embedkit import CrossEncoder, Encoder
 from embedkit.errors import OverloadedError
-from embedkit.serving.http.admission import CALLER, Admission, Caller, Rate
+from embedkit.serving.http.admission import CALLER, Admission, Caller
 from embedkit.serving.http.protocols.openai import EmbeddingsRequest
 
 from .conftest import gated, wait_for
@@ -93,17 +93,7 @@ def test_a_request_that_is_late_before_it_is_admitted_gets_504(serve, monkeypatc
     accept = EmbeddingsRequest.model_validate
     monkeypatch.setattr(EmbeddingsRequest, "model_validate", lambda content: time.sleep(0.3) or accept(content))
     with serve(timeout_s=0.2) as url:
-        assert httpx.post(f"{url}/v1/embeddings", json={"input": "one"}, timeout=30).status_code == 504
-
-
-def test_a_rate_is_learned():
-    rate = Rate(10.0)
-    assert rate.seconds(100) == 10
-    rate.learn(100, 1.0)
-    assert rate.seconds(100) == 1
-    for _ in range(50):
-        rate.learn(100, 2.0)
-    assert rate.seconds(100) == pytest.approx(2, rel=0.01)
+        assert httpx.post(f"{url}/v1/embeddings", json={"input": "one"}, timeout=250).status_code == 504
 
 
 def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, build, toy_cross_bundle):
@@ -113,11 +103,11 @@ def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, build, t
 
         def ask(_):
             costly = {"query": "a dog", "rerank": True, "candidates": 200}
-            return httpx.post(f"{url}/v1/search", json=costly, timeout=30)
+            return httpx.post(f"{url}/v1/search", json=costly, timeout=250)
 
         pending = [pool.submit(ask, number) for number in range(30)]
         wait_for(lambda: sum(one.done() for one in pending) >= 20)
-        plain = httpx.post(f"{url}/v1/search", json={"query": "a dog"}, timeout=30)
+        plain = httpx.post(f"{url}/v1/search", json={"query": "a dog"}, timeout=250)
         reranker.gate.set()
         answers = [one.result() for one in pending]
     assert plain.status_code == 200  # while all admitted requests wait for the re-ranker
@@ -152,12 +142,8 @@ def test_the_time_limit_of_the_server_applies_too(serve, toy_bundle):
     encoder = gated(Encoder, "encode_tokens").load(toy_bundle)
     with serve(encoder=encoder, timeout_s=0.2) as url:
         headers = {"x-request-timeout": "60"}
-        assert httpx.post(f"{url}/embed", json={"inputs": "one"}, headers=headers, timeout=30).status_code == 504
+        assert httpx.post(f"{url}/embed", json={"inputs": "one"}, headers=headers, timeout=250).status_code == 504
         encoder.gate.set()
-
-
-def test_admitted_work_is_a_metric(client):
-    assert "embedkit_admitted_work_seconds 0.0" in client.get("/metrics").text
 
 
 def test_nothing_remains_of_much_work_of_all_sizes():

@@ -38,7 +38,7 @@ def test_tokens_are_admitted_like_other_work(serve, toy_encoder, monkeypatch):
     def wait(*arguments, **more):
         running.append(1)
         most.append(len(running))
-        assert gate.wait(20)
+        assert gate.wait(250)
         running.pop()
         return spans(*arguments, **more)
 

@@ -15,7 +15,6 @@ from openai import OpenAI
 from embedkit import Encoder
 
 TEXTS = ["a dog in the garden", "the sea", "snow on the mountain"]
-KEY = "a-key-of-some-length"
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +49,6 @@ def test_the_hubs_client_compares(url, expected):
 def test_texts_are_not_cut_at_their_beginning(url):
     with pytest.raises(HfHubHTTPError, match="truncation_direction: texts can only be truncated at their end"):
         InferenceClient(model=f"{url}/embed").feature_extraction("a", truncate=True, truncation_direction="left")
-
-
-def test_the_page_needs_no_key_and_takes_no_texts(serve):
-    with serve(keys=(KEY,)) as url:
-        assert httpx.get(url).status_code == 200
-        assert httpx.post(url, json={"inputs": "a"}).status_code == 405
 
 
 def test_coheres_client_of_version_2_embeds(url, expected, connection):
@@ -122,11 +115,6 @@ def test_openais_client_retrieves_models(url):
     assert httpx.get(f"{url}/v1/models/another").status_code == 404
 
 
-def test_a_null_as_the_format_means_numbers(client, expected):
-    done = client.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": None})
-    np.testing.assert_array_equal(np.float32([row["embedding"] for row in done.json()["data"]]), expected)
-
-
 def test_jinas_objects_are_texts(client, expected):
     content = {"model": "toy", "input": [{"text": text} for text in TEXTS], "task": "retrieval.passage"}
     done = client.post("/v1/embeddings", json=content)
@@ -177,13 +165,6 @@ def test_the_task_of_jina_and_the_type_of_voyage_select_the_prompt(serve, prompt
         ids = httpx.post(f"{url}/v1/embeddings", json={"input": [5], "tokenizer": prompted.name, **option})
     np.testing.assert_array_equal(np.float32([row["embedding"] for row in done["data"]]), encode(TEXTS))
     assert ids.status_code == (200 if role is None else 400)
-
-
-@pytest.mark.parametrize("kind", ["float", "binary"])
-def test_dimensions_have_the_name_of_voyage_too(client, toy_encoder, expected, kind):
-    done = client.post("/v1/embeddings", json={"input": TEXTS, "output_dimension": 8, "output_dtype": kind}).json()
-    wanted = toy_encoder.pack(expected, {"float": "float32"}.get(kind, kind), truncate_dim=8)
-    np.testing.assert_array_equal(np.float32([row["embedding"] for row in done["data"]]), wanted)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ def test_a_connection_is_either_accepted_or_refused_as_the_listener_stops():
     async def stop_late(bound):
         loop, listener = asyncio.get_running_loop(), listener_of(bound)
         listener.start()
-        with socket.create_connection(bound.getsockname(), timeout=5) as backlog:
+        with socket.create_connection(bound.getsockname(), timeout=60) as backlog:
             with bound.dup() as also_open:  # as in another worker, which has not stopped yet
                 await listener.stop()
                 with pytest.raises(TimeoutError):
                     socket.create_connection(also_open.getsockname(), timeout=0.1)
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(backlog.getpeername(), timeout=5)
+                socket.create_connection(backlog.getpeername(), timeout=60)
             backlog.setblocking(False)
             await loop.sock_sendall(backlog, b"still here")
             return await loop.sock_recv(backlog, 100)
@@ -55,7 +55,7 @@ def test_a_listener_that_stops_alone_leaves_connections_to_the_others():
         first.start()
         await first.stop(others_accept=True)
         others.start()
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(*others._socket.getsockname()), 5)
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(*others._socket.getsockname()), 60)
         writer.write(b"to the others")
         answer = await reader.read()
         writer.close()
@@ -72,13 +72,13 @@ def test_a_connection_that_arrives_as_the_listener_stops_is_kept(steps):
         loop, listener = asyncio.get_running_loop(), listener_of(bound)
         listener.start()
         await asyncio.sleep(0.02)  # it waits for a connection
-        with socket.create_connection(bound.getsockname(), timeout=5) as client:
+        with socket.create_connection(bound.getsockname(), timeout=60) as client:
             for _ in range(steps):
                 await asyncio.sleep(0)
             await listener.stop()
             client.setblocking(False)
             await loop.sock_sendall(client, b"kept")
-            return await asyncio.wait_for(loop.sock_recv(client, 100), 5)
+            return await asyncio.wait_for(loop.sock_recv(client, 100), 60)
 
     assert asyncio.run(stop_after(bind("127.0.0.1", 0))) == b"kept"
 
@@ -92,11 +92,11 @@ def test_a_handshake_that_ends_while_the_listener_stops_is_kept(monkeypatch):
         listener.start()
         stopping = asyncio.create_task(listener.stop())
         await asyncio.sleep(0)
-        with socket.create_connection(address, timeout=5) as client:
+        with socket.create_connection(address, timeout=60) as client:
             await stopping
             client.setblocking(False)
             await loop.sock_sendall(client, b"kept")
-            return await asyncio.wait_for(loop.sock_recv(client, 100), 5)
+            return await asyncio.wait_for(loop.sock_recv(client, 100), 60)
 
     assert asyncio.run(stop_meanwhile(bind("127.0.0.1", 0))) == b"kept"
 
@@ -115,8 +115,8 @@ def test_a_listener_continues_after_too_many_files_were_open(monkeypatch):
             listener.start()
             reader, writer = await asyncio.open_connection(*bound.getsockname())
             writer.write(b"in the end")
-            await asyncio.wait_for(refused.wait(), 5)
-        answer = await asyncio.wait_for(reader.read(), 5)
+            await asyncio.wait_for(refused.wait(), 60)
+        answer = await asyncio.wait_for(reader.read(), 60)
         writer.close()
         await writer.wait_closed()
         await listener.stop()
@@ -155,7 +155,7 @@ def test_all_addresses_of_ipv6_are_those_of_ipv4_too(host):
         pytest.skip("needs IPv6")
     with bound:
         bound.listen()
-        socket.create_connection((host, bound.getsockname()[1]), timeout=5).close()
+        socket.create_connection((host, bound.getsockname()[1]), timeout=60).close()
 
 
 def test_a_port_in_use_ends_a_server_of_agents_with_one_line(toy_encoder, toy_bundle, tmp_path, capsys):

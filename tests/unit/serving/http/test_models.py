@@ -156,12 +156,6 @@ def test_an_alias_of_two_models_does_not_start(toy_encoder, short, aliases):
         Service(ServerSettings(aliases=aliases), lambda: LoadedModels([toy_encoder, short]))
 
 
-def test_an_alias_may_repeat_a_name(toy_encoder, short):
-    service = Service(ServerSettings(aliases=("toy", "a", "a=toy")), lambda: LoadedModels([toy_encoder, short]))
-    assert service.registry.embedder("a") is service.registry.embedder("toy") is service.registry.embedder()
-    service.close()
-
-
 def test_a_model_that_computes_something_else_here_does_not_start(toy_bundle, monkeypatch):
     monkeypatch.setattr(
         Encoder, "verify", lambda _: {"passed": False, "same_bits": None, "difference": 0.5, "tolerance": 1e-4}

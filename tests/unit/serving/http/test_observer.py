@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 
 import httpx
 import pytest
-from toys import Terminal
 
 from embedkit import Encoder
-from embedkit.serving.http.log_lines import JsonFormatter, log_in_lines
+from embedkit.serving.http.log_lines import JsonFormatter
 
 OURS = "embedkit"
 SECRET = "guitar zoo elephant"
@@ -105,30 +103,3 @@ def test_metrics_count_requests_tokens_and_cut_texts(serve, toy_encoder):
         assert line in metrics
     assert "process_resident_memory_bytes" in metrics
     assert SECRET not in metrics
-
-
-def test_health_checks_are_logged_on_request_only(client, caplog):
-    caplog.set_level(logging.INFO, "embedkit")
-    for path in ("/health", "/health/ready", "/metrics", "/info"):
-        client.get(path)
-    client.get("/info")  # answered after all others were logged
-    routes = {record.fields["route"] for record in caplog.records if hasattr(record, "fields")}
-    assert routes == {"/info"}
-
-
-def test_a_terminal_gets_words_and_other_streams_json():
-    logger = logging.Logger("test")  # noqa: LOG001 - it leaves nothing behind
-    terminal, pipe = Terminal(), io.StringIO()
-    for stream in (terminal, pipe):
-        logger.addHandler(logging.StreamHandler(stream))
-    log_in_lines(logger)
-    fields = {"method": "POST", "route": "/v1/search", "status": 200, "ms": 3.2, "texts": 1, "request_id": "abc"}
-    logger.info("request", extra={"fields": fields})
-    logger.info("listening", extra={"fields": {"url": "http://127.0.0.1:1", "models": ["tiny", "\x1b[31m"]}})
-    logger.warning("careful")
-    first, second, third = (line.split(" ", 1)[1] for line in terminal.getvalue().splitlines())
-    assert first == "request POST /v1/search 200 3.2 ms texts=1"
-    assert second == "listening http://127.0.0.1:1 models=tiny,\\u001b[31m"
-    assert third == "warning: careful"
-    messages = [json.loads(line)["message"] for line in pipe.getvalue().splitlines()]
-    assert messages == ["request", "listening", "careful"]

@@ -110,7 +110,7 @@ class Browser:
         return done["result"].get("value")
 
     def wait(self, expression):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 250
         while not self.run(f"Boolean({expression})"):
             assert time.monotonic() < deadline, f"never: {expression}\n{self.run('document.body?.innerText')}"
             time.sleep(0.02)
@@ -148,7 +148,7 @@ class Browser:
         self._session = None
         with contextlib.suppress(OSError, AssertionError):
             self.ask("Browser.close")
-        self._process.wait(10)
+        self._process.wait(60)
         os.close(self._in)
         os.close(self._out)
 
@@ -179,12 +179,6 @@ def test_the_page_loads_nothing_from_elsewhere(url):
     assert "http" not in done.text.replace("http-equiv", "")
     assert httpx.get(f"{url}/page/../settings.py").status_code == 404
     assert httpx.get(f"{url}/page/__init__.py").status_code == 404
-
-
-@pytest.mark.parametrize("script", ["Arabic", "Hebrew", "Devanagari", "Thai", "CJK SC", "CJK JP", "CJK KR"])
-def test_fonts_of_other_scripts_are_named_before_the_generic_one(url, script):
-    fonts = httpx.get(f"{url}/page/page.css").text.partition("font: ")[2].partition(";")[0]
-    assert fonts.index(f'"Noto Sans {script}"') < fonts.index("sans-serif")
 
 
 @pytest.mark.usefixtures("toy_encoder")
@@ -289,14 +283,17 @@ def test_the_last_answer_wins(browser, library):
         "window.fetch = async (path, options) => {"
         "  const query = options?.body && JSON.parse(options.body).query; window.asked.push(query);"
         "  const answer = await window.before(path, {...options, signal: undefined});"
-        "  if (query === 'dog') await new Promise((go) => setTimeout(go, 700));"
-        "  return answer; }; 0"
+        "  if (query === 'dog') await new Promise((go) => { window.answer = go; });"
+        "  return answer; };"
+        "const query = document.querySelector('#query'); window.write = (text) => { for (const letter of text) {"
+        "  query.value += letter; query.dispatchEvent(new Event('input')); } }; 0"
     )
-    browser.type("dog")
-    browser.wait("window.asked.includes('dog')")
-    browser.type("s and ships")
+    browser.run("window.write('dog'), 0")  # without a pause between letters, however busy the machine is
+    browser.wait("window.asked.includes('dog') && window.answer")
+    browser.run("window.write('s and ships'), 0")
     browser.wait("document.querySelector('#status').textContent.includes('dogs and ships')")
-    time.sleep(0.8)
+    browser.run("window.answer(), 0")
+    time.sleep(0.3)
     assert "dogs and ships" in browser.run("document.querySelector('#status').textContent")
     asked = browser.run("[...new Set(window.asked)]")
     assert asked == ["dog", "dogs and ships"]  # and not one per letter
@@ -329,23 +326,6 @@ def test_contents_of_documents_are_shown_and_not_executed(browser, library):
     browser.wait("[...document.querySelectorAll('#columns li')].some((item) => item.dataset.id === '<b>odd</b>')")
     assert browser.run("document.querySelectorAll('#columns img, #columns b').length") == 0
     assert browser.run("document.title") == "embedkit"
-
-
-def test_dark_mode_is_dark(browser, library):
-    browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
-    browser.open(library)
-    browser.wait("document.activeElement?.id === 'query'")
-    browser.type("ships and bees")
-    browser.wait("document.querySelector('#columns ol li')")
-    shade = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
-    assert browser.run(shade) < 60
-    browser.press("ArrowDown")
-    browser.picture("search-dark")
-    browser.run(
-        "const t = document.querySelector('#theme'); t.value = 'light'; t.dispatchEvent(new Event('change'))"
-    )
-    assert browser.run(shade) > 200
-    browser.ask("Emulation.setEmulatedMedia", features=[])
 
 
 def test_without_a_collection_the_page_says_so(browser, url):
@@ -410,19 +390,6 @@ def test_a_server_that_is_gone_is_said_and_tried_again(browser, shelf):
     browser.run("document.querySelector('#again').click()")
     browser.wait("document.querySelector('#status').textContent.includes('bees ships')")
     assert browser.run("document.querySelector('#problem').hidden && !document.body.matches('.offline')")
-
-
-def test_a_slow_answer_is_said(browser, shelf):
-    browser.open(shelf)
-    browser.wait("document.activeElement?.id === 'query'")
-    browser.run(
-        "window.before = window.fetch; window.fetch = async (...given) => {"
-        "  await new Promise((go) => setTimeout(go, 1500)); return window.before(...given); }; 0"
-    )
-    browser.type("bees")
-    browser.wait("document.querySelector('#status').textContent === 'Searching …'")
-    browser.wait("document.querySelector('#status').textContent.includes('bees')")
-    assert not browser.run("document.body.matches('.busy')")
 
 
 def test_a_narrow_screen_shows_one_order_at_a_time(browser, shelf):

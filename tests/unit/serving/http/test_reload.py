@@ -54,7 +54,7 @@ def test_new_requests_get_the_new_model(served, bundle, replace, keys):
         before = client.post("/embed", json={"inputs": TEXTS}).json()
         expected = replace(5)
         assert client.post("/embed", json={"inputs": TEXTS}).json() == before
-        done = client.post("/admin/reload", headers=bearer("admin"), timeout=30)
+        done = client.post("/admin/reload", headers=bearer("admin"), timeout=250)
         assert done.status_code == 200
         after = client.post("/embed", json={"inputs": TEXTS}).json()
         card = client.get("/v1/models/toy").json()
@@ -101,7 +101,7 @@ def test_a_reload_that_fails_changes_nothing(served, bundle, keys):
         before = client.post("/embed", json={"inputs": TEXTS}).json()
         content = bundle.read_bytes()
         bundle.write_bytes(content[:-100])
-        done = client.post("/admin/reload", headers=bearer("admin"), timeout=30)
+        done = client.post("/admin/reload", headers=bearer("admin"), timeout=250)
         assert done.status_code == 500
         assert client.post("/embed", json={"inputs": TEXTS}).json() == before
         assert client.get("/health/ready").status_code == 200
@@ -140,7 +140,7 @@ def test_a_reload_continues_in_all_workers_without_its_caller(toy_encoder):
             return [""]
 
     def load():
-        assert loading.wait(20)
+        assert loading.wait(250)
         return LoadedModels([toy_encoder])
 
     loading.set()
@@ -153,7 +153,7 @@ def test_a_reload_continues_in_all_workers_without_its_caller(toy_encoder):
         await asyncio.sleep(0.05)
         caller.cancel()
         loading.set()
-        await asyncio.wait_for(asked.wait(), 20)
+        await asyncio.wait_for(asked.wait(), 250)
         return caller.cancelled()
 
     try:
@@ -168,7 +168,7 @@ def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
     found, stop = [], threading.Event()
 
     def ask(url):
-        with httpx.Client(base_url=url, headers=bearer("reader"), timeout=30) as client:
+        with httpx.Client(base_url=url, headers=bearer("reader"), timeout=250) as client:
             while not stop.is_set():
                 done = client.post("/embed", json={"inputs": TEXTS})
                 found.append((done.status_code, done.json()))

@@ -38,7 +38,7 @@ KEY = "a-key-of-some-length"
 )
 def test_a_request_is_refused_by_its_headers_alone(serve, headers, status):
     with serve(keys=(KEY,)) as url:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
         connection.putrequest("POST", "/embed", skip_host="host" in headers)
         known = {"content-type": "application/json", "authorization": f"Bearer {KEY}", "content-length": "20"}
         for name, value in {**known, **headers}.items():
@@ -50,7 +50,7 @@ def test_a_request_is_refused_by_its_headers_alone(serve, headers, status):
 
 def test_a_connection_outlives_refusals(serve):
     with serve(keys=(KEY,)) as url:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
         connection.connect()
         connection.auto_open = 0  # and is never opened again
         for key, status in [("nix", 401), (KEY, 200), ("nix", 401), (KEY, 200)]:
@@ -70,7 +70,7 @@ def test_requests_of_one_connection_are_answered_in_their_order(serve):
 
     with serve() as url:
         host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             words = ["one", "two", "the", "sea", "a"]
             mixed = [(), ("origin: x",), (), ("upgrade: h2c", "connection: upgrade"), ("connection: close",)]
             connection.sendall(b"".join(request(word, *more) for word, more in zip(words, mixed, strict=True)))
@@ -119,7 +119,7 @@ def test_tasks_are_cancelled_at_their_own_deadlines():
 def test_a_client_that_disconnects_before_its_request_is_complete_is_counted_and_no_bug(serve, caplog):
     with serve() as url:
         host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             lines = ("POST /embed HTTP/1.1", "host: 127.0.0.1", "content-type: application/json")
             connection.sendall("\r\n".join([*lines, "content-length: 100", "", "{"]).encode())
         wait_for(lambda: 'route="/embed",status="499"} 1.0' in httpx.get(f"{url}/metrics").text)
@@ -133,10 +133,10 @@ def test_the_work_for_a_client_that_disconnects_is_dropped(serve, toy_bundle):
     encoder = gated(Encoder, "encode_tokens").load(toy_bundle)
 
     with serve(encoder=encoder) as url, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "a"}, timeout=30)
+        first = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "a"}, timeout=250)
         wait_for(lambda: encoder.begun)
         host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             lines = ("POST /embed HTTP/1.1", "host: 127.0.0.1", "content-type: application/json")
             body = json.dumps({"inputs": ["the sea", "snow"]})
             connection.sendall("\r\n".join([*lines, f"content-length: {len(body)}", "", body]).encode())
@@ -157,7 +157,7 @@ def test_any_content_type_of_json_is_accepted(client, kind):
 def exchange(url, content):
     """Send bytes, and return what the server answers until it closes the connection."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(content)
         answer = b""
         while piece := connection.recv(65536):
@@ -226,10 +226,6 @@ def test_compressed_bodies_are_limited(serve):
             (b'{"inputs": "a"}', 400),
         ]:
             assert httpx.post(f"{url}/embed", content=content, headers=headers).status_code == status
-
-
-def test_the_encoding_of_a_body_may_be_surrounded_by_spaces(url):
-    assert exchange(url, post("content-encoding:  identity ", "connection: close")).startswith(b"HTTP/1.1 200 ")
 
 
 def test_json_has_one_limit_of_depth(url):
@@ -339,7 +335,7 @@ def test_what_is_no_exception_is_answered_too(serve, toy_bundle, place):
     encoder = type("Encoder", (Encoder,), {place: fail}).load(toy_bundle, threads=1)
     with serve(encoder=encoder) as url:
         for _ in range(3):
-            done = httpx.post(f"{url}/embed", json={"inputs": "a"}, timeout=10)
+            done = httpx.post(f"{url}/embed", json={"inputs": "a"}, timeout=60)
             assert (done.status_code, done.json()["error"][:14]) == (500, "internal error")
         assert httpx.post(f"{url}/embed", json={"inputs": "a"}).status_code == 200
         assert "embedkit_requests_in_flight 1.0" in httpx.get(f"{url}/metrics").text
@@ -352,7 +348,7 @@ def test_a_request_that_ends_without_an_answer_ends_its_connection(serve, monkey
     with serve() as url:
         monkeypatch.setattr("embedkit.serving.http.app.Application.answer", vanish)
         with pytest.raises(httpx.RemoteProtocolError):
-            httpx.get(f"{url}/info", timeout=10)
+            httpx.get(f"{url}/info", timeout=60)
 
 
 def test_a_slash_at_the_end_of_a_path_changes_nothing(client):

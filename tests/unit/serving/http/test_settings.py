@@ -53,15 +53,6 @@ def test_only_a_loopback_address_is_local(host, local):
     assert (settings.allowed_hosts is not None) is local
 
 
-def test_hosts_may_be_names_and_addresses():
-    names = ("app.example.com", "box", "10.0.0.7", "[::1]")
-    assert ServerSettings(hosts=names).allowed_hosts == set(names)
-
-
-def test_a_server_is_local_unless_told_otherwise():
-    assert ServerSettings().is_local
-
-
 def test_every_setting_is_in_the_documentation_with_its_default():
     text = (Path(__file__).parents[4] / "docs" / "server.md").read_text(encoding="utf-8")
     for field in dataclasses.fields(ServerSettings):

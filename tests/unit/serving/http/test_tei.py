@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-TEXTS = ["a dog in the garden", "", "the sea"]
 LONG = "word " * 40
-
-
-def test_one_text_gives_a_list_of_one(client, toy_encoder):
-    done = client.post("/embed", json={"inputs": "the sea", "dimensions": 3})
-    np.testing.assert_array_equal(np.float32(done.json()), toy_encoder.encode(["the sea"], truncate_dim=3))
 
 
 @pytest.mark.parametrize(

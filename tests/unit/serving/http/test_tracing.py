@@ -9,9 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx
 import pytest
 
-from embedkit.errors import MissingExtraError
-from embedkit.serving.http import tracing
-from embedkit.serving.http.tracing import TRACING, VARIABLES, Tracing
+from embedkit.serving.http.tracing import TRACING
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "elephant"
@@ -63,22 +61,6 @@ def test_without_a_provider_there_are_no_spans():
     assert not TRACING.is_on
     with TRACING.request("GET", []) as found:
         assert found is None
-
-
-def test_nothing_is_sent_unless_the_environment_names_a_collector(monkeypatch):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert not Tracing().start()
-
-
-def test_without_the_sdk_the_command_that_installs_it_is_named(monkeypatch):
-    def missing(module, *, extra):
-        raise MissingExtraError(f"{module} comes with embedkit-onnx[{extra}]")
-
-    monkeypatch.setenv(VARIABLES[0], "http://127.0.0.1:4318")
-    monkeypatch.setattr(tracing, "require", missing)
-    with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[otel\]"):
-        Tracing().start()
 
 
 def test_a_collector_gets_the_spans(start, toy_bundle):

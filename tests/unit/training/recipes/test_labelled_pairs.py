@@ -84,18 +84,6 @@ def test_truncated_pairs_are_reported(recipe, tmp_path, caplog):
     assert f"about {share:.1f} % of the pairs exceed settings.length = 9 tokens and are truncated" in caplog.text
 
 
-@pytest.mark.parametrize("loss", ["bce", "listwise"])
-def test_a_stopped_run_ends_alike(recipe, tmp_path, loss):
-    recipe["settings"]["loss"] = loss
-    recipe["optim"]["steps"] = 6
-    train(recipe, tmp_path / "whole")
-    stops = itertools.chain([False] * 3, itertools.repeat(True))
-    assert not train(recipe, tmp_path / "part", should_stop=lambda: next(stops)).finished
-    assert train(recipe, tmp_path / "part", resume=True).finished
-    one, other = (PairEncoder.load(tmp_path / name / "model").fingerprint() for name in ("whole", "part"))
-    assert one == other
-
-
 def test_other_labels_are_another_run(recipe, pairs, tmp_path):
     stops = itertools.chain([False], itertools.repeat(True))
     train(recipe, tmp_path / "run", should_stop=lambda: next(stops))

@@ -145,7 +145,7 @@ def test_a_second_run_waits_for_the_scores_of_the_first(corpora, tmp_path, monke
     teacher = PairTeacher("words", "e" * 64, logits)
     other = threading.Thread(target=lambda: score(*corpora, candidates, teacher, folder, show_progress=False))
     score(*corpora, candidates, teacher, folder, show_progress=False)
-    other.join(60)
+    other.join(250)
     assert sum(counts) == candidates.size
 
     monkeypatch.setattr(mining, "write_lock", lambda *_, **__: pytest.fail("locked a complete cache"))
@@ -167,22 +167,6 @@ def test_groups_span_the_range_of_scores(corpora, toy_tokenizer_json):
     for groups in drawn:
         assert (groups // 2 == torch.arange(4.0)).all()
     assert len({tuple(groups[0].tolist()) for groups in drawn}) > 4
-
-
-def test_a_student_learns_its_teacher_s_scores_and_a_stopped_run_ends_alike(recipe, tmp_path):
-    config = resolve(recipe)
-    whole = run(config, tmp_path / "whole", RunControl(show_progress=False))
-    stops = itertools.chain([False] * 4, itertools.repeat(True))
-    part = run(config, tmp_path / "part", RunControl(should_stop=lambda: next(stops), show_progress=False))
-    assert not part.finished
-
-    part = run(config, tmp_path / "part", RunControl(resume=True, show_progress=False))
-
-    assert part.finished
-    assert part.step == whole.step == 6
-    one, other = (PairEncoder.load(tmp_path / name / "model") for name in ("whole", "part"))
-    assert one.fingerprint() == other.fingerprint()
-    assert (one.config.num_hidden_layers, one.hidden, one.max_length) == (2, 16, 20)
 
 
 def test_the_text_of_a_run_includes_its_queries(recipe, tmp_path):
