@@ -3,11 +3,10 @@
     python benchmarks/figures.py --data DIR --teachers DIR [--peers DIR] [NAME ...]
     python benchmarks/figures.py --list
 
-figures.toml has the commands. Before the first, the time that all will take is printed, as far as they were
-measured before. figures.json records with which sources, when and where each was measured; those that were
-measured with today's sources are left out, so an interrupted run goes on where it was. With --peers, missing
-virtual environments of the other libraries are made in that folder; without it, commands that need them are left
-out.
+figures.toml has the commands. The expected time is printed first. figures.json records the version, date, sources
+and machine of each measurement, and figures.md lists them. Figures that were measured with the current sources are
+skipped, so an interrupted run continues. With --peers, missing virtual environments of the other libraries are
+created in that folder; without it, commands that need them are skipped.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from embedkit.evaluation.speed.plan import describe_machine
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RECORD = HERE / "figures.json"
+PAGE = HERE / "figures.md"
 Figure = dict[str, str]
 
 
@@ -86,7 +86,7 @@ def sources(figure: Mapping[str, str]) -> str:
 
 def announce(chosen: list[Figure], record: Mapping[str, Any]) -> None:
     """Print what will be measured, and how long it took before."""
-    known = [record[figure["name"]]["seconds"] for figure in chosen if figure["name"] in record]
+    known = [row["seconds"] for figure in chosen if "seconds" in (row := record.get(figure["name"], {}))]
     unknown = len(chosen) - len(known)
     print(
         f"{len(chosen)} figures, about {sum(known) / 3600:.1f} hours"
@@ -118,7 +118,20 @@ def measured(figure: Figure, places: Mapping[str, str], record: dict[str, Any]) 
     }
     with atomic_file(RECORD) as temporary:
         temporary.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
     return True
+
+
+def page() -> str:
+    """Return a table of the version and date of each measurement with results in this folder."""
+    plan = tomllib.loads((HERE / "figures.toml").read_text(encoding="utf-8"))
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    rows = (
+        f"| {figure['shows']} | [{figure['results']}]({figure['results']}) | {row['version']} | {row['date']} |"
+        for figure in plan["figure"]
+        if "results" in figure and (row := record[figure["name"]])
+    )
+    return "\n".join(["| figures | results | version | date |", "|---|---|---|---|", *rows, ""])
 
 
 def execute(command: str, places: Mapping[str, str]) -> bool:

@@ -51,6 +51,15 @@ def test_every_result_is_measured_by_a_figure():
     assert environments == set(plan["peers"])
 
 
+def test_the_page_of_figures_names_the_version_of_every_result():
+    figures = runpy.run_path(str(ROOT / "benchmarks" / "figures.py"))
+    written = (ROOT / "benchmarks" / "figures.md").read_text(encoding="utf-8")
+    assert written == figures["page"]()
+    listed = set(re.findall(r"\(([\w/.-]+)\)", written))
+    assert all((ROOT / "benchmarks" / path).exists() for path in listed)
+    assert {f"{path.parent.name}/{path.name}" for path in (ROOT / "benchmarks").glob("*/results.md")} <= listed
+
+
 def test_the_list_of_models_is_what_its_script_writes():
     published = runpy.run_path(str(ROOT / "benchmarks" / "quality" / "published.py"))
     written = (ROOT / "embedkit" / "runtime" / "models.json").read_text(encoding="utf-8")
