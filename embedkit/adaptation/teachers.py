@@ -37,7 +37,7 @@ _ROUNDS = 6
 def family(path: Path, manifest: Manifest) -> list[str]:
     """Return the teachers of a model's family that are on this machine.
 
-    All that the model itself was taught by, else ``small`` if it has the model's space, else none.
+    All teachers of the model itself, else ``small`` if it has the model's space, else none.
     """
     record = manifest.teacher.get("joined", manifest.teacher)
     names = [each["name"] for each in record.get("teachers", [record]) if "name" in each]

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from embedkit.cli.options import add_output, add_settings, check_output, lay_settings_over, show
+from embedkit.cli.options import add_output, add_settings, apply_settings, check_output, show
 from embedkit.cli.train import stop_control
 
 HELP = "adapt an encoder to your own documents and labels, and measure what it gained"
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     files = Files(
         documents=arguments.data, pairs=arguments.pairs, queries=arguments.queries, graded=arguments.graded
     )
-    settings = lay_settings_over({"name": arguments.output.stem}, arguments, _FLAGS)
+    settings = apply_settings({"name": arguments.output.stem}, arguments, _FLAGS)
     options = {"teachers": arguments.teacher, "queries_only": arguments.queries_only, "settings": settings}
     if arguments.plan:
         lines = plan(arguments.model, files, folder, **options).lines

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from embedkit.atomic import atomic_file
 from embedkit.cli.options import check_form, is_cross_encoder, load_model, report_unknown
-from embedkit.cli.rows import kept_file
+from embedkit.cli.rows import spool_stdin
 from embedkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> None:
     _check_options(arguments)
     names = dict.fromkeys(arguments.tasks)
     wishes = {"data": arguments.data, "convention": arguments.convention, "split": arguments.split}
-    tasks = [load_task(kept_file(name, lines=".tsv"), **wishes) for name in names]
+    tasks = [load_task(spool_stdin(name, lines=".tsv"), **wishes) for name in names]
     sources = list(dict.fromkeys(arguments.models))
     _check_kinds([one for one in sources if not is_collection(one)], arguments.backend, tasks)
     evaluated: dict[str, list[Evaluation]] = {}

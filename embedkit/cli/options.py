@@ -86,7 +86,7 @@ def refuse_unused(arguments: argparse.Namespace, case: str, *names: str) -> None
         raise InputError(f"{flags}: no effect {case}")
 
 
-def lay_settings_over(
+def apply_settings(
     mapping: Mapping[str, Any], arguments: argparse.Namespace, flags: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the configuration of a run with flags, at their paths such as ``optim.lr``, and then ``--set``."""

@@ -54,7 +54,7 @@ def _text(place: str, record: Mapping[str, Any], column: str, *, skip_empty: boo
     return text
 
 
-def kept_file(path: str, *, lines: str) -> str:
+def spool_stdin(path: str, *, lines: str) -> str:
     """Return the path of an input; standard input (``-``) is kept as a file, which can be read again.
 
     Its suffix is ``lines``, such as ``.txt``, unless it begins with JSON.

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli.options import add_settings, explicit, lay_settings_over
-from embedkit.cli.rows import kept_file
+from embedkit.cli.options import add_settings, apply_settings, explicit
+from embedkit.cli.rows import spool_stdin
 from embedkit.errors import ConfigError, EmbedkitError
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     mapping: dict[str, Any] = functools.reduce(_merge_recipes, map(load_toml, arguments.recipe), {})
     if sources := _sources(arguments):
         mapping["corpus"] = sources
-    mapping = lay_settings_over(_with_teachers(mapping, arguments), arguments, _FLAGS)
+    mapping = apply_settings(_with_teachers(mapping, arguments), arguments, _FLAGS)
     return resolve(mapping, source=", ".join(arguments.recipe))
 
 
@@ -217,7 +217,7 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     columns = explicit(arguments, "text_column", "view_columns")
     if columns and not arguments.corpus:
         raise ConfigError("--text-column and --view-columns need --corpus")
-    return [{"path": kept_file(path, lines=".txt"), **columns} for path in arguments.corpus or ()]
+    return [{"path": spool_stdin(path, lines=".txt"), **columns} for path in arguments.corpus or ()]
 
 
 def _check(config: RunConfig) -> None:

@@ -209,10 +209,10 @@ class _BodyWriter:
         """Write the body; return the states ``(B, L, H)`` and the mask as floats ``(B, L)``."""
         graph = self.graph
         mask = graph.add("Cast", "mask", "attention_mask", to=TensorProto.FLOAT)
-        ignored = graph.add("Sub", "padding", graph.number("one", 1.0), mask)
-        ignored = graph.add("Mul", "padding_scores", ignored, graph.number("masked", _MASKED))
-        ignored = graph.add("Unsqueeze", "padding_of_keys", ignored, graph.integers(1, 2))
-        return self._layers(self._embed(), ignored), mask
+        mask_bias = graph.add("Sub", "padding", graph.number("one", 1.0), mask)
+        mask_bias = graph.add("Mul", "padding_scores", mask_bias, graph.number("masked", _MASKED))
+        mask_bias = graph.add("Unsqueeze", "padding_of_keys", mask_bias, graph.integers(1, 2))
+        return self._layers(self._embed(), mask_bias), mask
 
     def first_states(self, name: str, states: str) -> str:
         """Return the state of the first token: ``(B, H)``."""
@@ -253,17 +253,17 @@ class _BodyWriter:
         if not self.first_position:
             return graph.add("Slice", name, table, graph.integers(0), self._length(), graph.integers(0))
         self.network["padding_id"] = self.first_position - 1
-        skipped = graph.constant("padding_id", np.array(self.first_position - 1))
-        is_counted = graph.add("Not", "is_counted", graph.add("Equal", "is_skipped", "input_ids", skipped))
+        padding_id = graph.constant("padding_id", np.array(self.first_position - 1))
+        is_counted = graph.add("Not", "is_counted", graph.add("Equal", "is_skipped", "input_ids", padding_id))
         counted = graph.add("Cast", "counted", is_counted, to=TensorProto.INT64)
         places = graph.add("CumSum", "words_so_far", counted, graph.constant("tokens_axis", np.array(1)))
         return graph.add("Gather", name, table, graph.add("Mul", "places", places, counted))
 
-    def _layers(self, states: str, ignored: str) -> str:
+    def _layers(self, states: str, mask_bias: str) -> str:
         if _BIAS_OF_DISTANCES in self.weights:
-            ignored = self.graph.add("Add", "biased_padding", ignored, self._bias())
+            mask_bias = self.graph.add("Add", "biased_padding", mask_bias, self._bias())
         for index in range(self.layers):
-            states = self._layer(f"encoder.layer.{index}", states, ignored)
+            states = self._layer(f"encoder.layer.{index}", states, mask_bias)
         return states
 
     def _bias(self) -> str:
@@ -286,7 +286,7 @@ class _BodyWriter:
         queries = graph.add("Unsqueeze", "places_of_queries", places, graph.integers(1))
         return graph.add("Sub", "distances", places, queries)
 
-    def _layer(self, name: str, states: str, ignored: str) -> str:
+    def _layer(self, name: str, states: str, mask_bias: str) -> str:
         graph, attention = self.graph, f"{name}.attention"
         self.network["layers"].append(
             LayerNames(
@@ -298,17 +298,17 @@ class _BodyWriter:
                 norm=f"{name}.output.LayerNorm",
             )
         )
-        context = self._attend(f"{attention}.self", states, ignored)
+        context = self._attend(f"{attention}.self", states, mask_bias)
         mixed = self._linear(f"{attention}.output.dense", context)
         mixed = graph.add("Add", f"{attention}.residual", mixed, states)
         mixed = self._normalise(f"{attention}.output.LayerNorm", mixed)
-        wide = self._linear(f"{name}.intermediate.dense", mixed)
-        wide = graph.add("Gelu", f"{name}.gelu", wide, approximate=self.gelu)
-        output = graph.add("Add", f"{name}.residual", self._linear(f"{name}.output.dense", wide), mixed)
+        ffn = self._linear(f"{name}.intermediate.dense", mixed)
+        ffn = graph.add("Gelu", f"{name}.gelu", ffn, approximate=self.gelu)
+        output = graph.add("Add", f"{name}.residual", self._linear(f"{name}.output.dense", ffn), mixed)
         return self._normalise(f"{name}.output.LayerNorm", output)
 
     def _attend(
-        self, name: str, states: str, ignored: str, rotate: Callable[[str], str] = lambda rows: rows
+        self, name: str, states: str, mask_bias: str, rotate: Callable[[str], str] = lambda rows: rows
     ) -> str:
         """Write attention; ``rotate`` writes what happens to queries and to keys ``(B, L, heads, H / heads)``."""
         graph = self.graph
@@ -323,7 +323,7 @@ class _BodyWriter:
         key = graph.add("Transpose", f"{key}_last", key, perm=[0, 2, 3, 1])
         value = graph.add("Transpose", f"{value}_first", value, perm=[0, 2, 1, 3])
         scores = graph.add("MatMul", f"{name}.scores", query, key)
-        scores = graph.add("Add", f"{name}.masked_scores", scores, ignored)
+        scores = graph.add("Add", f"{name}.masked_scores", scores, mask_bias)
         shares = graph.add("Softmax", f"{name}.shares", scores, axis=-1)
         context = graph.add("MatMul", f"{name}.context_heads", shares, value)
         context = graph.add("Transpose", f"{name}.context_rows", context, perm=[0, 2, 1, 3])
@@ -394,14 +394,14 @@ class _ModernWriter(_BodyWriter):
         self.network |= {"words": name, "norm": "embeddings.norm", "pre_norm": True, "gated": True}
         return self._normalise("embeddings.norm", self.arithmetic.gather(self.graph, name, words, "input_ids"))
 
-    def _layers(self, states: str, ignored: str) -> str:
+    def _layers(self, states: str, mask_bias: str) -> str:
         graph, kinds = self.graph, _kinds_of_layers(self.config)
         length = self._length()
         rotations = {kind: self._rotation(kind, length) for kind in dict.fromkeys(kinds)}
         self.network["rotations"] = [f"rotation.{kind}" for kind in rotations]
-        masks = {_GLOBAL: ignored}
+        masks = {_GLOBAL: mask_bias}
         if _LOCAL in kinds:
-            masks[_LOCAL] = graph.add("Add", "outside", ignored, self._far(length))
+            masks[_LOCAL] = graph.add("Add", "outside", mask_bias, self._far(length))
         residual = states
         for index, kind in enumerate(kinds):
             last = index + 1 == len(kinds)
@@ -466,9 +466,9 @@ class _ModernWriter(_BodyWriter):
     def _open(self, name: str, states: str) -> str:
         """Write the gated feed-forward block."""
         graph = self.graph
-        wide = self._linear(f"{name}.Wi", states)
+        ffn = self._linear(f"{name}.Wi", states)
         parts = [f"{name}.input", f"{name}.gate"]
-        opened, gate = graph.add_many("Split", f"{name}.split", parts, wide, axis=2, num_outputs=2)
+        opened, gate = graph.add_many("Split", f"{name}.split", parts, ffn, axis=2, num_outputs=2)
         opened = graph.add("Gelu", f"{name}.gelu", opened, approximate=self.gelu)
         return self._linear(f"{name}.Wo", graph.add("Mul", f"{name}.gated", opened, gate))
 

@@ -267,8 +267,8 @@ def _grid(tokenizer: Tokenizer | PairTokenizer, heads: int, most_words: int = _M
     """
     nothing: list[Any] = [("", "")] if isinstance(tokenizer, PairTokenizer) else [""]
     empty = tokenizer.tokenize(nothing)
-    frame = len(empty.ids[0])
-    shortest = max(1, frame)
+    special_count = len(empty.ids[0])
+    shortest = max(1, special_count)
     generator = np.random.default_rng(0)
     words = generator.permutation(real_words(tokenizer))[:most_words].tolist()
     supply = itertools.cycle(words)
@@ -280,13 +280,15 @@ def _grid(tokenizer: Tokenizer | PairTokenizer, heads: int, most_words: int = _M
     while shapes or used < len(words):
         size, longest = shapes.pop(0) if shapes else (_BATCHES[-1], lengths_of_batches[-1])
         lengths = [longest, *generator.integers(shortest, longest + 1, size - 1).tolist()]
-        rows = [_fill(empty, list(itertools.islice(supply, length - frame)), generator) for length in lengths]
-        used += sum(lengths) - size * frame
+        rows = [
+            _fill(empty, list(itertools.islice(supply, length - special_count)), generator) for length in lengths
+        ]
+        used += sum(lengths) - size * special_count
         yield Tokens([ids for ids, _ in rows], [], empty.type_ids and [types for _, types in rows])
 
 
 def _fill(empty: Tokens, words: list[int], generator: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Ids and types of a text or pair of these words in the frame of the empty one; a pair is parted anywhere."""
+    """Ids and types of a text or pair of words, between the special tokens of the empty one, parted anywhere."""
     (ids,) = empty.ids
     if empty.type_ids is None:
         return [*ids[:1], *words, *ids[1:]], []

@@ -40,7 +40,7 @@ def read_tokenizer(layout: Layout) -> str:
     path = layout.backbone / "tokenizer.json"
     text = read_bytes(path).decode("utf-8", errors="replace")
     if layout.static:
-        return json.dumps(_without_frame(read_json(path), layout.static), ensure_ascii=False)
+        return json.dumps(_without_special_tokens(read_json(path), layout.static), ensure_ascii=False)
     settings = read_json(layout.backbone / "tokenizer_config.json", optional=True)
     side = settings.get("truncation_side", "right")
     if side not in ("left", "right"):
@@ -81,10 +81,10 @@ def _check_tokens(path: Path, content: dict[str, Any], settings: Mapping[str, An
         return
     if rules != usual:
         raise ModelError(f"{path} has the rules {rules}, those of {family} are {usual}; {_DIFFER}")
-    frame = _frame(content.get("post_processor"))
-    stored = {**dict(zip(("cls_token", "sep_token"), frame, strict=False)), "unk_token": model.get("unk_token")}
+    added = _special_tokens(content.get("post_processor"))
+    stored = {**dict(zip(("cls_token", "sep_token"), added, strict=False)), "unk_token": model.get("unk_token")}
     named_so = {role: _spelling(special.get(role, token)) for role, token in stored.items() if token}
-    if len(frame) != 2 or any(stored[role] != token for role, token in named_so.items()):
+    if len(added) != 2 or any(stored[role] != token for role, token in named_so.items()):
         raise ModelError(f"{path} has {stored}, other files of the folder {named_so}; {_DIFFER}")
 
 
@@ -93,12 +93,12 @@ def _spelling(token: Any) -> Any:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _frame(rule: dict[str, Any] | None) -> list[str]:
+def _special_tokens(rule: dict[str, Any] | None) -> list[str]:
     """Return the special tokens that a post-processor adds to a text."""
     rule = rule or {}
     pieces = [piece["SpecialToken"]["id"] for piece in rule.get("single", ()) if "SpecialToken" in piece]
     pair = [rule[role][0] for role in ("cls", "sep") if role in rule]
-    return [*pieces, *pair, *(token for step in rule.get("processors", ()) for token in _frame(step))]
+    return [*pieces, *pair, *(token for step in rule.get("processors", ()) for token in _special_tokens(step))]
 
 
 def _has_types(path: Path, settings: Mapping[str, Any], network: Mapping[str, Any]) -> bool:
@@ -109,7 +109,7 @@ def _has_types(path: Path, settings: Mapping[str, Any], network: Mapping[str, An
     return named != "TokenizersBackend" if names is None else "token_type_ids" in names
 
 
-def _without_frame(content: dict[str, Any], form: StaticForm) -> dict[str, Any]:
+def _without_special_tokens(content: dict[str, Any], form: StaticForm) -> dict[str, Any]:
     """Return a ``tokenizer.json`` without special tokens around a text, which no library adds to static models."""
     content["post_processor"] = None
     if form == "model2vec":  # it truncates on the right, whatever the file says

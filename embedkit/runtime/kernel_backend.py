@@ -176,9 +176,9 @@ class KernelBackend:
 
     def with_logits(self) -> Self:
         """Return the same network of a cross-encoder, with scores before their sigmoid."""
-        twin = copy.copy(self)
-        twin._logits = True  # noqa: SLF001 - an instance of the same class
-        return twin
+        copied = copy.copy(self)
+        copied._logits = True  # noqa: SLF001 - an instance of the same class
+        return copied
 
     def check(self, *, max_length: int, vocabulary_size: int) -> None:
         """Reject a tokenizer with longer texts or more words than the graph has rows for.

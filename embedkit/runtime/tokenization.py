@@ -124,14 +124,14 @@ class _FastTokenizer(ABC):
     def __init__(self, json: str, max_length: int) -> None:
         self._tokenizer = _parse(json)
         with tokenizer_errors():
-            self._frame = self._tokenizer.num_special_tokens_to_add(is_pair=self._texts == 2)
-            least = self._frame + self._texts
+            self._special_count = self._tokenizer.num_special_tokens_to_add(is_pair=self._texts == 2)
+            least = self._special_count + self._texts
             if max_length < least:
                 what = "this tokenizer" if self._texts == 1 else "pairs with this tokenizer"
                 raise InputError(
                     f"max_length must be at least {least} for {what}, not {max_length}", parameters=["max_length"]
                 )
-            check_rules(self._tokenizer, self._frame, max_length)
+            check_rules(self._tokenizer, self._special_count, max_length)
             self.json = json
             self.max_length = max_length
             self.pad_id = _find_pad_id(self._tokenizer)
@@ -334,7 +334,7 @@ class PairTokenizer(_FastTokenizer):
         ids, types = np.array(encoding.ids), np.array(encoding.type_ids)
         sides = np.array([2 if side is None else side for side in encoding.sequence_ids])
         of_first, of_second, special = (np.flatnonzero(sides == side) for side in range(3))
-        room = self.max_length - self._frame
+        room = self.max_length - self._special_count
         kept = min(len(of_first), room // 2)
         width = room - kept
         last = max(0, len(of_second) - width)
@@ -369,9 +369,8 @@ class PairTokenizer(_FastTokenizer):
         if len(ids) <= self.max_length:
             return ids, types
         sides = encoding.sequence_ids  # 0 or 1, None for special tokens
-        left = truncate_longest_first(self.max_length - self._frame, np.array([[sides.count(0), sides.count(1)]]))[
-            0
-        ]
+        counts = np.array([[sides.count(0), sides.count(1)]])
+        left = truncate_longest_first(self.max_length - self._special_count, counts)[0]
         kept = []
         numbered = list(enumerate(sides))
         for position, side in numbered if self._direction == "right" else reversed(numbered):

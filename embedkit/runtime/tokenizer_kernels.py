@@ -388,10 +388,10 @@ class UnigramPieces(TokenizerKernel):
     tokens, and a few with rare combinations of characters, are left to the tokenizer.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, frame: tuple[list[int], list[int]], room: int) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, special: tuple[list[int], list[int]], room: int) -> None:
         pays = tokenizer.get_vocab_size() // _PIECES_OF_A_TEXT
-        super().__init__(tokenizer, frame, room, texts_that_pay=pays)
-        self._tokenizer, self._frame, self._room = tokenizer, frame, room
+        super().__init__(tokenizer, special, room, texts_that_pay=pays)
+        self._tokenizer, self._special, self._room = tokenizer, special, room
 
     @classmethod
     def find(cls, tokenizer: tokenizers.Tokenizer, max_length: int) -> Self | None:
@@ -401,16 +401,16 @@ class UnigramPieces(TokenizerKernel):
         """
         if unigram is None or type(tokenizer.model) is not Unigram or not finds_added(tokenizer):
             return None
-        frame = find_special_tokens(tokenizer)
-        if frame is None or _read_parts(tokenizer) is None:
+        special = find_special_tokens(tokenizer)
+        if special is None or _read_parts(tokenizer) is None:
             return None
-        return cls(tokenizer, frame, max_length - sum(map(len, frame)))
+        return cls(tokenizer, special, max_length - sum(map(len, special)))
 
     def _make(self) -> unigram.UnigramPieces:
         parts, model = _read_parts(self._tokenizer), json.loads(self._tokenizer.model.__getstate__())
         if parts is None:
             raise ValueError("not a tokenizer that the kernel supports")
-        before, after = (np.array(ids, dtype=np.int32).tobytes() for ids in self._frame)
+        before, after = (np.array(ids, dtype=np.int32).tobytes() for ids in self._special)
         unknown = model["unk_id"]
         return unigram.UnigramPieces(
             tuple(piece for piece, _ in model["vocab"]),

@@ -18,7 +18,7 @@ import tokenizers
 from embedkit.errors import EmbedkitError, ModelError
 
 _MOST_GROWTH = 100  # SentencePiece's rules can lengthen a character 36 times
-_MOST_FRAME = 16
+_MOST_SPECIAL = 16
 _PARTS = ("normalizers", "pretokenizers", "processors")
 
 # The longest result of one character, in characters, by Unicode and UTF-8.
@@ -54,8 +54,8 @@ def _flat(rule: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for part in inner for step in _flat(part)] if rule["type"] == "Sequence" else [rule]
 
 
-def check_rules(tokenizer: tokenizers.Tokenizer, frame: int, max_length: int) -> None:
-    """Check that a text cannot become much longer than it is; ``frame`` tokens are added to it.
+def check_rules(tokenizer: tokenizers.Tokenizer, special_count: int, max_length: int) -> None:
+    """Check that a text cannot become much longer than it is; ``special_count`` tokens are added to it.
 
     Raises:
         ModelError: its rules can make a text more than 100 times as long, repeat it, or add more tokens than it
@@ -72,8 +72,8 @@ def check_rules(tokenizer: tokenizers.Tokenizer, frame: int, max_length: int) ->
             texts = [piece["Sequence"]["id"] for piece in rule.get(form, ()) if "Sequence" in piece]
             if len(texts) > len(set(texts)):
                 raise ModelError(f"the tokenizer's {rule['type']} repeats a text")
-    if frame > max(_MOST_FRAME, max_length // 2):
-        raise ModelError(f"the tokenizer adds {frame} tokens to each text, of at most {max_length} in all")
+    if special_count > max(_MOST_SPECIAL, max_length // 2):
+        raise ModelError(f"the tokenizer adds {special_count} tokens to each text, of at most {max_length} in all")
 
 
 class _Growth:
