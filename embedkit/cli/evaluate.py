@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,56 +100,54 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Evaluate every model on every task; the data of all tasks is loaded before the first model."""
     from embedkit.evaluation.catalogue import load_task
+    from embedkit.evaluation.results import Comparison, confidence_intervals
+    from embedkit.evaluation.retrieval import evaluate_search
     from embedkit.evaluation.tasks import evaluate
     from embedkit.serving.retrieval.store.protocol import is_collection
 
-    _check_options(arguments)
-    names = dict.fromkeys(arguments.tasks)
+    samples = arguments.significance
+    check_form(arguments.output, ".json", ".md")
+    if samples is not None and samples < 2:
+        raise InputError(f"expected at least 2 samples for --significance, got {samples}")
     wishes = {"data": arguments.data, "convention": arguments.convention, "split": arguments.split}
-    tasks = [load_task(spool_stdin(name, lines=".tsv"), **wishes) for name in names]
+    tasks = [load_task(spool_stdin(name, lines=".tsv"), **wishes) for name in dict.fromkeys(arguments.tasks)]
     sources = list(dict.fromkeys(arguments.models))
     _check_kinds([one for one in sources if not is_collection(one)], arguments.backend, tasks)
-    evaluated: dict[str, list[Evaluation]] = {}
+    evaluations: list[Evaluation] = []
     try:
         for source in sources:
             if is_collection(source):
-                evaluated[source] = _evaluate_collection(source, tasks, arguments)
+                from embedkit.serving.retrieval.collection import Collection
+
+                collection, search = Collection.open(source), {"mode": arguments.mode, "rerank": arguments.rerank}
+                evaluations += [evaluate_search(collection, task, search) for task in tasks]
                 continue
-            model, evaluated[source] = load_model(source, arguments.backend), []
+            model = load_model(source, arguments.backend)
             for task in tasks:
-                evaluated[source].append(evaluate(model, task))
+                evaluations.append(evaluate(model, task))
             report_unknown(model)
     except (Exception, KeyboardInterrupt):
-        if any(evaluated.values()):
+        if evaluations:
             logger.warning("stopped early; these results are complete")
-            _show(arguments, evaluated, None)
+            _show(arguments, evaluations, None)
         raise
-    _show(arguments, evaluated, _compare(evaluated, arguments.significance))
+    comparison = None
+    if samples is not None:
+        comparison = Comparison(samples, confidence_intervals(evaluations, samples=samples))
+    _show(arguments, evaluations, comparison)
 
 
-def _evaluate_collection(source: str, tasks: list[Task], arguments: argparse.Namespace) -> list[Evaluation]:
-    """Judge the search of a collection on every task."""
-    from embedkit.evaluation.retrieval import evaluate_search
-    from embedkit.serving.retrieval.collection import Collection
-
-    collection = Collection.open(source)
-    options = {"mode": arguments.mode, "rerank": arguments.rerank}
-    return [evaluate_search(collection, task, options) for task in tasks]
-
-
-def _show(
-    arguments: argparse.Namespace, evaluated: Mapping[str, list[Evaluation]], comparison: Comparison | None
-) -> None:
+def _show(arguments: argparse.Namespace, evaluations: list[Evaluation], comparison: Comparison | None) -> None:
     """Write the report if requested, and print the scores."""
-    from embedkit.evaluation.report import to_json, to_text
+    from embedkit.evaluation.report import to_json, to_markdown, to_text
 
-    evaluations = [evaluation for several in evaluated.values() for evaluation in several]
+    content = json.dumps(to_json(evaluations, comparison), indent=2)
     if arguments.output is not None:
-        _write_report(arguments.output, evaluations, comparison)
-    if arguments.json:
-        print(json.dumps(to_json(evaluations, comparison), indent=2))
-    else:
-        print(to_text(evaluations, comparison).rstrip())
+        is_markdown = arguments.output.suffix == ".md"
+        with atomic_file(arguments.output) as temporary:
+            written = to_markdown(evaluations, comparison) if is_markdown else content + "\n"
+            temporary.write_text(written, encoding="utf-8")
+    print(content if arguments.json else to_text(evaluations, comparison).rstrip())
 
 
 def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
@@ -164,31 +161,3 @@ def _check_kinds(sources: list[str], backend: str, tasks: list[Task]) -> None:
                 f"{source} is a cross-encoder: it scores pairs and has no embeddings, which {', '.join(wanting)} "
                 "needs; leave it out, or evaluate it on similarity, pairs, triplets and re-ranking only"
             )
-
-
-def _compare(evaluated: dict[str, list[Evaluation]], samples: int | None) -> Comparison | None:
-    """Return the requested statistics; None if there are none."""
-    from embedkit.evaluation.results import Comparison, confidence_intervals
-
-    if samples is None:
-        return None
-    evaluations = [evaluation for several in evaluated.values() for evaluation in several]
-    return Comparison(samples, confidence_intervals(evaluations, samples=samples))
-
-
-def _check_options(arguments: argparse.Namespace) -> None:
-    """Reject options that could only fail after all work is done."""
-    samples = arguments.significance
-    check_form(arguments.output, ".json", ".md")
-    if samples is not None and samples < 2:
-        raise InputError(f"expected at least 2 samples for --significance, got {samples}")
-
-
-def _write_report(path: Path, evaluations: list[Evaluation], comparison: Comparison | None) -> None:
-    from embedkit.evaluation.report import to_json, to_markdown
-
-    markdown = path.suffix == ".md"
-    report = to_json(evaluations, comparison)
-    text = to_markdown(evaluations, comparison) if markdown else json.dumps(report, indent=2) + "\n"
-    with atomic_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
