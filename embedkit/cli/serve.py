@@ -65,7 +65,7 @@ def serving_flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def log_access(settings: ServerSettings, keys: KeyRing) -> None:
     """Log in lines from now on, and warn of a server that anyone can use."""
-    from embedkit.serving.http.log_lines import log_in_lines
+    from embedkit.serving.http.metrics import log_in_lines
 
     log_in_lines(logger)
     if not settings.is_local and not keys:

@@ -42,9 +42,9 @@ from embedkit.modeling.pretrained import (
     probe,
     quiet_transformers,
     require_weights,
+    seeded,
     usual_length,
 )
-from embedkit.modeling.seeding import seeded
 from embedkit.modeling.vocabulary import load_tokenizer, real_words, write_tokenizer
 from embedkit.runtime.find import find_folder
 from embedkit.runtime.folder_layout import Layout, read_layout, stored_activation

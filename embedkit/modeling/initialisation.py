@@ -18,8 +18,7 @@ from transformers import BertConfig, BertModel
 from embedkit.errors import ConfigError, ModelError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.pooling import WordMemory
-from embedkit.modeling.pretrained import evaluating
-from embedkit.modeling.seeding import seeded
+from embedkit.modeling.pretrained import evaluating, seeded
 from embedkit.modeling.static import StaticConfig, StaticTable
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words

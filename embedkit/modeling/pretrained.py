@@ -1,4 +1,4 @@
-"""Common parts of models built on transformers: names, lengths, fingerprints, and silence while they load."""
+"""Common parts of models built on transformers: names, lengths, fingerprints, seeds, and silence while they load."""
 
 from __future__ import annotations
 
@@ -415,3 +415,15 @@ def writing_tensors() -> Iterator[None]:
         code = re.search(r"os error (\d+)", str(error))
         number = int(code.group(1)) if code else errno.EIO
         raise OSError(number, os.strerror(number) if code else str(error)) from error
+
+
+@contextlib.contextmanager
+def seeded(seed: int, *, devices: Sequence[torch.device] | None = None) -> Iterator[None]:
+    """Seed torch within the block, and restore its generators afterwards.
+
+    Restored are those of the CPU and of the given CUDA devices, or of all of them if None.
+    """
+    cuda = range(torch.cuda.device_count()) if devices is None else devices
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(seed)
+        yield

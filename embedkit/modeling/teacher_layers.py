@@ -42,8 +42,7 @@ from embedkit.errors import ModelError
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import Size, random
-from embedkit.modeling.pretrained import check_bert, evaluating
-from embedkit.modeling.seeding import seeded
+from embedkit.modeling.pretrained import check_bert, evaluating, seeded
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _TEXTS_PER_BATCH = 64

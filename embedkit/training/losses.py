@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from embedkit.modeling.encoder import DenseHead, SentenceEncoder
-from embedkit.modeling.seeding import seeded
+from embedkit.modeling.pretrained import seeded
 
 _BLOCK = 8
 

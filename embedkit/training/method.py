@@ -20,8 +20,7 @@ from embedkit.config import setting
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.layout import Activation
-from embedkit.modeling.pretrained import evaluating
-from embedkit.modeling.seeding import seeded
+from embedkit.modeling.pretrained import evaluating, seeded
 from embedkit.modeling.teacher_layers import fit_affine
 from embedkit.training import processes
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.nn.functional import all_gather
 
-from embedkit.modeling.seeding import seeded
+from embedkit.modeling.pretrained import seeded
 
 # The first process may spend hours encoding a corpus with a teacher while the others wait.
 _PATIENCE = dt.timedelta(days=7)

@@ -27,7 +27,7 @@ from embedkit.extras import installed_versions
 from embedkit.modeling import SPINS
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import SIZES
-from embedkit.modeling.seeding import seeded
+from embedkit.modeling.pretrained import seeded
 from embedkit.modeling.torch_encoder import to_device
 from embedkit.training import processes
 from embedkit.training.config import RunConfig

@@ -31,7 +31,7 @@ from embedkit.child import python_command
 from embedkit.config import from_mapping, to_mapping
 from embedkit.errors import ConfigError, EmbedkitError, WorkerError
 from embedkit.serving.http.access import KeyRing
-from embedkit.serving.http.log_lines import log_in_lines
+from embedkit.serving.http.metrics import log_in_lines
 from embedkit.serving.http.registry import Peers, Service
 from embedkit.serving.http.server import BACKLOG, Parent, Server, bind, explain_refusal, url_of
 from embedkit.serving.http.settings import ServerSettings

@@ -28,7 +28,7 @@ from torch.nn import functional
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import SIZES
-from embedkit.modeling.seeding import seeded
+from embedkit.modeling.pretrained import seeded
 from embedkit.training.method import Batch, BatchSpec, Method, Presets, StepOutput, View, pooled
 
 Scale = Literal["paper", "code"]

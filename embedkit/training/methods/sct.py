@@ -34,7 +34,7 @@ from torch.nn import functional
 from embedkit.config import setting
 from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.seeding import seeded
+from embedkit.modeling.pretrained import seeded
 from embedkit.training.losses import (
     Distribution,
     Keys,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from embedkit import Encoder
-from embedkit.serving.http.log_lines import JsonFormatter
+from embedkit.serving.http.metrics import JsonFormatter
 
 OURS = "embedkit"
 SECRET = "guitar zoo elephant"
