@@ -1,4 +1,4 @@
-"""Common parts of models built on transformers: names, lengths, fingerprints, seeds, and silence while they load."""
+"""What models built on transformers share: names, lengths, fingerprints, seeds, and silence while they load."""
 
 from __future__ import annotations
 
