@@ -229,7 +229,8 @@ class _Reader:
             except _Problem as problem:
                 self.problems.append(str(problem))
         for name, (field, _) in fields.items():
-            if name not in mapping and self._is_required(field):
+            is_open = field.default is _MISSING and field.default_factory is _MISSING
+            if name not in mapping and (is_open or (self._written and not field.metadata.get("optional"))):
                 self.problems.append(f"{prefix}{name} is missing: {field.metadata.get('doc', '')}".rstrip(": "))
         if len(self.problems) > before:
             return None
@@ -239,11 +240,6 @@ class _Reader:
             self.problems.extend(prefix + problem for problem in error.problems)
             self.parameters.extend(error.parameters)
             return None
-
-    def _is_required(self, field: dataclasses.Field[Any]) -> bool:
-        if self._written and not field.metadata.get("optional"):
-            return True
-        return field.default is _MISSING and field.default_factory is _MISSING
 
     def _unknown(self, path: str, key: str, fields: Mapping[str, Any]) -> str:
         if self._written:

@@ -34,7 +34,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     table = build_table(arguments.size)
     if arguments.name is not None:
-        _check_name(arguments.name, table)
+        if arguments.name not in table:
+            hint = did_you_mean(arguments.name, table, f"expected one of {', '.join(table)}")
+            raise ConfigError(f"unknown method {arguments.name!r}; {hint}")
         table = {arguments.name: table[arguments.name]}
     if arguments.json:
         print(json.dumps(table))
@@ -43,12 +45,6 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"{name:<18} {row['kind']:<7} {row['needs']:<24} {row['idea']} ({row['paper']})")
     else:
         _print_settings(arguments.name, table[arguments.name])
-
-
-def _check_name(name: str, table: dict[str, Any]) -> None:
-    if name not in table:
-        hint = did_you_mean(name, table, f"expected one of {', '.join(table)}")
-        raise ConfigError(f"unknown method {name!r}; {hint}")
 
 
 def _print_settings(name: str, row: dict[str, Any]) -> None:

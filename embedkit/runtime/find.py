@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -113,7 +113,10 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
     if not isinstance(source, (str, os.PathLike)):
         raise InputError(f"a model must be a path or a name, not {shown(source)}")
     if is_url(source):
-        return _fetch_object(str(source))
+        try:
+            return open_store(str(source)).fetch()
+        except DataError as error:
+            raise ModelNotFoundError(str(error)) from error
     path = expanded(source)
     if source != "" and _exists(path):
         return path
@@ -364,13 +367,6 @@ def _may_be_on_the_hub(source: str) -> bool:
     return is_hub_id(source if slash else f"org/{source}") and not (slash and Path(organisation).is_dir())
 
 
-def _fetch_object(url: str) -> Path:
-    try:
-        return open_store(url).fetch()
-    except DataError as error:
-        raise ModelNotFoundError(str(error)) from error
-
-
 def _fetch_graph(hub_id: str, file: str | None) -> Path:
     """Download the configuration files and one graph, not the dozen variants that many repositories contain."""
     name = hub_id.partition("/")[2]
@@ -391,32 +387,23 @@ def _fetch_files(hub_id: str, patterns: Sequence[str], *, ignored: Sequence[str]
     """Return the folder of a repository on the hub, with its files that match a pattern.
 
     Its client repeats the download of a file, but not the question which files there are; offline, that question
-    fails at once.
+    fails at once. It is asked a few times more if the server is busy or the connection breaks.
     """
     hub = require("huggingface_hub", extra="train")
     options = {"allow_patterns": list(patterns)} | ({"ignore_patterns": list(ignored)} if ignored else {})
-    try:
-        return Path(_retry(lambda: str(hub.snapshot_download(hub_id, **options))))
-    except _HUB_ERRORS as error:
-        reason = first_line(error).removesuffix(".")
-        raise ModelNotFoundError(f"{hub_id!r} is neither here nor on the hub: {reason}") from error
-
-
-def _retry(attempt: Callable[[], str]) -> str:
-    """Return what an attempt fetches; it is repeated a few times if the server is busy or the connection breaks.
-
-    Raises:
-        Exception: that of an attempt, if it is not transient, or of the last one.
-    """
-    for pause_s in _PAUSES_S:
+    pauses_s = iter(_PAUSES_S)
+    while True:
         try:
-            return attempt()
+            return Path(hub.snapshot_download(hub_id, **options))
         except Exception as error:
-            if not _is_transient(error):
+            pause_s = next(pauses_s, None) if _is_transient(error) else None
+            if pause_s is None and isinstance(error, _HUB_ERRORS):
+                reason = first_line(error).removesuffix(".")
+                raise ModelNotFoundError(f"{hub_id!r} is neither here nor on the hub: {reason}") from error
+            if pause_s is None:
                 raise
             logger.warning("%s; trying again in %g s", first_line(error), pause_s)
         time.sleep(pause_s)
-    return attempt()
 
 
 def _is_transient(error: BaseException | None) -> bool:

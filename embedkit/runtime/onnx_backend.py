@@ -264,7 +264,13 @@ class OnnxBackend:
         self, lengths: npt.NDArray[np.int64], *, most_tokens: int | None, most_items: int | None
     ) -> list[npt.NDArray[np.intp]]:
         """Return positions of the items of each batch; ``None`` chooses a bound of tokens for device and graph."""
-        budget = most_tokens or self._choose_tokens_per_batch(int(lengths.sum()))
+        if most_tokens:
+            budget = most_tokens
+        elif self._session.has_lanes:
+            least, most = _LANE_TOKENS_PER_BATCH[0], _LANE_TOKENS_PER_BATCH[-1]
+            budget = min(max(int(lengths.sum()) // _BATCHES_OF_FEW, least), most)
+        else:
+            budget = _CPU_TOKENS_PER_BATCH if self.provider == CPU else _DEVICE_TOKENS_PER_BATCH
         return list(batch_by_length(lengths, most_tokens=budget, most_texts=most_items))
 
     def fill(
@@ -284,9 +290,3 @@ class OnnxBackend:
         if not np.isfinite(values).all():
             raise ModelError("the graph cannot be computed: a value became NaN or infinite")
         rows[items] = values
-
-    def _choose_tokens_per_batch(self, tokens: int) -> int:
-        """Return the bound for a chunk of that many tokens."""
-        if self._session.has_lanes:
-            return min(max(tokens // _BATCHES_OF_FEW, _LANE_TOKENS_PER_BATCH[0]), _LANE_TOKENS_PER_BATCH[-1])
-        return _CPU_TOKENS_PER_BATCH if self._session.providers[0] == CPU else _DEVICE_TOKENS_PER_BATCH

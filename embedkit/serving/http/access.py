@@ -308,7 +308,9 @@ def _check_body_type(request: Request) -> Response | None:
         return None
     header = headers.get(b"content-type")
     kind = _JSON if header is None and b"origin" not in headers else header or b""
-    if route.schema is not None and kind != _JSON and not _is_json(kind):
+    name = kind.partition(b";")[0].strip().lower()
+    is_json = name == _JSON or (name.startswith(b"application/") and name.endswith(b"+json"))
+    if route.schema is not None and not is_json:
         message = f"Content-Type: expected application/json, got {_shown(kind) if kind else 'none'}"
         return problem(request.match.path, 415, message)
     encoding = headers.get(b"content-encoding")
@@ -316,11 +318,6 @@ def _check_body_type(request: Request) -> Response | None:
         message = f"Content-Encoding: expected gzip, or none, got {_shown(encoding)}"
         return problem(request.match.path, 415, message, headers={"accept-encoding": "gzip"})
     return None
-
-
-def _is_json(kind: bytes) -> bool:
-    name = kind.partition(b";")[0].strip().lower()
-    return name == _JSON or (name.startswith(b"application/") and name.endswith(b"+json"))
 
 
 def preflight(method: str, headers: RawHeaders, origins: Sequence[str]) -> Response | None:

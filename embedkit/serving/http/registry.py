@@ -295,7 +295,8 @@ class Service:
         """
         async with self._one_reload:
             try:
-                fresh = await asyncio.to_thread(self._make_warm)
+                fresh = await asyncio.to_thread(self._make)
+                await asyncio.to_thread(fresh.warm_up)
             except Exception as error:
                 self.metrics.count_reload("failed")
                 fault = None if isinstance(error, EmbedkitError) else error  # a traceback for faults only
@@ -350,11 +351,6 @@ class Service:
 
     def _make(self) -> ModelRegistry:
         return ModelRegistry(self._load(), self.settings, self.metrics, self.admission)
-
-    def _make_warm(self) -> ModelRegistry:
-        registry = self._make()
-        registry.warm_up()
-        return registry
 
     def _close_if_unused(self, registry: ModelRegistry) -> None:
         if registry is not self.registry and not registry.users:
