@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from embedkit import __version__
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; return 1 if there are problems. A missing extra is not a problem."""
     report = _examine()
-    print(json.dumps(report, indent=2) if arguments.json else _to_text(report))
+    print(json.dumps(report, indent=2) if arguments.json else "\n".join(_to_lines(report)))
     return 1 if report["problems"] else 0
 
 
@@ -155,70 +156,39 @@ def _check_bundled(problems: list[str]) -> dict[str, Report]:
     return checks
 
 
-def _to_text(report: Report) -> str:
-    lines = [
-        ("python", f"{report['python']} on {report['platform']}"),
-        ("packages", _packages_line(report)),
-        ("processor", _processor_line(report)),
-        ("kernels", _kernels_line(report["kernels"], report["instructions"])),
-        *[("model", f"{name}: {_check_line(check)}") for name, check in report["bundled"].items()],
-        *[("extras", line) for line in _extra_lines(report["extras"])],
-    ]
-    return "\n".join([*_verdict(report), *[f"  {label:<11} {text}" for label, text in lines]])
-
-
-def _verdict(report: Report) -> list[str]:
-    problems = report["problems"]
-    if not problems:
-        return [f"embedkit {report['embedkit']} works on this machine: no problems found"]
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return [
-        f"embedkit {report['embedkit']} has {count} on this machine:",
-        *[f"  problem     {text}" for text in problems],
-    ]
-
-
-def _packages_line(report: Report) -> str:
-    """Runtime packages with their versions, and the execution providers of ONNX Runtime."""
-    runtime = report["onnxruntime"]
+def _to_lines(report: Report) -> Iterator[str]:
+    """The verdict, and what it is based on, a line for each."""
+    problems, runtime, instructions = report["problems"], report["onnxruntime"], report["instructions"]
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        yield f"embedkit {report['embedkit']} has {count} on this machine:"
+        yield from (f"  problem     {text}" for text in problems)
+    else:
+        yield f"embedkit {report['embedkit']} works on this machine: no problems found"
+    yield f"  python      {report['python']} on {report['platform']}"
     versions = [f"{name} {version}" for name, version in {**runtime["distributions"], **report["faiss"]}.items()]
     providers = ", ".join(runtime["providers"]) or "no execution providers"
-    return f"{', '.join(versions) or 'no onnxruntime'} ({providers})"
-
-
-def _processor_line(report: Report) -> str:
+    yield f"  packages    {', '.join(versions) or 'no onnxruntime'} ({providers})"
     threads, features = report["threads"], report["cpu_features"]
     names = "instruction sets unknown" if features is None else " ".join(features) or "no int8 instructions"
-    return f"{threads['usable']} of {threads['processors']} cores usable; {names}"
-
-
-def _kernels_line(kernels: dict[str, bool], instructions: dict[str, Any]) -> str:
-    compiled = [name for name, there in kernels.items() if there]
-    missing = [name for name, there in kernels.items() if not there]
+    yield f"  processor   {threads['usable']} of {threads['processors']} cores usable; {names}"
+    compiled = [name for name, there in report["kernels"].items() if there]
+    missing = [name for name, there in report["kernels"].items() if not there]
     on = f" on {instructions['chosen']}" if instructions["chosen"] else ""
-    return "; ".join(
-        [
-            *([f"{', '.join(compiled)}{on}"] if compiled else []),
-            *([f"{', '.join(missing)} not compiled: encoding is slower"] if missing else []),
-        ]
-    )
-
-
-def _extra_lines(extras: dict[str, list[str]] | None) -> list[str]:
-    """Installed extras in one line, extras that lack packages in another, with the command that installs one."""
+    kernels = [f"{', '.join(compiled)}{on}"] if compiled else []
+    kernels += [f"{', '.join(missing)} not compiled: encoding is slower"] if missing else []
+    yield f"  kernels     {'; '.join(kernels)}"
+    for name, check in report["bundled"].items():
+        same = "bit for bit" if check["same_bits"] else f"to within {check['difference']:.1e}"
+        good = f"reproduces the results recorded at export {same}"
+        yield f"  model       {name}: {good if check['passed'] else 'WRONG RESULTS, see the problem above'}"
+    extras = report["extras"]
     if extras is None:
-        return ["unknown: embedkit runs from a folder and is not installed"]
-    complete = [name for name, missing in extras.items() if not missing]
-    lacking = [name for name, missing in extras.items() if missing]
-    lines = [f"installed: {', '.join(complete) or 'none'}"]
+        yield "  extras      unknown: embedkit runs from a folder and is not installed"
+        return
+    complete = [name for name, packages in extras.items() if not packages]
+    lacking = [name for name, packages in extras.items() if packages]
+    yield f"  extras      installed: {', '.join(complete) or 'none'}"
     if lacking:
-        lines.append(f"not installed: {', '.join(lacking)}")
-        lines.append(f'to add one: pip install "{DISTRIBUTION}[NAME]"; --json lists the packages of each')
-    return lines
-
-
-def _check_line(check: Report) -> str:
-    if not check["passed"]:
-        return "WRONG RESULTS, see the problem above"
-    same = "bit for bit" if check["same_bits"] else f"to within {check['difference']:.1e}"
-    return f"reproduces the results recorded at export {same}"
+        yield f"  extras      not installed: {', '.join(lacking)}"
+        yield f'  extras      to add one: pip install "{DISTRIBUTION}[NAME]"; --json lists the packages of each'

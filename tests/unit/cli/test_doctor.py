@@ -145,10 +145,10 @@ def test_extras_name_missing_packages(monkeypatch, distributions):
     distributions({"torch": "2.13.0", "faiss-cpu": "1.15.1"})
     missing = doctor._missing_by_extra()
     assert missing == {"train": ["transformers"], "serve": []}
-    assert doctor._extra_lines(missing) == [
-        "installed: serve",
-        "not installed: train",
-        'to add one: pip install "embedkit-onnx[NAME]"; --json lists the packages of each',
+    assert list(doctor._to_lines(doctor._examine()))[-3:] == [
+        "  extras      installed: serve",
+        "  extras      not installed: train",
+        '  extras      to add one: pip install "embedkit-onnx[NAME]"; --json lists the packages of each',
     ]
 
 

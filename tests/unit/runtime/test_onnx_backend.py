@@ -101,7 +101,7 @@ def test_inputs_of_another_kind_are_refused():
 def test_the_first_existing_output_is_used(toy_model_bytes):
     session = Session(toy_model_bytes, outputs=["last_hidden_state", "sentence_embedding"])
     assert session.output == "sentence_embedding"
-    with pytest.raises(ModelError, match="gives sentence_embedding; expected a or b"):
+    with pytest.raises(ModelError, match="returns sentence_embedding; expected a or b"):
         Session(toy_model_bytes, outputs=["a", "b"])
 
 
