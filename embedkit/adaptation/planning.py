@@ -14,10 +14,12 @@ from embedkit.adaptation.data import Data, sample, spans
 from embedkit.adaptation.proof import hybrid_search
 from embedkit.adaptation.rerankers import RECIPE as _RERANKER
 from embedkit.adaptation.rerankers import labelled_pairs
-from embedkit.adaptation.teachers import settings_of
+from embedkit.adaptation.teachers import WORDS, random_texts, settings_of
 from embedkit.atomic import atomic_file
 from embedkit.config import merge
 from embedkit.errors import ConfigError
+from embedkit.evaluation.speed.plan import BF16, cpu_features
+from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.manifest import Manifest
 from embedkit.training.config import RunConfig, override
@@ -41,6 +43,7 @@ _DOCUMENTS: Mapping[str, Any] = {
         "warmup": 0.1,
         "schedule": "cosine",
         "correct_bias": True,
+        "keep": 0.25,
     },
     "settings": {
         "views": 1,
@@ -67,7 +70,7 @@ _STEPS = 30, 1000  # the fewest and the most on labels
 _STEPS_ON_TEXTS = 200, 1500
 _TOKENS = 1_500_000  # to train on towards teachers: six minutes of a thread for an encoder like tiny
 _CHARACTERS = 4.5  # of a token
-_MOST_DOCUMENTS = 5000  # that teachers embed
+_MOST_DOCUMENTS = 3000  # that teachers embed
 
 
 @dataclass(frozen=True)
@@ -171,10 +174,17 @@ class Planner:
         titles = [] if data.titles is None else data.titles.queries
         documents = sample(data.documents, _MOST_DOCUMENTS)
         texts = save_texts(place / "documents.jsonl", [*documents, *spans(documents), *titles, *data.queries])
+        save(place / WORDS, ({"text": text} for text in random_texts(read_bundle(self.path).tokenizer_json)))
         batch = min(_DOCUMENTS_BATCH, max(1, len(texts) * 9 // 10))
         steps = round(min(_STEPS_ON_TEXTS[1], max(_STEPS_ON_TEXTS[0], _TOKENS / mean_tokens(texts) / batch)))
-        optim = {"batch_size": batch, "steps": steps}
-        return merge(_DOCUMENTS, {"optim": optim, **settings_of(self.teachers, place / SPACE)})
+        amp = "bf16" if BF16 in (cpu_features() or ()) else "off"
+        return merge(
+            _DOCUMENTS,
+            {
+                "optim": {"batch_size": batch, "steps": steps, "amp": amp},
+                **settings_of(self.teachers, place / SPACE),
+            },
+        )
 
 
 def mean_tokens(texts: Sequence[str]) -> float:

@@ -3,13 +3,17 @@
 Any encoders teach any model: their vectors are joined as in a run with ``[join]``, and turned so that they lie as
 near to the model's own vectors as a rotation can bring them (orthogonal Procrustes; Schoenemann, 1966). Cosines
 between the teachers' vectors stay, and the model has little to learn anew.
+
+A rotation that fits the documents alone turns all other text away from where the model had it, which is then
+forgotten. So it also fits random words of the model's vocabulary, which stand for text in general.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +28,22 @@ from embedkit.runtime.joined import JoinedSpace, side_by_side
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.options import unit_rows
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus
+from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.teacher_spaces import principal_axes
 from embedkit.training.teachers import load_vectors
 
 logger = logging.getLogger("embedkit")
 
+WORDS = "words.jsonl"
+"""Texts of random words, beside the file of the space."""
+
 _SAMPLE = 20_000  # texts
 _ROUNDS = 6
+_RANDOM_TEXTS = 4000
+_RANDOM_WORDS = 3, 13
+_HEAD = 20  # ranks by which Zipf's law is flattened, so that texts do not consist of function words
+_FEWEST_WORDS = 100
+_START = "\u2581", "\u0120"  # marks of the first piece of a word, in tokenizers that have one
 
 
 def family(path: Path, manifest: Manifest) -> list[str]:
@@ -77,19 +89,42 @@ def settings_of(teachers: Sequence[str], space: Path) -> dict[str, Any]:
     return {"teachers": tables, "join": {"space": str(space)}}
 
 
+def random_texts(tokenizer_json: str) -> Iterator[str]:
+    """Yield texts of random whole words of a vocabulary, whose order stands for their frequency (Zipf's law).
+
+    A vocabulary without words yields nothing.
+    """
+    found = json.loads(tokenizer_json)["model"]["vocab"]
+    pieces = sorted(found, key=found.get) if isinstance(found, dict) else [piece for piece, _ in found]
+    marked = [piece[1:] for piece in pieces if piece.startswith(_START)]
+    words = [word for word in marked or pieces if len(word) > 1 and word.isalpha()]
+    if len(words) < _FEWEST_WORDS:
+        return
+    shares = 1 / (np.arange(len(words)) + _HEAD)
+    generator = np.random.default_rng(0)
+    for length in generator.integers(*_RANDOM_WORDS, _RANDOM_TEXTS):
+        yield " ".join(generator.choice(words, length, p=shares / shares.sum()))
+
+
 def write_space(config: RunConfig, student: Encoder, path: Path) -> None:
-    """Write the space of a run's teachers, as near as it can be to the student's on a sample of its text.
+    """Write the space of a run's teachers, as near as it can be to the student's.
+
+    It is fitted on a sample of the run's text, and on the random words in ``WORDS`` beside it.
 
     Raises:
         ModelNotFoundError, ModelError: a teacher cannot be loaded.
         CacheError: the cache of vectors is damaged.
     """
-    corpus = Corpus.prepare(config.sources, Path(config.cache))
-    rows = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _SAMPLE)).astype(np.int64))
-    parts = [load_vectors(teacher, corpus, Path(config.cache)) for teacher in config.every_teacher]
-    own = student.encode_document(corpus.texts(rows), show_progress_bar=False)
-    name = " + ".join(part.name for part in parts)
-    fit_space([part.read(rows, 0) for part in parts], own, name).save(path)
+    words, found = path.with_name(WORDS), list[list[FloatArray]]()
+    general = [(SourceConfig(path=str(words)),)] if words.stat().st_size else []
+    for sources in (config.sources, *general):
+        corpus = Corpus.prepare(sources, Path(config.cache))
+        rows = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _SAMPLE)).astype(np.int64))
+        parts = [load_vectors(teacher, corpus, Path(config.cache)) for teacher in config.every_teacher]
+        own = student.encode_document(corpus.texts(rows), show_progress_bar=False)
+        found.append([own, *(part.read(rows, 0) for part in parts)])
+    own, *vectors = (np.concatenate(both) for both in zip(*found, strict=True))
+    fit_space(vectors, own, " + ".join(part.name for part in parts)).save(path)
 
 
 def fit_space(vectors: Sequence[FloatArray], own: FloatArray, name: str) -> JoinedSpace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import math
@@ -123,6 +124,7 @@ class _Run:
             )
         self.round_words = config.student.word_table == "int4"
         self.method, self.batches, self.config, self.folder = method, batches, config, folder
+        self.start = copy.deepcopy(method.encoder.state_dict()) if config.optim.keep else None
         self.control, self.evaluate = control, evaluate
         self.optim = config.optim
         self.device = method.encoder.device
@@ -338,6 +340,8 @@ class _Run:
                     "the development score was %.4f at every evaluation, so it selects no model; the last is kept",
                     self.state.best_score,
                 )
+        if self.start is not None:
+            _mix(encoder, self.start, self.optim.keep)
         if self.round_words:
             round_tables(encoder)
         self.folder.save(encoder, self.folder.model)
@@ -360,6 +364,16 @@ class _Run:
 
     def _best(self) -> str:
         return f", dev {self.state.best_score:.4f}" if self.state.best_score is not None else ""
+
+
+def _mix(encoder: SentenceEncoder | PairEncoder, start: Mapping[str, Tensor], share: float) -> None:
+    """Move the weights towards those of the start by a share of the way.
+
+    Source: Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022.
+    """
+    for name, weights in encoder.state_dict().items():
+        if weights.is_floating_point():
+            weights.lerp_(start[name].to(weights.device), share)
 
 
 @contextlib.contextmanager

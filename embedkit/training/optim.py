@@ -66,6 +66,12 @@ class OptimConfig:
         None, "penalise larger inputs of matrix products, which int8 represents badly; default: none", above=0
     )
     amp: Literal["off", "bf16"] = setting("off", "autocast of the networks; losses remain float32")
+    keep: float = setting(
+        0.0,
+        "share of the start's weights in the result: it learns less, and forgets much less",
+        minimum=0,
+        below=1,
+    )
 
 
 TRAINER_OPTIM: Mapping[str, Any] = MappingProxyType(

@@ -13,7 +13,7 @@ from toy_networks import exact_levels
 from embedkit import CrossEncoder
 from embedkit.adaptation import Comparison, Files, Proof, adapt, plan
 from embedkit.adaptation.data import read, spans
-from embedkit.adaptation.teachers import fit_space
+from embedkit.adaptation.teachers import fit_space, random_texts
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, DataError, GateError, InputError
 from embedkit.evaluation.results import Interval
@@ -203,6 +203,24 @@ def test_teachers_vectors_are_brought_to_the_space_that_a_model_has_learned():
     found = fit_space([teacher], own, "found")
     agreements = [(space.join([teacher]) * own).sum(axis=1).mean() for space in (centred, found)]
     assert agreements[1] > 0.99 > agreements[0]
+
+
+@pytest.mark.parametrize("mark", ["", "\u2581", "\u0120"])
+def test_random_texts_are_whole_words_of_a_vocabulary_and_mostly_frequent_ones(mark):
+    words = [first + second for first in "bcdfghjklm" for second in "aeiouy" for _ in range(2)]
+    words = [word + last for word, last in zip(words, itertools.cycle("nt"), strict=False)]
+    others = ["[CLS]", "7", ",", "##ing"] if not mark else ["<s>", mark + "7", mark, "ing"]
+    pieces = [*others, *(mark + word for word in words)]
+    vocabulary = [[piece, 0.0] for piece in pieces] if mark == "\u2581" else dict(zip(pieces, itertools.count()))
+    texts = [*random_texts(json.dumps({"model": {"vocab": vocabulary}}))]
+    drawn = [word for text in texts for word in text.split(" ")]
+    assert {*drawn} == {*words}
+    assert all(3 <= len(text.split(" ")) < 13 for text in texts)
+    assert drawn.count(words[0]) > 3 * drawn.count(words[-1])
+
+
+def test_a_vocabulary_without_words_makes_no_texts():
+    assert [*random_texts(json.dumps({"model": {"vocab": {"##a": 0, "b": 1}}}))] == []
 
 
 def test_documents_alone_need_a_teacher(go, titled):

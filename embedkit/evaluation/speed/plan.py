@@ -21,8 +21,9 @@ from embedkit.errors import InputError
 from embedkit.extras import installed_versions
 from embedkit.threads import available_threads
 
-# Features that determine the speed of int8 and the best export target: see `embedkit export --help`.
-_CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
+BF16 = "avx512_bf16"
+# Features that determine the speed of int8, the best export target (see `embedkit export --help`), and training.
+_CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", BF16, "amx_int8", "asimd", "asimddp", "i8mm", "sve")
 DECIDING_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers")
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -49,7 +50,7 @@ def processor_name(cpuinfo: Path = _CPUINFO) -> str:
 
 
 def cpu_features(cpuinfo: Path = _CPUINFO) -> list[str] | None:
-    """Return the processor features relevant to int8, or None if the system does not report them."""
+    """Return the processor's features that determine speed, or None if the system does not report them."""
     text = _read(cpuinfo)
     if text is None:
         return None

@@ -83,6 +83,20 @@ class TestSelection:
         assert (state.finished, state.step, state.best_score) == (True, 12, None)
         assert torch.equal(weights(SentenceEncoder.load(place.model)), weights(method.encoder))
 
+    @pytest.mark.parametrize("stopped_after", [None, 6])
+    def test_a_share_of_the_start_is_kept_also_by_a_resumed_run(self, setup, stopped_after):
+        method, go, place = setup(keep=0.25)
+        start = weights(method.encoder).clone()
+        if stopped_after is not None:
+            steps = iter(range(1, 100))
+            go(should_stop=lambda: next(steps) == stopped_after)
+            _, go, place = setup(keep=0.25)
+        go(resume=stopped_after is not None)
+        _, go, plain = setup(folder="plain")
+        go()
+        trained, kept = (weights(SentenceEncoder.load(each.model)) for each in (plain, place))
+        torch.testing.assert_close(kept, trained.lerp(start, 0.25))
+
     def test_dev_is_evaluated_at_intervals_and_at_epoch_ends(self, setup):
         _, go, place = setup(rows=30)  # five steps per epoch
         go(evaluate=lambda: 0.5)
