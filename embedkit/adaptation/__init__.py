@@ -15,7 +15,7 @@ from embedkit.adaptation.data import Data, Files, read, spans
 from embedkit.adaptation.planning import DATA, SPACE, Part, Planner, mean_tokens
 from embedkit.adaptation.proof import Comparison, Proof, Rankings, prove, search
 from embedkit.adaptation.rerankers import MINER, rerank
-from embedkit.adaptation.teachers import as_bundle, family, write_space
+from embedkit.adaptation.teachers import as_bundle, family, scores_pairs, write_space
 from embedkit.errors import ConfigError, GateError, InputError, shown
 from embedkit.evaluation.sts import load_scored_pairs
 from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS
@@ -98,7 +98,7 @@ def plan(
         files: the data.
         folder: the run folder.
         teachers: paths, names or hub ids of better encoders, for documents without labels; by default those of the
-            model's family that are on this machine.
+            model's family that are on this machine. Or a cross-encoder, which scores the passages near each query.
         queries_only: train the encoder of queries against the model's vectors of documents.
         settings: overrides settings of the run, in the form of a recipe.
 
@@ -114,7 +114,10 @@ def plan(
     encoder = Encoder.load(MINER if manifest.kind == "cross-encoder" else path)
     data = read(files, encoder)
     found = [check_text(teacher, "teachers") for teacher in teachers] or family(path, manifest)
-    planner = Planner(path, encoder, manifest, tuple(found), queries_only, settings or {})
+    scorers = [teacher for teacher in found if scores_pairs(teacher)]
+    if scorers and len(found) > 1:
+        raise ConfigError(f"a cross-encoder teaches alone: name {scorers[0]} only", parameters=["teacher"])
+    planner = Planner(path, encoder, manifest, tuple(found), bool(scorers), queries_only, settings or {})
     folds = [planner.part(each, folder / f"fold-{number}") for number, each in enumerate(data.folds(), 1)]
     if not folds and data.held_out is None and data.held_out_graded is None:
         raise ConfigError("there is nothing to measure the new model on: give labelled queries, or more documents")
@@ -203,6 +206,7 @@ def _summary(part: Part, folds: int) -> str:
         kinds = [f"{len(data.labelled):,} labelled queries"] if data.labelled is not None else []
         kinds += [f"{len(data.graded):,} graded pairs"] if data.graded is not None else []
         kinds = kinds or [f"{len(data.queries):,} queries, each with what the hybrid search finds first"]
+        kinds[-1] += "".join(f", in the order of {each.name or each.source}" for each in config.every_teacher)
         what, tokens = " and ".join(kinds), 3.0 * batch * _TOKENS
     else:
         teachers = " and ".join(teacher.name or teacher.source for teacher in config.every_teacher)
@@ -216,14 +220,14 @@ def _summary(part: Part, folds: int) -> str:
 
 def _train(part: Part, source: Path, control: RunControl) -> TrainState:
     config, space = part.config, part.folder / DATA / SPACE
-    if config.join is not None:
+    if config.teachers:
         teachers = tuple(
             dataclasses.replace(teacher, source=as_bundle(teacher.source, Path(config.cache)))
-            for teacher in config.every_teacher
+            for teacher in config.teachers
         )
         config = dataclasses.replace(config, teachers=teachers)
-        if not (control.resume and space.exists()):
-            write_space(config, Encoder.load(source), space)
+    if config.join is not None and not (control.resume and space.exists()):
+        write_space(config, Encoder.load(source), space)
     return run(config, part.folder, control)
 
 

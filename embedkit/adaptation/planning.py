@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from embedkit.adaptation.data import Data, sample, spans
 from embedkit.adaptation.proof import hybrid_search
 from embedkit.adaptation.rerankers import RECIPE as _RERANKER
 from embedkit.adaptation.rerankers import labelled_pairs
-from embedkit.adaptation.teachers import WORDS, random_texts, settings_of
+from embedkit.adaptation.teachers import WORDS, random_texts, tables
 from embedkit.atomic import atomic_file
 from embedkit.config import merge
 from embedkit.errors import ConfigError
@@ -71,6 +71,7 @@ _STEPS_ON_TEXTS = 200, 1500
 _TOKENS = 1_500_000  # to train on towards teachers: six minutes of a thread for an encoder like tiny
 _CHARACTERS = 4.5  # of a token
 _MOST_DOCUMENTS = 3000  # that teachers embed
+_MOST_SPANS = 1000  # that a cross-encoder reads
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Planner:
     encoder: Encoder
     manifest: Manifest
     teachers: tuple[str, ...]
+    scored: bool  # by the teacher, a cross-encoder
     queries_only: bool
     settings: Mapping[str, Any]
 
@@ -132,22 +134,27 @@ class Planner:
         save_texts(place / "documents.jsonl", texts)
         sizes = [len(each) for each in (data.labelled, data.graded) if each is not None]
         steps = round(min(_STEPS[1], max(_STEPS[0], _EPOCHS * max(sizes) / _BATCH))) * len(sizes)
-        return merge(
-            _LABELS,
-            {
-                "optim": {"steps": steps, "batch_size": min(_BATCH, *sizes)},
-                "settings": {**files, "freeze_documents": self.queries_only},
-            },
-        )
+        settings = {**files, "freeze_documents": self.queries_only}
+        taught: dict[str, Any] = {}
+        if self.scored and data.labelled is not None:
+            taught = {"teachers": tables(self.teachers), "settings": {"loss": "kl"}}
+        optim = {"steps": steps, "batch_size": min(_BATCH, *sizes)}
+        return merge(merge(_LABELS, {"optim": optim, "settings": settings}), taught)
 
     def _guessed(self, data: Data) -> LabelledQueries:
-        """Label each query with what the old encoder's hybrid search, which is better, finds first; add titles."""
+        """Label each query with what the old encoder's hybrid search, which is better, finds first; add titles.
+
+        Where a cross-encoder scores the passages, spans are queries, too (Wang et al., "GPL", 2022, whose queries
+        are generated).
+        """
         documents = {str(row): text for row, text in enumerate(data.documents)}
         found = hybrid_search(self.encoder, documents, data.queries, 1)
         pairs = zip(data.queries, found, strict=True)
         guesses = (Judgement(query, documents[hits[0]], 1.0) for query, hits in pairs if hits)
         titles = [] if data.titles is None else data.titles.judgements()
-        return LabelledQueries.of(chain(guesses, titles), data.documents)
+        sources = sample(data.documents, _MOST_SPANS) if self.scored else []
+        pieces = map(Judgement, spans(sources, each=1), sources, repeat(1.0))
+        return LabelledQueries.of(chain(guesses, titles, pieces), data.documents)
 
     def _on_pairs(self, data: Data, place: Path) -> dict[str, Any]:
         """Return the settings of a re-ranker's training, and write its pairs."""
@@ -161,7 +168,8 @@ class Planner:
 
     def _on_texts(self, data: Data, place: Path) -> dict[str, Any]:
         """Return the settings of training towards teachers, and write the texts that they embed."""
-        if data.queries and data.documents and (self.queries_only or not self.teachers):
+        guesses = self.scored or (data.queries and (self.queries_only or not self.teachers))
+        if data.documents and guesses:
             return self._on_labels(dataclasses.replace(data, labelled=self._guessed(data)), place)
         if self.queries_only:
             raise ConfigError("training queries only needs labelled queries, or a log of queries with documents")
@@ -182,7 +190,8 @@ class Planner:
             _DOCUMENTS,
             {
                 "optim": {"batch_size": batch, "steps": steps, "amp": amp},
-                **settings_of(self.teachers, place / SPACE),
+                "teachers": tables(self.teachers),
+                "join": {"space": str(place / SPACE)},
             },
         )
 

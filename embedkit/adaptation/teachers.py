@@ -21,7 +21,9 @@ import numpy as np
 
 from embedkit.errors import ExportError, GateError
 from embedkit.export.pipeline import export_source
+from embedkit.modeling.cross_encoder import is_cross_encoder
 from embedkit.protocols import FloatArray
+from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_folder, find_known, find_model, is_local
 from embedkit.runtime.joined import JoinedSpace, side_by_side
@@ -62,6 +64,17 @@ def family(path: Path, manifest: Manifest) -> list[str]:
     return ["small"] if space is not None and space == manifest.teacher.get("fingerprint") else []
 
 
+def scores_pairs(source: str) -> bool:
+    """Return whether a teacher is a cross-encoder.
+
+    Raises:
+        ModelNotFoundError, BundleError: the teacher cannot be found or read.
+    """
+    if is_local(source) and not Path(source).is_dir():
+        return read_bundle(find_model(source)).manifest.kind == "cross-encoder"
+    return is_cross_encoder(find_folder(source))
+
+
 def as_bundle(source: str, cache: Path) -> str:
     """Return an int8 bundle of a teacher, which encodes several times as fast, or its folder if it has none."""
     if is_local(source) and not Path(source).is_dir():
@@ -80,13 +93,12 @@ def as_bundle(source: str, cache: Path) -> str:
     return str(bundle)
 
 
-def settings_of(teachers: Sequence[str], space: Path) -> dict[str, Any]:
-    """Return the tables of a run with these teachers, joined by the file ``space``."""
+def tables(teachers: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the tables of a run's teachers."""
     names = [Path(teacher).name.removesuffix(".onnx") for teacher in teachers]
-    tables = [
+    return [
         {"source": source, "name": name, "dtype": "float16"} for source, name in zip(teachers, names, strict=True)
     ]
-    return {"teachers": tables, "join": {"space": str(space)}}
 
 
 def random_texts(tokenizer_json: str) -> Iterator[str]:
@@ -95,7 +107,7 @@ def random_texts(tokenizer_json: str) -> Iterator[str]:
     A vocabulary without words yields nothing.
     """
     found = json.loads(tokenizer_json)["model"]["vocab"]
-    pieces = sorted(found, key=found.get) if isinstance(found, dict) else [piece for piece, _ in found]
+    pieces = sorted(found, key=found.__getitem__) if isinstance(found, dict) else [piece for piece, _ in found]
     marked = [piece[1:] for piece in pieces if piece.startswith(_START)]
     words = [word for word in marked or pieces if len(word) > 1 and word.isalpha()]
     if len(words) < _FEWEST_WORDS:
@@ -124,7 +136,8 @@ def write_space(config: RunConfig, student: Encoder, path: Path) -> None:
         own = student.encode_document(corpus.texts(rows), show_progress_bar=False)
         found.append([own, *(part.read(rows, 0) for part in parts)])
     own, *vectors = (np.concatenate(both) for both in zip(*found, strict=True))
-    fit_space(vectors, own, " + ".join(part.name for part in parts)).save(path)
+    name = " + ".join(teacher.name or teacher.source for teacher in config.every_teacher)
+    fit_space(vectors, own, name).save(path)
 
 
 def fit_space(vectors: Sequence[FloatArray], own: FloatArray, name: str) -> JoinedSpace:

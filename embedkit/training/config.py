@@ -81,6 +81,10 @@ class StudentConfig:
     max_length: int = setting(
         128, "maximum length of a text in tokens, including special tokens", minimum=3, maximum=1_000_000
     )
+    prompts: Mapping[str, str] = setting(
+        factory=dict,
+        doc='texts that queries and documents begin with, e.g. {query = "query: "}, and the model stores',
+    )
     positions: int | None = setting(
         None,
         "without source: number of position embeddings, e.g. for pairs; default: max_length",

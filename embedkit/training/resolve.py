@@ -70,6 +70,8 @@ def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterato
             "[matryoshka] rotates a teacher's vectors: it needs a method that imitates them "
             f"({', '.join(imitating)})"
         )
+    if config.student.prompts and config.method != "contrastive":
+        yield f"student.prompts are trained by contrastive, not by {config.method}, which knows no queries"
     teachers = config.every_teacher if reads_vectors(entry) else ()
     prompts = [source.prompt for source in config.corpus if source.prompt is not None]
     if not teachers and any(source.translation_columns for source in config.corpus):

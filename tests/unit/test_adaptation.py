@@ -228,6 +228,21 @@ def test_documents_alone_need_a_teacher(go, titled):
         go(Files(documents=[titled]))
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_cross_encoder_scores_the_passages_near_each_query(
+    go, pairs, titled, tmp_path, toy_tokenizer_json, labelled
+):
+    encoder = random(Tokenizer(toy_tokenizer_json, 24), Size(1, 32, 2), max_length=24, seed=3)
+    PairEncoder.from_encoder(encoder, max_length=24, seed=3).save(tmp_path / "teacher")
+    files = Files(pairs=[pairs]) if labelled else Files(documents=[titled])
+    found = go(
+        files, teachers=[str(tmp_path / "teacher")], force=True, settings={**SETTINGS, "optim": {"steps": 2}}
+    )
+    assert found.report.manifest.config["settings"]["loss"] == "kl"
+    with pytest.raises(ConfigError, match="teaches alone"):
+        go(files, teachers=[str(tmp_path / "teacher")] * 2)
+
+
 def test_without_a_teacher_the_hybrid_search_labels_a_log_of_queries(student, titled, tmp_path):
     (tmp_path / "log.txt").write_text("\n".join(row["query"] for row in PAIRS))
     files = Files(documents=[titled], queries=[tmp_path / "log.txt"])

@@ -304,6 +304,7 @@ def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) 
         kinds.append(QueryBatches(labelled, encoder, settings, vectors, scored=scored, **made))
     if labels.graded is not None:
         kinds.append(GradedBatches(labels.graded, encoder, start, **made))
+    encoder.prompts |= config.student.prompts  # from here on: the vectors of the start are those of its own
     learner = Contrastive(
         encoder,
         loss=settings.loss,

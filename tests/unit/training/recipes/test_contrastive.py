@@ -70,6 +70,17 @@ def test_queries_find_their_passages(recipe, tmp_path, settings):
     assert card["metrics"]["dev_score"] == state.best_score
 
 
+def test_prompts_are_trained_and_stored(recipe, tmp_path):
+    recipe["student"]["prompts"] = {"query": "swim "}
+    assert train(recipe, tmp_path / "run").best_score > 0.9
+    old, new = (SentenceEncoder.load(tmp_path / place) for place in ("start", "run/model"))
+    assert (old.prompts, new.prompts) == ({}, {"query": "swim "})
+    rows = [old.tokenizer.tokenize([word]).ids[0][1] for word in ("swim", "sings")]  # the other one is in no text
+    before, after = (model.body.get_input_embeddings().weight[rows] for model in (old, new))
+    moved = (before - after).norm(dim=1)
+    assert moved[0] > 2 * moved[1]
+
+
 def test_graded_pairs_alone_are_enough(recipe, tmp_path):
     recipe["settings"] = {"graded": ["graded.tsv"], "anchor": 0.0}
     assert train(recipe, tmp_path / "run").finished
@@ -164,6 +175,7 @@ def test_a_passage_that_may_answer_a_query_is_no_negative():
         ({"teacher": {"source": "start"}}, "info-nce uses no teacher"),
         ({"views": {"first": "deletion"}}, "contrastive does not use it"),
         ({"optim": {"batch_size": 50}}, "fewer than optim.batch_size"),
+        ({"method": "simcse", "student": {"prompts": {"query": "a "}}}, "prompts are trained by contrastive"),
     ],
 )
 def test_what_is_missing_is_reported_before_training(recipe, tmp_path, change, message):
