@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.adaptation.data import Data, Files, read, spans
-from embedkit.adaptation.planning import DATA, SPACE, Part, Planner, mean_tokens
+from embedkit.adaptation.data import Data, Files, read, sample, spans
+from embedkit.adaptation.planning import DATA, MOST_DOCUMENTS, SPACE, Part, Planner, mean_tokens
 from embedkit.adaptation.proof import Comparison, Proof, Rankings, prove, search
 from embedkit.adaptation.rerankers import MINER, rerank
 from embedkit.adaptation.teachers import as_bundle, family, scores_pairs, write_space
@@ -44,6 +44,7 @@ _COSINE = 0.9
 _AGREEMENT = 0.95
 _ERROR = (0.5, 0.5)
 _TOKENS_A_SECOND = 4000  # of training, on one thread, for an encoder of two layers of 192
+_TEACHER_TOKENS_A_SECOND = 15_000  # that a teacher of twelve layers of 384 in int8 embeds
 _TOKENS = 64  # of a labelled text
 
 
@@ -55,11 +56,13 @@ class Plan:
         parts: the runs in their order. Few labels are divided: each run but the last trains on the labels of the
             others, and is measured on its own. The last run is the one whose result is written.
         lines: a sentence for each source, each decision, and the estimated time.
+        start: a run on documents that all others go on from, if teachers are named besides labels.
     """
 
     source: Path
     parts: list[Part]
     lines: list[str]
+    start: Part | None = None
 
     @property
     def config(self) -> RunConfig:
@@ -97,8 +100,9 @@ def plan(
         model: path or name of an encoder's bundle.
         files: the data.
         folder: the run folder.
-        teachers: paths, names or hub ids of better encoders, for documents without labels; by default those of the
-            model's family that are on this machine. Or a cross-encoder, which scores the passages near each query.
+        teachers: paths, names or hub ids of better encoders, which embed the documents; by default, and without
+            labels, those of the model's family that are on this machine. Or a cross-encoder, which scores the
+            passages near each query.
         queries_only: train the encoder of queries against the model's vectors of documents.
         settings: overrides settings of the run, in the form of a recipe.
 
@@ -118,11 +122,17 @@ def plan(
     if scorers and len(found) > 1:
         raise ConfigError(f"a cross-encoder teaches alone: name {scorers[0]} only", parameters=["teacher"])
     planner = Planner(path, encoder, manifest, tuple(found), bool(scorers), queries_only, settings or {})
+    has_labels = data.labelled is not None or data.graded is not None
+    start = None
+    if teachers and has_labels and not scorers and not queries_only and manifest.kind == "encoder":
+        start = planner.on_documents(data, folder / "documents")
+        planner = dataclasses.replace(planner, start=start.folder.absolute())
     folds = [planner.part(each, folder / f"fold-{number}") for number, each in enumerate(data.folds(), 1)]
     if not folds and data.held_out is None and data.held_out_graded is None:
         raise ConfigError("there is nothing to measure the new model on: give labelled queries, or more documents")
     whole = planner.part(data, folder)
-    return Plan(path, [*folds, whole], [*data.found, _summary(whole, len(folds))])
+    decided = [] if start is None else [_summary(start, 0)]
+    return Plan(path, [*folds, whole], [*data.found, *decided, _summary(whole, len(folds))], start)
 
 
 def adapt(
@@ -145,7 +155,7 @@ def adapt(
         files: the data.
         output: the bundle to write; an existing file is replaced once the new one is complete.
         folder: the run folder.
-        teachers: for documents without labels.
+        teachers: see :func:`plan`.
         queries_only: keep documents as they are.
         check: scored pairs that nothing is trained on, such as STS-B's development set, to measure what is lost.
         force: write the bundle even if it is no better.
@@ -170,6 +180,8 @@ def adapt(
     state = TrainState()
     with tempfile.TemporaryDirectory() as temporary:
         candidate = Path(temporary) / Path(output).name
+        if made.start is not None and not _train(made.start, made.source, control).finished:
+            return None
         for part in made.parts:
             state = _train(part, made.source, control)
             if not state.finished:
@@ -200,19 +212,27 @@ def _check(files: Files, settings: Mapping[str, Any] | None, control: RunControl
 
 def _summary(part: Part, folds: int) -> str:
     """Return what will be trained on, and for about how long."""
-    config, data = part.config, part.data
+    config, data, seconds = part.config, part.data, 0.0
     steps, batch = config.optim.steps or 0, config.optim.batch_size
+    teachers = " and ".join(teacher.name or teacher.source for teacher in config.every_teacher)
     if config.join is None:
         kinds = [f"{len(data.labelled):,} labelled queries"] if data.labelled is not None else []
         kinds += [f"{len(data.graded):,} graded pairs"] if data.graded is not None else []
-        kinds = kinds or [f"{len(data.queries):,} queries, each with what the hybrid search finds first"]
-        kinds[-1] += "".join(f", in the order of {each.name or each.source}" for each in config.every_teacher)
-        what, tokens = " and ".join(kinds), 3.0 * batch * _TOKENS
+        kinds = kinds or (
+            ["queries, titles and spans, with the passages near them"]
+            if teachers
+            else [f"{len(data.queries):,} queries, each with what the hybrid search finds first"]
+        )
+        what, tokens = " and ".join(kinds) + (teachers and f", scored by {teachers}"), 3.0 * batch * _TOKENS
     else:
-        teachers = " and ".join(teacher.name or teacher.source for teacher in config.every_teacher)
-        what = f"{len(data.documents):,} passages and spans of them towards {teachers}"
-        tokens = batch * mean_tokens([*data.documents, *spans(data.documents)])
-    minutes = max(1, round(steps * tokens * (1 + folds) / _TOKENS_A_SECOND / 60))
+        documents = sample(data.documents, MOST_DOCUMENTS)
+        texts = [*documents, *spans(documents)]
+        what, tokens = (
+            f"{len(documents):,} passages and spans of them towards {teachers}",
+            batch * mean_tokens(texts),
+        )
+        seconds = mean_tokens(texts) * len(texts) * len(config.every_teacher) / _TEACHER_TOKENS_A_SECOND
+    minutes = max(1, round((seconds + steps * tokens * (1 + folds) / _TOKENS_A_SECOND) / 60))
     measured = f", and {folds} times on a part, to measure on the rest" if folds else ""
     time = f"about {minutes} minute{'' if minutes == 1 else 's'}"
     return f"train on {what}: {steps:,} steps of {batch}{measured}, {time}"

@@ -49,7 +49,6 @@ _DOCUMENTS: Mapping[str, Any] = {
         "views": 1,
         "regression": 3.0,
         "queues": "one",
-        "queue_size": 4096,
         "temperature": 0.05,
         "reference_temperature": 0.05,
     },
@@ -62,15 +61,18 @@ DATA = ".data"
 SPACE = "space.npz"
 """The space of the teachers, in the folder of what is trained on."""
 
+MOST_DOCUMENTS = 3000
+"""Passages that teachers embed."""
+
 _BATCH = 32
 _DOCUMENTS_BATCH = 128
+_QUEUE = 4096
 _RERANKER_QUERIES = 4  # in a batch
 _EPOCHS = 5
 _STEPS = 30, 1000  # the fewest and the most on labels
 _STEPS_ON_TEXTS = 200, 1500
 _TOKENS = 1_500_000  # to train on towards teachers: six minutes of a thread for an encoder like tiny
 _CHARACTERS = 4.5  # of a token
-_MOST_DOCUMENTS = 3000  # that teachers embed
 _MOST_SPANS = 1000  # that a cross-encoder reads
 
 
@@ -94,6 +96,13 @@ class Planner:
     scored: bool  # by the teacher, a cross-encoder
     queries_only: bool
     settings: Mapping[str, Any]
+    start: Path | None = None  # the run that the student comes from, if it is not the bundle
+
+    def on_documents(self, data: Data, folder: Path) -> Part:
+        """Return the run towards encoders before one on labels, to which the settings of the method belong."""
+        texts = dataclasses.replace(data, documents=data.texts, labelled=None, graded=None)
+        settings = {name: value for name, value in self.settings.items() if name != "settings"}
+        return dataclasses.replace(self, settings=settings).part(texts, folder)
 
     def part(self, data: Data, folder: Path) -> Part:
         """Write what is trained on into ``folder``, and decide how.
@@ -102,7 +111,7 @@ class Planner:
             ConfigError: there is nothing to learn from the data, or a setting is invalid.
         """
         place = folder / DATA
-        student: dict[str, Any] = {"source": str(self.path)}
+        student: dict[str, Any] = {"source": str(self.start or self.path)}
         corpus: dict[str, Any] = {"path": str(place / "documents.jsonl"), "name": "documents"}
         if self.manifest.kind == "cross-encoder":
             mapping = self._on_pairs(data, place)
@@ -180,7 +189,7 @@ class Planner:
                 parameters=["teacher"],
             )
         titles = [] if data.titles is None else data.titles.queries
-        documents = sample(data.documents, _MOST_DOCUMENTS)
+        documents = sample(data.documents, MOST_DOCUMENTS)
         texts = save_texts(place / "documents.jsonl", [*documents, *spans(documents), *titles, *data.queries])
         save(place / WORDS, ({"text": text} for text in random_texts(read_bundle(self.path).tokenizer_json)))
         batch = min(_DOCUMENTS_BATCH, max(1, len(texts) * 9 // 10))
@@ -190,6 +199,7 @@ class Planner:
             _DOCUMENTS,
             {
                 "optim": {"batch_size": batch, "steps": steps, "amp": amp},
+                "settings": {"queue_size": min(_QUEUE, len(texts))},
                 "teachers": tables(self.teachers),
                 "join": {"space": str(place / SPACE)},
             },

@@ -182,6 +182,20 @@ def test_documents_are_trained_towards_a_teacher_and_measured_by_their_titles(go
     assert found.proof.measures["nDCG@10"].rows == 8
 
 
+def test_labels_go_on_from_documents_if_a_teacher_is_named(go, pairs, student, tmp_path):
+    labels = {**SETTINGS, "optim": {"steps": 2, "batch_size": 8}}
+    stops = itertools.chain([False] * 2, itertools.repeat(True))  # a step of the second run is made
+    options = {"teachers": [str(student)], "force": True, "settings": labels}
+    assert go(**options, control=RunControl(should_stop=lambda: next(stops))) is None
+    found = go(**options, control=RunControl(resume=True))
+    assert found.proof.measures["nDCG@10"].rows == 8
+    assert found.report.manifest.config["student"]["source"] == "documents"
+    assert (
+        "towards student"
+        in plan(student, Files(pairs=[pairs]), tmp_path / "plan", teachers=[str(student)]).lines[-2]
+    )
+
+
 def test_documents_without_titles_are_measured_by_their_first_sentences(student, tmp_path, monkeypatch):
     monkeypatch.setattr("embedkit.adaptation.data._FEWEST_WORDS", 1)
     texts = [f"the {who}. {verb}" for who in WHO for verb in VERBS]
