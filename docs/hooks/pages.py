@@ -132,6 +132,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         target_page = PAGE_OF.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
         if target_page is None:
             return f"{config.repo_url}/blob/main/{target}{found[2] or ''}"
+        target_page = target_page.replace(".ipynb", ".md")
         return posixpath.relpath(target_page, posixpath.dirname(uri) or ".") + (found[2] or "")
 
     return LINK.sub(rewritten, markdown)
