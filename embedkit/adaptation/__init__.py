@@ -234,6 +234,9 @@ def _summary(part: Part, folds: int) -> str:
         seconds = mean_tokens(texts) * len(texts) * len(config.every_teacher) / _TEACHER_TOKENS_A_SECOND
     minutes = max(1, round((seconds + steps * tokens * (1 + folds) / _TOKENS_A_SECOND) / 60))
     measured = f", and {folds} times on a part, to measure on the rest" if folds else ""
+    if data.held_out is not None:
+        kind = "titles or first sentences" if data.labelled is None else "queries"
+        measured = f", measured on {len(data.held_out):,} held-out {kind}"
     time = f"about {minutes} minute{'' if minutes == 1 else 's'}"
     return f"train on {what}: {steps:,} steps of {batch}{measured}, {time}"
 

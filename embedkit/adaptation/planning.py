@@ -100,7 +100,7 @@ class Planner:
 
     def on_documents(self, data: Data, folder: Path) -> Part:
         """Return the run towards encoders before one on labels, to which the settings of the method belong."""
-        texts = dataclasses.replace(data, documents=data.texts, labelled=None, graded=None)
+        texts = dataclasses.replace(data, documents=data.texts, labelled=None, held_out=None, graded=None)
         settings = {name: value for name, value in self.settings.items() if name != "settings"}
         return dataclasses.replace(self, settings=settings).part(texts, folder)
 

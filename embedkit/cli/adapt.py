@@ -52,8 +52,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="for documents without labels: a better encoder; may be repeated; default: those of the model's "
-        "family that are on this machine",
+        help="a better encoder, which embeds the documents; may be repeated; default without labels: those of the "
+        "model's family that are on this machine; or a cross-encoder, which scores passages near each query",
     )
     parser.add_argument("--plan", action="store_true", help="print what was found and would be done, and stop")
     parser.add_argument("--steps", type=int, help="training steps; default: by the number of labels")
