@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from embedkit.modeling.pretrained import evaluating, seeded
 from embedkit.modeling.teacher_layers import fit_affine
 from embedkit.training import processes
 
-_MOST_TOKENS = 16_384  # of a view whose activations are kept for the gradient
+_MOST_TOKENS = 8_192  # of a view whose activations are kept for the gradient
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Size -> table of a run's configuration ("optim", "settings", "student") -> the paper's values for that size."""
@@ -236,10 +237,13 @@ def _rows(network: Callable[..., Tensor], view: View) -> Tensor:
     inputs: list[tuple[Tensor, ...]] = list(view.chunks)
     if view.token_types:
         inputs = [(*chunk, types) for chunk, types in zip(view.chunks, view.token_types, strict=True)]
-    tokens = sum(ids.numel() for ids, _ in view.chunks)
-    encode = network if tokens <= _MOST_TOKENS or not torch.is_grad_enabled() else _recomputed(network)
+    ends = accumulate(ids.numel() for ids, _ in view.chunks)
+    again = [end > _MOST_TOKENS and torch.is_grad_enabled() for end in ends]
     with processes.own_randomness(view.order.device):
-        rows = [encode(*tensors) for tensors in inputs]
+        rows = [
+            (_recomputed(network) if is_over else network)(*tensors)
+            for tensors, is_over in zip(inputs, again, strict=True)
+        ]
     return processes.gather(torch.cat(rows)[view.order])
 
 
