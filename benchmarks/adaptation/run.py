@@ -102,7 +102,10 @@ def cases(arguments: argparse.Namespace, scratch: Path, seed: int) -> Iterator[C
     for count in arguments.labels if "labels" in wanted else ():
         name = f"help centre, {count} labelled questions"
         if count == max(LABELS):
-            yield Case("labels", name, {"pairs": [str(data / FAQ)]}, tests)  # with its split dev
+            files = {"pairs": [str(data / FAQ)]}  # with its split dev
+            yield Case("labels", name, files, tests)
+            if teachers:
+                yield Case("labels", f"{name}, teachers of its answers", files, tests, teachers)
             continue
         chosen = np.random.default_rng([seed, count]).permutation(len(faq["train"].queries))[:count]
         pairs = write_pairs(
