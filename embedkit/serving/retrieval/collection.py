@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from embedkit.errors import FingerprintError, InputError, shown
+from embedkit.errors import CollectionBusyError, FingerprintError, InputError, shown
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import (
     check_choice,
@@ -43,12 +44,13 @@ from embedkit.serving.retrieval.search import (
     search_embeddings,
     search_steps,
 )
-from embedkit.serving.retrieval.sources import EmbeddingSource
+from embedkit.serving.retrieval.sources import EmbeddingSource, Source
 from embedkit.serving.retrieval.splitting import Splitter
 from embedkit.serving.retrieval.store.analyzer import LANGUAGES
 from embedkit.serving.retrieval.store.index_kinds import AUTO
 from embedkit.serving.retrieval.store.protocol import (
     BuildOptions,
+    DocumentsChangedError,
     Store,
     Upserted,
     find_source,
@@ -70,6 +72,8 @@ if TYPE_CHECKING:
     from embedkit.runtime.cross_encoder import CrossEncoder
 
 logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 16  # of an update whose documents others change
 
 
 class Collection:
@@ -317,11 +321,14 @@ class Collection:
             ModelError: the encoder does not return unit rows of its dimension.
         """
         merges, shows = check_flag(merge, "merge"), check_progress(show_progress_bar)
-        encoder = self._models.of_documents(self.path, self.manifest)
+        self._models.of_documents(self.path, self.manifest)  # before the source is read
         columns = Columns(
             text=text_column, id=id_column, metadata=metadata_columns, number_rows=False, skip_empty=skip_empty
         )
-        source = find_source(documents, embeddings, columns)
+        return self._write(find_source(documents, embeddings, columns), merge=merges, show_progress_bar=shows)
+
+    def _write(self, source: Source, *, merge: bool, show_progress_bar: bool | None = None) -> Upserted:
+        encoder = self._models.of_documents(self.path, self.manifest)
         source.check_model(encoder)
         first = next(source.documents, None)
         if first is None:
@@ -333,7 +340,7 @@ class Collection:
             known=known_embeddings(self.store) if source.embeddings is None else None,
         )
         warn_of_mixture(self.path, self.manifest.numerics, source.numerics(encoder))
-        return self.store.upsert(source, encoder, merge=merges, show_progress_bar=shows)
+        return self.store.upsert(source, encoder, merge=merge, show_progress_bar=show_progress_bar)
 
     def sync(
         self,
@@ -414,6 +421,7 @@ class Collection:
         conditions = parse_filter(filter)
         if not conditions:
             raise InputError("filter: it has no conditions, and would delete all documents")
+        self.refresh()
         for warning in self.store.view().select(conditions).warnings:
             raise InputError(warning)
         return self.store.delete([document.id for document in self.store.find(conditions)])
@@ -454,12 +462,23 @@ class Collection:
         if not isinstance(metadata, Mapping) or not all(isinstance(one, Mapping) for one in metadata.values()):
             raise InputError(f"metadata: expected a mapping from ids to mappings, got {shown(metadata)}")
         ids = check_texts(list(metadata), "metadata")
-        records = [
-            {"id": old.id, "text": old.text, **(old.metadata or {}), **metadata[old.id]}
-            for old in self.store.get(ids)
-            if old is not None
-        ]
-        return self.upsert(records, id_column="id").replaced if records else 0
+        for _ in range(_ATTEMPTS):
+            self.refresh()
+            replaced = {old.id: old for old in self.store.get(ids) if old is not None}
+            if not replaced:
+                break
+            records = [
+                {"id": old.id, "text": old.text, **(old.metadata or {}), **metadata[old.id]}
+                for old in replaced.values()
+            ]
+            source = find_source(records, None, Columns(id="id", number_rows=False))
+            with contextlib.suppress(DocumentsChangedError):
+                return self._write(dataclasses.replace(source, replaced=replaced), merge=True).replaced
+        else:
+            raise CollectionBusyError(
+                f"{self.path}: others change the same documents all the time; repeat the update"
+            )
+        return 0
 
     def _warned(self, conditions: list[Condition]) -> list[Condition]:
         """Return conditions, and log which fields no document has."""

@@ -7,8 +7,8 @@ any form; in shards of `embedkit encode`; or in another collection. Shards and c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,15 @@ class Source:
             if there are none yet.
         model: the model that computed the embeddings, if recorded.
         known: finds embeddings of single documents where ``embeddings`` is None.
+        replaced: the stored documents that these were made of, by id; in a folder, a write that finds others is an
+            error.
     """
 
     documents: Iterator[Document]
     embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None
     model: ModelIdentity | None = None
     known: Known | None = None
+    replaced: Mapping[str, Document] = field(default_factory=dict)
 
     def numerics(self, encoder: TextEncoder) -> tuple[str, ...]:
         """Return the arithmetics of the given embeddings, or of the encoder that computes new ones."""

@@ -26,6 +26,7 @@ from embedkit.serving.retrieval.store import folder as folder_store_module
 from embedkit.serving.retrieval.store import manifest as manifest_module
 from embedkit.serving.retrieval.store import merge, tail, writer
 from embedkit.serving.retrieval.store.files import Checksum
+from embedkit.serving.retrieval.store.folder import FolderStore
 
 TEXTS = ["tea", "bees find home", "ships sail", "rye bread", "snow and ice"]
 
@@ -167,6 +168,27 @@ def test_a_writer_builds_on_the_writes_of_others(collection, encoder):
     assert other.upsert([("new", "newer tea"), ("tea", "old tea")]) == (0, 2)
     assert collection.refresh()
     assert collection.get("new").text == "newer tea"
+
+
+def test_changes_of_stored_documents_keep_what_others_wrote(collection, encoder, monkeypatch):
+    other, append = Collection.open(collection.path, encoder=encoder), FolderStore._append
+    other.upsert([{"id": "tea", "text": "newer tea", "year": 1}])
+    other.delete(["bees"])
+    assert collection.update({"tea": {"kind": "a"}, "bees": {"kind": "a"}}) == 1
+    assert (collection.get("tea").text, collection.get("bees")) == ("newer tea", None)
+    waiting = [[("tea", "newest tea")]]
+
+    def append_later(store, *arguments, **options):
+        if waiting:
+            monkeypatch.setattr(FolderStore, "_append", append)
+            other.upsert(waiting.pop())
+        return append(store, *arguments, **options)
+
+    monkeypatch.setattr(FolderStore, "_append", append_later)
+    assert collection.update({"tea": {"kind": "b"}}) == 1
+    assert collection.get("tea") == Document("tea", "newest tea", {"kind": "b"})
+    other.update({"tea": {"kind": "c"}})
+    assert collection.delete(filter={"kind": "b"}) == 0
 
 
 def test_a_collection_built_again_with_another_model_is_not_written_to(collection, other_encoder):

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -27,7 +27,7 @@ from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings
 from embedkit.serving.retrieval.store import merge, tail, writer
 from embedkit.serving.retrieval.store.index_kinds import checked_kind
 from embedkit.serving.retrieval.store.manifest import Manifest
-from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, Upserted
+from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, DocumentsChangedError, Upserted
 from embedkit.serving.retrieval.store.segment import Segment
 from embedkit.serving.retrieval.store.snapshot import Snapshot
 from embedkit.serving.retrieval.store.tail import Record
@@ -174,9 +174,17 @@ class FolderStore:
             embeddings = np.concatenate(list(embeddings_of(documents, source, encoder, progress)))
         record = Record(documents, lines, embeddings, list(dict.fromkeys(deleted)))
         with self._writing(sweep=False) as claimed:
+            self._require(source.replaced)
             replaced = len(self._snapshot.found([document.id for document in documents]))
             self._advance(claimed, record)
         return Upserted(len(documents) - replaced, replaced)
+
+    def _require(self, replaced: Mapping[str, Document]) -> None:
+        """Refuse to replace other documents than those that were read; the collection's lock is needed."""
+        if self.get(list(replaced)) != list(replaced.values()):
+            raise DocumentsChangedError(
+                f"{self.path}: others changed the same documents; repeat the write"
+            )
 
     def _advance(self, claimed: Claim, record: Record) -> None:
         with self._one_refresh:
@@ -201,6 +209,7 @@ class FolderStore:
             ),
             self._writing() as claimed,
         ):
+            self._require(source.replaced)
             return writer.add_segment(
                 claimed, self._snapshot, files, store, staged, numerics=numerics, deleted=deleted
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
-from embedkit.errors import InputError
+from embedkit.errors import CollectionBusyError, InputError
 from embedkit.extras import require
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import check_path
@@ -129,6 +129,10 @@ class View(Protocol):
 
     def read(self, row: int, /) -> Document:
         """Return the document at a row."""
+
+
+class DocumentsChangedError(CollectionBusyError):
+    """Documents were replaced or deleted while a change of them was prepared."""
 
 
 class Store(Protocol):
