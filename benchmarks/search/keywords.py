@@ -20,7 +20,6 @@ import itertools
 import json
 import lzma
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -146,8 +145,9 @@ def index(texts: Path) -> dict[str, Any]:
 
 
 def peak_mb() -> int:
-    """Return the most memory that this process has occupied."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    """Return the most memory that this process has occupied since its start, on Linux."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) // 1024
 
 
 def run_child(texts: Path, checkout: Path) -> dict[str, Any]:

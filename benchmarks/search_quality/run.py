@@ -146,7 +146,7 @@ def measure_time(rows: Rows, encoders: Sequence[Encoder], data: Path, rerankers:
                 began = time.process_time()
                 collection.search(query, **options)
                 times.setdefault((label, search), []).append(1e3 * (time.process_time() - began))
-    for key, taken in times.items():
+    for key, taken in ((key, taken) for key, taken in times.items() if key in rows):
         rows[key]["ms"] = round(float(np.median(taken[1:])), 2)  # the first one reads files
 
 

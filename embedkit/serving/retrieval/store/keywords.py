@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -82,12 +82,15 @@ class Postings:
 
 
 class PostingsBuilder:
-    """Collects the tokens of documents in row order; twelve bytes for each pair of token and document are held."""
+    """Collects the tokens of documents in row order; twelve bytes for each pair of token and document are held.
+
+    Pairs are in blocks of whole documents, so that what is computed from them takes memory for one block only.
+    """
 
     def __init__(self) -> None:
         self._numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
         self._tokens, self._lengths = array("i"), array("q")  # of the documents since the last block
-        self._blocks: list[_Ints] = [np.empty((3, 0), np.int32)]
+        self._blocks: list[_Block] = []
         self._count = 0
 
     def add(self, text: str) -> None:
@@ -99,45 +102,51 @@ class PostingsBuilder:
             self._end_block()
 
     def _end_block(self) -> None:
-        """Reduce the last documents to tokens, rows and frequencies: ``(3, pairs) int32``."""
         rows = np.repeat(np.arange(len(self._lengths)), np.frombuffer(self._lengths, np.int64))
-        pairs, frequencies = np.unique(
-            np.frombuffer(self._tokens, np.int32) * np.int64(len(self._lengths)) + rows, return_counts=True
-        )
-        tokens, rows = np.divmod(pairs, max(len(self._lengths), 1))
-        self._blocks.append(np.stack([tokens, rows + self._count, frequencies]).astype(np.int32))
+        pairs = _counted(np.frombuffer(self._tokens, np.int32), rows, np.ones(len(rows), np.int32))
+        self._blocks.append(_Block(range(self._count, self._count + len(self._lengths)), *pairs))
         self._count += len(self._lengths)
         self._tokens, self._lengths = array("i"), array("q")
 
     def build(self, analyzer: Analyzer | None = None) -> Postings:
-        """Return the postings; without an analyzer, the languages of the texts decide."""
+        """Return the postings; without an analyzer, the languages of the texts decide. To be called once."""
         self._end_block()
-        tokens, rows, frequencies = np.concatenate(self._blocks, axis=1)
-        scores = self._latin_scores(tokens, rows, frequencies)
-        analyzer = analyzer or Analyzer.of_languages(self._languages(scores, tokens, rows))
-        numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
-        parts: list[tuple[_Ints, ...]] = [(np.empty(0, np.int32),) * 3]
-        for language, is_spoken in _by_language(analyzer, scores):
-            chosen = is_spoken[rows]
-            terms, lengths = self._cut(tokens[chosen], analyzer, language, numbers)
-            parts.append((terms, np.repeat(rows[chosen], lengths), np.repeat(frequencies[chosen], lengths)))
-        del tokens, rows, frequencies
-        terms, rows, frequencies = map(np.concatenate, zip(*parts, strict=True))
-        del parts
-        return _postings(list(numbers), terms, rows, frequencies, self._count, analyzer)
+        scores = self._latin_scores()
+        analyzer = analyzer or Analyzer.of_languages(self._languages(scores))
+        names: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        tokens = list(self._numbers)
+        cutters = [
+            (_Cutter(tokens, analyzer, language, names), which)
+            for language, which in _by_language(analyzer, scores)
+        ]
+        for place, block in enumerate(self._blocks):
+            parts: list[tuple[_Ints, ...]] = [(np.empty(0, np.int32),) * 3]
+            for cutter, is_spoken in cutters:
+                chosen = is_spoken[block.rows.start : block.rows.stop][block.places]
+                terms, lengths = cutter.cut(block.terms[chosen])
+                parts.append(
+                    (terms, *(np.repeat(of[chosen], lengths) for of in (block.places, block.frequencies)))
+                )
+            self._blocks[place] = _Block(block.rows, *_counted(*map(np.concatenate, zip(*parts, strict=True))))
+        return _postings(list(names), self._blocks, self._count, analyzer)
 
-    def _latin_scores(self, tokens: _Ints, rows: _Ints, frequencies: _Ints) -> _Ints:
+    def _latin_scores(self) -> _Ints:
         """Return how many frequent words of each Latin language each document has: ``(N, languages)``."""
         columns = np.zeros((len(self._numbers), len(_LATIN)), np.bool_)
         for token, number in self._numbers.items():
             if languages := _LANGUAGES_OF.get(token.lower()):
                 columns[number, languages] = True
-        is_frequent = np.any(columns, axis=1, keepdims=True)[tokens, 0]
-        tokens, rows, frequencies = tokens[is_frequent], rows[is_frequent], frequencies[is_frequent]
-        counts = [np.bincount(rows, frequencies * column[tokens], self._count) for column in columns.T]
-        return np.stack(counts, axis=1)
+        is_frequent = np.any(columns, axis=1)
+        scores = np.zeros((self._count, len(_LATIN)), np.int32)
+        for block in self._blocks:
+            chosen = is_frequent[block.terms]
+            tokens, places, frequencies = (of[chosen] for of in block[1:])
+            of_block = scores[block.rows.start : block.rows.stop]
+            for number, column in enumerate(columns.T):
+                of_block[:, number] = np.bincount(places, frequencies * column[tokens], len(block.rows))
+        return scores
 
-    def _languages(self, scores: _Ints, tokens: _Ints, rows: _Ints) -> dict[str, int]:
+    def _languages(self, scores: _Ints) -> dict[str, int]:
         """Return the number of documents in each language that can be told."""
         best = scores.argmax(axis=1)[scores.any(axis=1)]
         counts = {_LATIN[column]: int(number) for column, number in enumerate(np.bincount(best)) if number}
@@ -145,24 +154,66 @@ class PostingsBuilder:
         for token, number in self._numbers.items():
             if language := script_language(token):
                 by_script.setdefault(language, []).append(number)
-        return counts | {
-            language: len(np.unique(rows[np.isin(tokens, numbers)])) for language, numbers in by_script.items()
-        }
+        for language, numbers in by_script.items():
+            is_of = np.zeros(len(self._numbers), np.bool_)
+            is_of[numbers] = True
+            counts[language] = sum(len(np.unique(block.places[is_of[block.terms]])) for block in self._blocks)
+        return counts
 
-    def _cut(
-        self, tokens: _Ints, analyzer: Analyzer, language: str, numbers: Mapping[str, int]
-    ) -> tuple[_Ints, _Ints]:
-        """Return the numbers of all tokens' terms, and how many each token has."""
-        texts = list(self._numbers)
-        counts, starts, terms = np.zeros(len(texts), np.int32), np.zeros(len(texts), np.int64), array("i")
-        for token in np.unique(tokens).tolist():
-            starts[token] = len(terms)
-            terms.extend(map(numbers.__getitem__, analyzer.cut(texts[token], language)))
-            counts[token] = len(terms) - starts[token]
-        lengths = counts[tokens]
+
+class _Block(NamedTuple):
+    """The pairs of token or term and document of some rows, each once, ordered by term and row.
+
+    Attributes:
+        rows: the documents.
+        terms: ``(pairs,) int32``, the number of each token or term.
+        places: ``(pairs,) int32``, rows from the first one.
+        frequencies: ``(pairs,) int32``.
+    """
+
+    rows: range
+    terms: _Ints
+    places: _Ints
+    frequencies: _Ints
+
+    def runs(self) -> tuple[_Ints, _Ints, _Ints]:
+        """Return each term once, where its pairs begin, and their number."""
+        firsts = np.flatnonzero(np.diff(self.terms, prepend=-1))
+        return self.terms[firsts], firsts, np.diff(firsts, append=len(self.terms))
+
+
+def _counted(terms: _Ints, places: _Ints, frequencies: _Ints) -> tuple[_Ints, _Ints, _Ints]:
+    """Return each pair of term and place once, in their order, with the sum of its frequencies."""
+    width = int(places.max(initial=0)) + 1
+    keys = terms * np.int64(width) + places
+    order = np.argsort(keys)
+    keys = keys[order]
+    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+    sums = np.add.reduceat(frequencies[order], firsts) if len(firsts) else frequencies
+    terms, places = np.divmod(keys[firsts], width)
+    return terms.astype(np.int32), places.astype(np.int32), sums.astype(np.int32)
+
+
+class _Cutter:
+    """Cuts tokens, given by their numbers, into the numbers of terms, each token once."""
+
+    def __init__(self, tokens: Sequence[str], analyzer: Analyzer, language: str, names: Mapping[str, int]) -> None:
+        self._tokens, self._analyzer, self._language, self._names = tokens, analyzer, language, names
+        self._starts, self._counts = np.full(len(tokens), -1, np.int64), np.zeros(len(tokens), np.int32)
+        self._terms = array("i")
+
+    def cut(self, tokens: _Ints) -> tuple[_Ints, _Ints]:
+        """Return the terms of all tokens, and how many each token has."""
+        for token in np.unique(tokens[self._starts[tokens] < 0]).tolist():
+            self._starts[token] = len(self._terms)
+            self._terms.extend(
+                map(self._names.__getitem__, self._analyzer.cut(self._tokens[token], self._language))
+            )
+            self._counts[token] = len(self._terms) - self._starts[token]
+        lengths = self._counts[tokens]
         ends = np.cumsum(lengths)
-        places = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths - starts[tokens], lengths)
-        return np.frombuffer(terms, np.int32)[places], lengths
+        shifts = np.repeat(ends - lengths - self._starts[tokens], lengths)
+        return np.frombuffer(self._terms, np.int32)[np.arange(len(shifts)) - shifts], lengths
 
 
 def _by_language(analyzer: Analyzer, scores: _Ints) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
@@ -176,25 +227,27 @@ def _by_language(analyzer: Analyzer, scores: _Ints) -> Iterator[tuple[str, npt.N
         yield _LATIN[column], best == place
 
 
-def _postings(
-    names: Sequence[str], terms: _Ints, rows: _Ints, frequencies: _Ints, count: int, analyzer: Analyzer
-) -> Postings:
-    """Return the postings of triples of a term, by its place among the names, a row, and a frequency."""
+def _postings(names: Sequence[str], blocks: Sequence[_Block], count: int, analyzer: Analyzer) -> Postings:
+    """Return the postings of the documents in blocks, whose terms are places among the names."""
+    numbers, lengths = np.zeros(len(names), np.int64), np.zeros(count)
+    for block in blocks:
+        terms, _, sizes = block.runs()
+        numbers[terms] += sizes
+        lengths[block.rows.start : block.rows.stop] = np.bincount(block.places, block.frequencies, len(block.rows))
+    norms = _K1 * (1 - _B + _B * lengths / max(float(lengths.sum()) / max(count, 1), 1.0))
     hashes = np.fromiter(map(text_hash, names), np.uint64, len(names))
     order = np.argsort(hashes)
-    ranks = np.empty_like(order)
-    ranks[order] = np.arange(len(order))
-    keys = ranks[terms] * count + rows
-    by_key = np.argsort(keys, kind="stable")
-    keys, frequencies = keys[by_key], frequencies[by_key]
-    firsts = np.flatnonzero(np.diff(keys, prepend=-1))
-    sums = np.add.reduceat(frequencies, firsts) if len(firsts) else frequencies
-    terms, rows = np.divmod(keys[firsts], count)
-    lengths = np.bincount(rows, sums, minlength=count)
-    norms = _K1 * (1 - _B + _B * lengths / max(float(lengths.sum()) / max(count, 1), 1.0))
-    weights = sums / (sums + norms[rows])
-    starts = np.searchsorted(terms, np.arange(len(names) + 1))
-    return Postings(hashes[order], starts, rows.astype(np.int32), weights.astype(np.float32), analyzer)
+    starts = np.concatenate([[0], np.cumsum(numbers[order])])
+    ends = np.empty(len(names), np.int64)  # of each term's postings so far
+    ends[order] = starts[:-1]
+    rows, weights = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
+    for block in blocks:
+        terms, firsts, sizes = block.runs()
+        places = np.repeat(ends[terms] - firsts, sizes) + np.arange(len(block.terms))
+        rows[places] = block.places + block.rows.start
+        weights[places] = block.frequencies / (block.frequencies + norms[rows[places]])
+        ends[terms] += sizes
+    return Postings(hashes[order], starts, rows, weights, analyzer)
 
 
 class LexicalIndex:
