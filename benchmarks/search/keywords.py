@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 
 from embedkit import Collection, Encoder
-from embedkit.evaluation.speed.plan import describe_machine
 
 HERE = Path(__file__).parent
 PASSAGES = (
@@ -80,6 +79,8 @@ def main() -> None:
     if arguments.index_only:
         print(json.dumps(index(arguments.index_only)))
         return
+    from embedkit.evaluation.speed.plan import describe_machine  # noqa: PLC0415 - not in other versions
+
     documents = list(itertools.islice(in_turns(arguments.texts, PASSAGES, MOST_OF_A_FILE), arguments.documents))
     queries = list(in_turns(arguments.texts, QUERIES, arguments.queries, STEP))
     path = HERE / "results-keywords.json"

@@ -131,8 +131,7 @@ class Collection:
 
         All documents are read and checked before the first is embedded. Memory use grows by about 30 bytes per
         document, 20 for each distinct word of it, and at the end by the values of the metadata. An existing
-        collection at ``path`` is an error unless ``replace``; it is replaced at the very end, atomically, and on any
-        error it is unchanged.
+        collection at ``path`` is an error unless ``replace``; it is replaced at the very end, atomically.
 
         Args:
             documents: path of a ``.jsonl``, ``.csv``, ``.tsv``, ``.txt`` or ``.parquet`` file or of a folder of

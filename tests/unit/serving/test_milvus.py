@@ -241,7 +241,7 @@ def test_collections_of_earlier_versions_are_refused(collection: Collection, uri
 
 
 def test_the_lexical_index_exists_from_the_start_or_never(unchanged: Collection) -> None:
-    with pytest.raises(InputError, match="Milvus indexes words from the start"):
+    with pytest.raises(InputError, match="Milvus builds this index with the collection"):
         unchanged.compact(lexical=False)
 
 
