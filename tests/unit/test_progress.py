@@ -31,14 +31,6 @@ def clock(monkeypatch):
     return made
 
 
-def test_without_a_total_there_is_no_bar(clock):
-    terminal = Terminal()
-    with Progress("read", enabled=True, stream=terminal) as progress:
-        clock.now += 1
-        progress.advance(5)
-    assert terminal.getvalue().split("\x1b[K")[-1] == "read  5 items, 5/s\n"
-
-
 def test_where_only_errors_are_shown_there_is_no_bar_unless_asked(clock, caplog):
     caplog.set_level(logging.ERROR, logger="embedkit")
     for enabled, shown in ((None, False), (True, True)):
@@ -67,15 +59,6 @@ def test_long_work_shows_a_bar_that_moves(clock):
     drawn = terminal.getvalue().count("\r")
     assert 90 <= drawn <= 95
     assert terminal.getvalue().endswith("\n")
-
-
-def test_a_line_never_wraps(clock, monkeypatch):
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((40, 20)))
-    terminal = Terminal()
-    with Progress("encode", 10, enabled=True, stream=terminal) as progress:
-        clock.now += 1
-        progress.advance(note="n" * 100)
-    assert max(map(len, terminal.getvalue().replace("\r\x1b[K", "\n").splitlines())) == 39
 
 
 def test_elsewhere_lines_are_logged_periodically(clock, caplog):
@@ -112,14 +95,3 @@ def test_a_process_without_stderr_works(clock, monkeypatch):
         clock.now += 1
         progress.advance(10)
     assert progress.done == 10
-
-
-@pytest.mark.parametrize(
-    ("done", "rate"), [(50_000, "5,000/s"), (15, "1.5/s"), (2, "12/min"), (1, "6/min"), (0, "0/s")]
-)
-def test_slow_work_has_a_rate_above_zero(clock, done, rate):
-    terminal = Terminal()
-    with Progress("train", unit="steps", enabled=True, stream=terminal) as progress:
-        clock.now += 10
-        progress.advance(done)
-    assert terminal.getvalue().endswith(f" steps, {rate}\n")

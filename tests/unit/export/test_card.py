@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from embedkit.errors import ConfigError, ModelError
+from embedkit.errors import ModelError
 from embedkit.export.card import Card, read_card
 
 FACTS = {
@@ -45,15 +45,6 @@ def test_a_bundle_holds_no_facts_about_the_machine(run):
     assert card.metrics == {"dev": "sts-dev.csv", "dev_spearman": 0.81, "steps": 100}
 
 
-def test_a_run_without_teacher_and_development_set(run):
-    (run / "run.json").write_text(json.dumps(FACTS | {"teacher": None, "dev": None}))
-
-    card = read_card(str(run))
-
-    assert card.teacher == {}
-    assert "dev" not in card.metrics
-
-
 def test_anything_else_has_an_empty_card(tmp_path):
     assert read_card(str(tmp_path)) == Card()
     assert read_card("org/model", licence="MIT") == Card(licence="MIT")
@@ -64,13 +55,6 @@ def test_a_damaged_card_is_named(run, content):
     (run / "run.json").write_text(content)
 
     with pytest.raises(ModelError, match=r"run\.json"):
-        read_card(str(run))
-
-
-def test_a_damaged_configuration_is_named(run):
-    (run / "config.toml").write_text("= 3")
-
-    with pytest.raises(ConfigError, match=r"config\.toml"):
         read_card(str(run))
 
 
