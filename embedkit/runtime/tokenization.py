@@ -213,24 +213,22 @@ class Tokenizer(_FastTokenizer):
             check_items(texts, first)
         prompted = [prompt + text for text in texts] if prompt else texts
         try:
-            return self._encode(prompted, threads)
+            encoded = self._pieces.encode(prompted, threads) if self._pieces else None
+            if encoded is None:
+                rows = self._encode_without_kernel(prompted)
+                return Tokens([ids for ids, _ in rows], [row for row, (_, is_cut) in enumerate(rows) if is_cut])
+            ids, overflowing, unsupported = encoded
+            if unsupported:
+                rows = self._encode_without_kernel([prompted[position] for position in unsupported])
+                ids = ids.fill(unsupported, [row for row, _ in rows])
+                cut = (position for position, row in zip(unsupported, rows, strict=True) if row[1])
+                overflowing = sorted([*overflowing, *cut])
+            return Tokens(ids, overflowing)
         except ModelError:
             raise
         except (TypeError, ValueError) as error:
             check_items(texts, first)
             raise InputError(f"the tokenizer rejected these texts: {error}") from error
-
-    def _encode(self, texts: list[str], threads: int) -> Tokens:
-        encoded = self._pieces.encode(texts, threads) if self._pieces else None
-        if encoded is None:
-            rows = self._encode_without_kernel(texts)
-            return Tokens([ids for ids, _ in rows], [position for position, (_, cut) in enumerate(rows) if cut])
-        ids, cut, left = encoded
-        if left:
-            rows = self._encode_without_kernel([texts[position] for position in left])
-            ids = ids.fill(left, [row for row, _ in rows])
-            cut = sorted([*cut, *(position for position, row in zip(left, rows, strict=True) if row[1])])
-        return Tokens(ids, cut)
 
     def _encode_without_kernel(self, texts: list[str]) -> list[tuple[list[int], bool]]:
         """Ids of each text, and whether some were cut off.
