@@ -503,6 +503,7 @@ class Collection:
         """Write all documents into one segment, without deleted ones, and rebuild its index.
 
         Nothing is embedded again. Does nothing if there is a single segment without deletions and nothing changes.
+        Other writers are excluded while ``index`` or ``lexical`` change, and otherwise only for a moment.
 
         Args:
             index: new kind of index; None keeps it.
