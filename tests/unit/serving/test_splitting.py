@@ -200,7 +200,8 @@ class TestHtml:
     )
     def test_hostile_pages_take_seconds_at_most(self, part):
         started = time.process_time()
-        read_html(part * 100_000 + "</title>" * 100_000)
+        for end in ("", "</title>" * 100_000):
+            read_html(part * 100_000 + end)
         assert time.process_time() - started < 20  # in quadratic time: hours
 
     def test_lines_of_a_heading_are_apart(self, tmp_path, encoder):
