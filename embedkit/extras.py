@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from embedkit.errors import MissingExtraError
@@ -33,6 +32,8 @@ _ONNXRUNTIME = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directm
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Return name and version of those distributions that are installed."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - the help stays quick
+
     versions = {}
     for package in packages:
         try:
