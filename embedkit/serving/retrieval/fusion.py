@@ -24,8 +24,11 @@ FEEDBACK: Final = 1 / 3
 
 FEEDBACK_DOCUMENTS: Final = 3
 
-ANSWER: Final = 4.0
+ANSWER: Final = 4.5
 """What a sure answer adds to a candidate, in standard deviations of the search's scores."""
+
+DOUBT: Final = 0.75
+"""What is subtracted from a re-ranker's logits before they become probabilities."""
 
 ENCODER_WEIGHT: Final = 0.5
 """Weight of an encoder as re-ranker."""
@@ -135,17 +138,16 @@ def blend(before: Ranking, scores: FloatArray, weight: float | None, *, trusted:
 
     Scores of the ranking are standardised. With a weight, the re-ranker's logits or cosines are, too, and their
     weighted mean counts. Without one, a cross-encoder adds :data:`ANSWER` times the probability that a candidate
-    answers the query: where none does, a model that was trained on answers knows less than the search, and adds
-    next to nothing. An encoder, which is ``trusted``, has :data:`ENCODER_WEIGHT`.
+    answers the query, of its logit less :data:`DOUBT`: where none does, a model that was trained on answers knows
+    less than the search, and adds next to nothing. An encoder, which is ``trusted``, has :data:`ENCODER_WEIGHT`.
     """
     found, values = _standardised(before.scores), scores.astype(np.float64)
-    are_probabilities = not trusted and values.min() >= 0 and values.max() <= 1
+    if not trusted and values.min() >= 0 and values.max() <= 1:  # probabilities
+        clipped = np.clip(values, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+        values = np.log(clipped / (1 - clipped))
     if weight is None and not trusted:
-        blended = found + ANSWER * (values if are_probabilities else np.exp(-np.logaddexp(0, -values)))
+        blended = found + ANSWER * np.exp(-np.logaddexp(0, DOUBT - values))
     else:
-        if are_probabilities:
-            clipped = np.clip(values, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
-            values = np.log(clipped / (1 - clipped))
         weight = ENCODER_WEIGHT if weight is None else weight
         blended = (1 - weight) * found + weight * _standardised(values)
     order = np.lexsort((before.rows, -blended))

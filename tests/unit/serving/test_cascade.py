@@ -193,7 +193,8 @@ def test_the_whole_weight_is_the_re_ranker_alone(library):
 def test_a_cross_encoder_raises_documents_by_the_probability_that_they_answer(logits):
     before = Ranking(np.float32([3, 2, 1]), np.array([7, 8, 9]))
     chances = np.float32([0 if logit < -700 else 1 / (1 + math.exp(-logit)) for logit in logits])
-    expected = standardised([3, 2, 1]) + 4 * chances
+    doubted = [0 if logit < -700 else 1 / (1 + math.exp(0.75 - logit)) for logit in logits]
+    expected = standardised([3, 2, 1]) + 4.5 * np.array(doubted)
     order = np.argsort(-expected, kind="stable")
     for scores in (np.float32(logits), chances):
         found = blend(before, scores, None, trusted=False)

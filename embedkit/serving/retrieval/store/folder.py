@@ -182,9 +182,7 @@ class FolderStore:
     def _require(self, replaced: Mapping[str, Document]) -> None:
         """Refuse to replace other documents than those that were read; the collection's lock is needed."""
         if self.get(list(replaced)) != list(replaced.values()):
-            raise DocumentsChangedError(
-                f"{self.path}: others changed the same documents; repeat the write"
-            )
+            raise DocumentsChangedError(f"{self.path}: others changed the same documents; repeat the write")
 
     def _advance(self, claimed: Claim, record: Record) -> None:
         with self._one_refresh:
