@@ -304,7 +304,9 @@ def _build_synced(arguments: argparse.Namespace) -> tuple[str, Collection, dict[
     from embedkit.serving.retrieval.sync import new_windows
 
     if arguments.model is None:
-        raise InputError(f"there is no collection at {arguments.collection}; create one by naming a -m MODEL")
+        raise InputError(
+            f"there is no collection at {arguments.collection}; name a model to create it, such as -m tiny"
+        )
     encoder = Encoder.load(arguments.model)
     roots, windows = new_windows(arguments.folders, encoder, **_limits(arguments), **_files(arguments))
     source = absolute_source(arguments.model)
@@ -384,7 +386,7 @@ def _model_of(arguments: argparse.Namespace) -> str:
     documents: str = arguments.documents
     model = None if arguments.split else find_source(documents).model
     if model is None:
-        raise InputError(f"{documents} has no embeddings yet; name a model with -m MODEL")
+        raise InputError(f"{documents} has no embeddings yet; name a model, such as -m tiny")
     return model.name
 
 

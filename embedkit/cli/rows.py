@@ -151,7 +151,7 @@ class SpooledRows:
         else:
             rows = read_rows(self._place, self._embeddings)
         if rows.embeddings is None and self._model is None:
-            raise InputError(f"{self._name} has no embeddings yet; name a model with -m MODEL")
+            raise InputError(f"{self._name} has no embeddings yet; name a model, such as -m tiny")
         if self._model is not None:
             self.encoder = Encoder.load(self._model, threads=self._threads)
         documents = self._documents(rows.records, embedded=rows.embeddings is not None)

@@ -91,7 +91,7 @@ def _find_own(name: str, folder: Path | None) -> Source:
         except DataError:
             pass  # it may be a hub id
     if "/" not in name and not Path(name).exists() and not plain_suffix(Path(name)):
-        hint = did_you_mean(name, TASKS, f"the tasks are {', '.join(TASKS)}, a file or a hub id")
+        hint = did_you_mean(name, TASKS, "name a file or a hub id, or a task of `embedkit evaluate --list`")
         raise InputError(f"unknown task {name!r}; {hint}")
     return locate(name)
 

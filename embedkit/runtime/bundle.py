@@ -175,7 +175,9 @@ def _read_model(content: bytes) -> list[Field]:
     try:
         return list(read_fields(memoryview(content)))
     except BundleIntegrityError as error:
-        raise BundleIntegrityError(f"the file is truncated, damaged or no ONNX file: {error}") from error
+        raise BundleIntegrityError(
+            f"the file is truncated, damaged or not an ONNX file; copy or download it again ({error})"
+        ) from error
 
 
 def _read_entries(fields: list[Field]) -> dict[str, str]:

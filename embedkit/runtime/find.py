@@ -356,7 +356,8 @@ def _bundled_sentence(wanted: str) -> str:
     names = bundled_names()
     if not names:
         return "no bundles come with this embedkit"
-    return f"{did_you_mean(wanted, names, '')} the bundled models are {', '.join(names)}".lstrip()
+    known = f"the bundled models are {', '.join(names)}, and `embedkit models` lists others"
+    return f"{did_you_mean(wanted, names, '')} {known}".lstrip()
 
 
 def _may_be_on_the_hub(source: str) -> bool:

@@ -184,7 +184,7 @@ class TestDedup:
 
     def test_texts_need_a_model(self, lines, capsys):
         assert main(["dedup", str(lines)]) == 1
-        assert "has no embeddings yet; name a model with -m MODEL" in capsys.readouterr().err
+        assert "has no embeddings yet; name a model, such as -m tiny" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

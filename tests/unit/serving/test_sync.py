@@ -189,7 +189,7 @@ class TestCommand:
         write(tmp_path / "faq", guide="Milk.")
         command = ["index", "sync", "handbook", "faq", "idx", "--json"]
         assert main(command) == 1
-        assert "create one by naming a -m MODEL" in capsys.readouterr().err
+        assert "name a model to create it, such as -m tiny" in capsys.readouterr().err
         assert main([*command, "-m", str(encoder.source)]) == 0
         assert json.loads(capsys.readouterr().out)["documents"] == 4
         write(tmp_path / "faq", guide="Music.", more="Bread.")
