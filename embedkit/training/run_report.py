@@ -64,27 +64,46 @@ def write_report(folder: str | Path) -> Path:
     return page
 
 
-def _stages(folder: Path, measure: str) -> Iterator[tuple[str, RunCurves]]:
-    """Yield the path in the run of every folder with metrics of its own, in the order of training."""
-    for metrics in sorted(folder.rglob("metrics.jsonl"), key=lambda path: (path.stat().st_mtime_ns, path)):
-        if curves := read_curves(metrics, measure):
-            yield metrics.parent.relative_to(folder).as_posix(), curves
-
-
 def _page(run: RunFolder, config: Mapping[str, Any]) -> str:
     measure = MEASURES[measure_of(str(config.get("method")), config.get("dev", {}))]
-    stages, card = dict(_stages(run.path, measure)), _read_json(run.card)
-    title = str(card.get("name") or config.get("name") or run.path.resolve().name)
-    about = _about(config, finished=bool(card))
-    parts = [
-        _HEAD.format(title=html.escape(title), about=html.escape(about)),
-        *(_stage(name, curves, alone=len(stages) == 1) for name, curves in stages.items()),
+    card, environment = (read_object(path) if path.exists() else {} for path in (run.card, run.environment))
+    title = html.escape(str(card.get("name") or config.get("name") or run.path.resolve().name))
+    student = config.get("student", {})
+    start = student.get("source") or f"{student.get('size')}, started from {student.get('start')}"
+    about = f"{config.get('method')}; {start}; {'finished' if card else 'not finished'}"
+    parts = [_HEAD.format(title=title, about=html.escape(about))]
+    logs = sorted(run.path.rglob("metrics.jsonl"), key=lambda path: (path.stat().st_mtime_ns, path))
+    stages = [(log.parent.relative_to(run.path).as_posix(), *read_curves(log, measure)) for log in logs]
+    stages = [stage for stage in stages if stage[1]]  # those with records, in the order of training
+    for name, curves, figures in stages:
+        if len(stages) > 1:
+            parts.append(f"<h2>{html.escape('last stage' if name == '.' else name)}</h2>")
+        terms = (f"<div><dt>{html.escape(term)}</dt><dd>{figure}</dd></div>" for term, figure in figures.items())
+        parts.append(f"<dl>{''.join(terms)}</dl>")
+        parts.append('<div class="charts">{}</div>'.format("\n".join(map(draw, curves))))
+    parts += [
         "" if stages else "<p>No metrics have been logged yet.</p>",
         _facts("Data", _data(config, card)),
-        _facts("Environment", flat(_read_json(run.environment))),
+        _facts("Environment", flat(environment)),
         _facts("Configuration", flat(config), folded=True),
     ]
     return "\n".join(parts) + "\n</html>\n"
+
+
+def _data(config: Mapping[str, Any], card: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield facts from the card, or from the configuration if there is no card yet."""
+    for source in card.get("corpus") or config.get("corpus", ()):
+        facts = [str(source.get("name") or source.get("path"))]
+        facts += [f"{source['rows']:,} rows"] if "rows" in source else []
+        facts += [f"licence {source.get('licence', 'unknown')}"]
+        yield "corpus", ", ".join(facts + ([f"SHA-256 {source['sha256'][:16]}"] if "sha256" in source else []))
+    taught = card.get("teacher") or {}
+    configured = config.get("teachers") or filter(None, [config.get("teacher")])
+    for teacher in taught.get("teachers", [taught]) if taught else configured:
+        marked = f", fingerprint {teacher['fingerprint'][:16]}" if "fingerprint" in teacher else ""
+        yield "teacher", f"{teacher.get('name') or teacher.get('source')}{marked}"
+    if dev := card.get("dev") or config.get("dev", {}).get("pairs"):
+        yield "development set", f"{dev}, {card['dev_pairs']:,} pairs" if card.get("dev_pairs") else str(dev)
 
 
 def _facts(heading: str, rows: Iterable[tuple[str, Any]], *, folded: bool = False) -> str:
@@ -101,69 +120,10 @@ def _facts(heading: str, rows: Iterable[tuple[str, Any]], *, folded: bool = Fals
     return f"<h2>{heading}</h2>\n{table}"
 
 
-def _about(config: Mapping[str, Any], *, finished: bool) -> str:
-    student = config.get("student", {})
-    start = student.get("source") or f"{student.get('size')}, started from {student.get('start')}"
-    return f"{config.get('method')}; {start}; {'finished' if finished else 'not finished'}"
-
-
-def _stage(name: str, curves: RunCurves, *, alone: bool) -> str:
-    heading = "" if alone else f"<h2>{html.escape('last stage' if name == '.' else name)}</h2>\n"
-    figures = "".join(
-        f"<div><dt>{html.escape(term)}</dt><dd>{html.escape(figure)}</dd></div>"
-        for term, figure in _figures(curves)
-    )
-    drawn = "\n".join(map(draw, curves.curves))
-    return f'{heading}<dl>{figures}</dl>\n<div class="charts">{drawn}</div>'
-
-
-def _figures(curves: RunCurves) -> Iterator[tuple[str, str]]:
-    yield "steps", f"{curves.steps:,}"
-    if curves.best is not None:
-        step, score = curves.best
-        yield f"best {curves.measure} x 100, at step {step:,}", f"{score:.2f}"
-    yield "time", _duration(curves.seconds)
-    yield "seconds per step", f"{(curves.seconds - curves.dev_seconds) / curves.steps:.3f}"
-    if curves.evaluations:
-        share = curves.dev_seconds / curves.seconds if curves.seconds else 0.0
-        yield f"evaluations: {curves.evaluations:,}", f"{100 * share:.1f} % of time"
-
-
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def _data(config: Mapping[str, Any], card: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield facts from the card, or from the configuration if there is no card yet."""
-    for source in card.get("corpus") or config.get("corpus", ()):
-        name = str(source.get("name") or source.get("path"))
-        yield "corpus", ", ".join([name, *_corpus_facts(source)])
-    teachers = config.get("teachers") or filter(None, [config.get("teacher")])
-    for teacher in _teachers(card) or teachers:
-        marked = f", fingerprint {teacher['fingerprint'][:16]}" if "fingerprint" in teacher else ""
-        yield "teacher", f"{teacher.get('name') or teacher.get('source')}{marked}"
-    if dev := card.get("dev") or config.get("dev", {}).get("pairs"):
-        yield "development set", f"{dev}, {card['dev_pairs']:,} pairs" if card.get("dev_pairs") else str(dev)
-
-
-def _corpus_facts(source: Mapping[str, Any]) -> Iterator[str]:
-    if "rows" in source:
-        yield f"{source['rows']:,} rows"
-    yield f"licence {source.get('licence', 'unknown')}"
-    if "sha256" in source:
-        yield f"SHA-256 {source['sha256'][:16]}"
-
-
-def _teachers(card: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    teacher = card.get("teacher")
-    return [] if teacher is None else teacher.get("teachers", [teacher])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a file of the run; return an empty dictionary if it does not exist."""
-    return read_object(path) if path.exists() else {}
 
 
 Record = Mapping[str, float]
@@ -182,76 +142,45 @@ class Curve:
     logarithmic: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class RunCurves:
-    """All curves of a run and its totals.
-
-    ``seconds`` include evaluations; ``best`` is a step and 100 x its score, whose name is ``measure``.
-    """
-
-    curves: tuple[Curve, ...]
-    steps: int
-    seconds: float
-    dev_seconds: float
-    evaluations: int
-    best: tuple[int, float] | None
-    measure: str
-
-
-def read_curves(metrics: Path, measure: str = MEASURES["dev_spearman"]) -> RunCurves | None:
-    """Read the curves of a ``metrics.jsonl``; return None before the first record.
+def read_curves(metrics: Path, measure: str = MEASURES["dev_spearman"]) -> tuple[list[Curve], dict[str, str]]:
+    """Read the curves of a ``metrics.jsonl``, and totals by name; both are empty before the first record.
 
     ``measure`` is the name of the development score.
 
     Raises:
         DataError: the file is missing or malformed; an incomplete last line is ignored.
     """
-    records = _records(metrics)
+    try:
+        lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+        records: list[Record] = [json.loads(line) for line in lines if line.endswith("\n")]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{metrics} is not a valid metrics file: {error}") from error
     trained = [record for record in records if "loss" in record]
     evaluated = [record for record in records if "dev_seconds" in record]
-    scored = [record for record in evaluated if "dev" in record]  # undefined scores are not recorded
     if not trained:
-        return None
-    metrics_of_method = [name for name in trained[0] if name not in _LAID_OUT]
-    curves = [_curve(name, name, trained) for name in ("loss", *metrics_of_method)]
-    curves = [dataclasses.replace(curve, logarithmic=_spans_magnitudes(curve.values)) for curve in curves]
-    dev = _dev_curve(scored, measure)
-    curves += [] if dev is None else [dev]
-    curves += [_curve("learning rate", "lr", trained), _pace(records)]
-    last = trained[-1]
-    return RunCurves(
-        curves=tuple(curves),
-        steps=int(max(last["step"], *(record["step"] for record in evaluated), 0)),
-        seconds=last["seconds"]
-        + sum(record["dev_seconds"] for record in evaluated if record["step"] >= last["step"]),
-        dev_seconds=sum(record["dev_seconds"] for record in evaluated),
-        evaluations=len(evaluated),
-        best=None if dev is None or dev.best is None else (dev.steps[dev.best], dev.values[dev.best]),
-        measure=measure,
-    )
-
-
-def _records(path: Path) -> list[Record]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a valid metrics file: {error}") from error
-
-
-def _curve(title: str, key: str, records: Sequence[Record]) -> Curve:
-    rows = [record for record in records if key in record]
-    return Curve(title, tuple(int(row["step"]) for row in rows), tuple(row[key] for row in rows))
-
-
-def _dev_curve(scored: Sequence[Record], measure: str) -> Curve | None:
-    if not scored:
-        return None
-    steps, values = (tuple(record[key] for record in scored) for key in ("step", "dev"))
-    is_constant = len(set(values)) == 1
-    best = len(values) - 1 if is_constant else values.index(max(values))  # the first of equals, as in the loop
-    percent = tuple(100 * value for value in values)
-    return Curve(f"{measure} x 100", tuple(map(int, steps)), percent, best)
+        return [], {}
+    last, dev_seconds = trained[-1], sum(record["dev_seconds"] for record in evaluated)
+    steps = int(max(last["step"], *(record["step"] for record in evaluated), 0))
+    seconds = last["seconds"] + sum(each["dev_seconds"] for each in evaluated if each["step"] >= last["step"])
+    curves, figures = [], {"steps": f"{steps:,}"}
+    for name in ("loss", *(name for name in trained[0] if name not in _LAID_OUT)):
+        rows = [(int(record["step"]), record[name]) for record in trained if name in record]
+        finite = [value for _, value in rows if math.isfinite(value)]
+        spans = bool(finite) and min(finite) > 0 and max(finite) > _LOG_SCALE_FROM * min(finite)
+        places, values = zip(*rows, strict=True)
+        curves.append(Curve(name, places, values, logarithmic=spans))
+    if scored := [(int(record["step"]), record["dev"]) for record in evaluated if "dev" in record]:
+        places, scores = zip(*scored, strict=True)  # undefined scores are not recorded
+        best = len(scores) - 1 if len(set(scores)) == 1 else scores.index(max(scores))  # as in the loop
+        curves.append(Curve(f"{measure} x 100", places, tuple(100 * score for score in scores), best))
+        figures[f"best {measure} x 100, at step {places[best]:,}"] = f"{100 * scores[best]:.2f}"
+    places, values = zip(*((int(record["step"]), record["lr"]) for record in trained), strict=True)
+    curves += [Curve("learning rate", places, values), _pace(records)]
+    figures |= {"time": _duration(seconds), "seconds per step": f"{(seconds - dev_seconds) / steps:.3f}"}
+    if evaluated:
+        share = dev_seconds / seconds if seconds else 0.0
+        figures[f"evaluations: {len(evaluated):,}"] = f"{100 * share:.1f} % of time"
+    return curves, figures
 
 
 def _pace(records: Sequence[Record]) -> Curve:
@@ -267,12 +196,6 @@ def _pace(records: Sequence[Record]) -> Curve:
             steps.append(int(record["step"]))
             before, evaluated = record["seconds"], 0.0
     return Curve("seconds per step", tuple(steps[1:]), tuple(values))
-
-
-def _spans_magnitudes(values: Sequence[float]) -> bool:
-    """Whether the values need a logarithmic axis."""
-    finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and min(finite) > 0 and max(finite) > _LOG_SCALE_FROM * min(finite)
 
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 505, 30, 235  # of the axes, in a drawing of 520 x 270

@@ -122,7 +122,7 @@ def write(tmp_path):
 
 
 def by_title(curves):
-    return {curve.title: curve for curve in curves.curves}
+    return {curve.title: curve for curve in curves[0]}
 
 
 @pytest.mark.parametrize(
