@@ -1,17 +1,17 @@
-"""Labelled questions for the last stage of the encoders (recipes/questions.toml), from text that may be shipped.
+"""Text for the last stage of the encoders (recipes/last_stage.py), from sources that may be shipped.
 
-    python recipes/questions.py DIR --teacher all-MiniLM-L6-v2.onnx -o questions.jsonl --texts general.txt
+    python recipes/questions.py DIR --teacher all-MiniLM-L6-v2.onnx -o OUT
 
-DIR has the folders ``questions`` and ``train``. A row has a ``query``, its ``positive`` passages, and its
-``source``:
+DIR has the folders ``questions`` and ``train``. Written are:
 
-- a question with its answers, and another wording of it with the same answers led by the question: a question of
-  its own body, if the teacher finds the two alike
-- a heading with its section, and the heading as people ask it ("How do I ...?") with the section led by the titles
-- a title of a paper with its abstract, so that search among these is kept
+- ``OUT/pairs.jsonl``: a ``query``, its ``positive`` passages and their ``source``: titles of questions with
+  answers and bodies, headings with sections, sentences of a question's body with its title and answers (other
+  wordings of it, by the teacher), titles of papers with abstracts, and sentences of abstracts with the rest
+- ``OUT/lists.npz``: questions, and of each the places of the texts that the teacher finds nearest
+- ``OUT/listed.txt``: these texts, the questions first
+- ``OUT/texts.txt``: texts of all kinds, which are to keep their vectors
 
-Threads and articles for development are left out (``is_held_out``), and large sources are drawn from. The texts
-are of all sources, for the anchor: they are to keep their vectors.
+Threads and articles for development are left out (``is_held_out``).
 """
 
 from __future__ import annotations
@@ -22,60 +22,75 @@ import json
 import lzma
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from embedkit import Encoder
 
 _SENTENCE = re.compile(r"(?<=[.?!])\s+")
-_UNSEEN = "SMDMDataMiningOnStackExchange"  # a site that is held out whole
-_MOST = {"medquad": 1200, "business-help": 3000, "powershell-docs": 1200}
-_ALIKE = 0.55, 0.97  # cosines of two wordings of one question
-_ABSTRACTS = 750  # of each source
 _NO_TITLE = re.compile(r"(?:We|This|In|The|These|Our|It|There|Here|Background|Objectives?|Introduction)\b")
-_SENTENCES = {
-    "wikipedia": 5000,
-    "headlines": 4000,
-    "common-voice": 2500,
-    "tatoeba": 2500,
-    "nlvr2-captions": 2500,
-    "wordnet-examples": 1500,
-    "openstax": 2500,
-    "pmc-captions": 800,
-    "abstract-sentences": 2000,
-    "wordnet-glosses": 1500,
-    "stackexchange-titles": 2000,
-    "nq-open": 1500,
+_UNSEEN = "SMDMDataMiningOnStackExchange"  # a site that is held out whole
+_ALIKE = 0.45, 0.92  # cosines of a question's title and of a sentence of its body that is another wording of it
+_WORDINGS = 3  # of a question
+_MOST = 2500  # pairs of a source
+_ABSTRACTS = 1800  # of each file
+_WORDS = 60  # of a passage
+_NEAREST, _DEPTH = 12, 48  # of listed texts; of those further away, every third
+_QUESTIONS = {
+    "stackexchange-titles": 9000,
+    "query-wellformedness": 9000,
+    "stackoverflow-titles": 6000,
+    "tldr": 3000,
+    "nq-open": 2500,
+    "opentriviaqa": 2000,
+    "medquad-questions": 1500,
+    "clinc150": 1500,
+    "openstax-questions": 1000,
+    "wikitablequestions": 1000,
 }
-_GENERAL = 3000, 40  # sentences of these, and texts of every file
-_READ = 60_000, 4000  # lines that they are drawn from
-_WORDS = 45, 90  # of a passage, by its text: people's answers are short, and long ones are slow to learn
-_VERBS = re.compile(
-    r"(?:access|add|adjust|allow|analyze|apply|approve|assign|attach|calculate|cancel|change|check|choose|clear|close"
-    r"|combine|configure|connect|convert|copy|correct|create|customize|define|delete|design|disable|download|edit"
-    r"|enable|enter|export|filter|find|fix|get|group|handle|import|include|insert|install|integrate|invite|keep|link"
-    r"|make|manage|map|merge|migrate|modify|monitor|move|open|pay|post|prepare|prevent|print|process|protect|publish"
-    r"|receive|reconcile|record|recover|register|remove|rename|replace|report|reset|resolve|restore|reverse|review"
-    r"|run|save|schedule|search|select|send|set|share|show|sign|sort|specify|split|start|stop|submit|synchronize"
-    r"|test|track|transfer|turn|uninstall|update|upgrade|use|verify|view|work|write)",
-    re.IGNORECASE,
-)
-_ASKED = (
-    "How do I {}?",
-    "How can I {}?",
-    "how to {}",
-    "What is the way to {}?",
-    "I want to {}",
-    "Is there a way to {}?",
-    "Is it possible to {}, and how?",
-    "I need to {}, where do I find that?",
-    "{}",
-)
+_PASSAGES = {
+    "stackexchange-posts": 5000,
+    "desktop-help": 4500,
+    "wikipedia": 4000,
+    "abstract-sentences": 2000,
+    "pmc-sentences": 2000,
+    "software-docs-bsd-mit-apache": 2000,
+    "digitalgov": 1500,
+    "python-docs": 1500,
+    "medquad-passages": 1500,
+    "openstax-passages": 1500,
+    "pmc-passages": 1200,
+    "conference-abstracts": 1000,
+}
+_TEXTS = {
+    "wikipedia": 2500,
+    "headlines": 1500,
+    "nlvr2-captions": 1500,
+    "nq-open": 1200,
+    "common-voice": 800,
+    "tatoeba": 800,
+    "openstax": 800,
+    "opentriviaqa": 800,
+    "abstract-sentences": 700,
+    "pmc-sentences": 700,
+    "pmc-passages": 600,
+    "openstax-passages": 500,
+    "query-wellformedness": 500,
+    "stackexchange-titles": 400,
+    "wordnet-examples": 400,
+    "conference-abstracts": 300,
+    "craft-oastm-passages": 300,
+    "factbook": 300,
+    "medquad-passages": 300,
+    "pmc-captions": 300,
+    "wordnet-glosses": 300,
+}
 
 
 def draw(text: str, count: int) -> int:
@@ -83,7 +98,7 @@ def draw(text: str, count: int) -> int:
     return int(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:8], 16) % count
 
 
-def is_held_out(row: dict[str, Any]) -> bool:
+def is_held_out(row: Mapping[str, Any]) -> bool:
     """Whether a row is for development: a quarter of the threads and one site, a sixth of the articles."""
     if row["kind"] == "section":
         return draw(row.get("title") or row["query"], 6) == 0
@@ -102,37 +117,33 @@ def lines(data: Path, name: str, count: int | None = None) -> list[str]:
         return [line.strip() for line in islice(file, count)]
 
 
-def short(passage: str) -> str:
-    """Return the first words of a passage."""
-    return " ".join(passage.split()[: _WORDS[draw(passage, 2)]])
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text."""
+    return [sentence.strip() for sentence in _SENTENCE.split(text)]
+
+
+def first_words(text: str) -> str:
+    """Return the words of a text that are read."""
+    return " ".join(text.split()[:_WORDS])
+
+
+def labelled(data: Path) -> Iterator[dict[str, Any]]:
+    """Yield the pairs of all files, as they are."""
+    for name in ("stackexchange", "medquad", "business-help", "powershell-docs", "opensource-guide"):
+        for row in rows(data, name):
+            if not is_held_out(row):
+                source = f"{name}, {row['kind']}"
+                yield {"query": row["query"], "positive": [row["passage"]], "source": source}
 
 
 def wordings(title: str, body: str) -> list[str]:
-    """Return the questions of a body, other than its title."""
-    plain = re.sub(r"\W+", " ", title.lower()).strip()
-    found = [sentence.strip() for sentence in _SENTENCE.split(body) if sentence.strip().endswith("?")]
-    fit = [text for text in found if 4 <= len(text.split()) <= 30]
-    return [text for text in fit if re.sub(r"\W+", " ", text.lower()).strip() != plain]
+    """Return the sentences of a body that may ask the question of its title in other words."""
+    plain = _plain(title)
+    return [text for text in sentences(body) if 5 <= len(text.split()) <= 30 and plain not in _plain(text)]
 
 
-def threads(data: Path, teacher: Encoder) -> Iterator[dict[str, Any]]:
-    """Yield the questions of sites, in two wordings, with their answers."""
-    answers, bodies = defaultdict[str, list[str]](list), dict[str, str]()
-    for row in rows(data, "stackexchange"):
-        if not is_held_out(row):
-            if row["kind"] == "answer":
-                answers[row["query"]].append(row["passage"])
-            else:
-                bodies[row["query"]] = row["passage"]
-    for title, passages in answers.items():
-        yield {"query": title, "positive": passages, "source": "title with answer"}
-    for title, body in bodies.items():
-        if title not in answers or draw(title, 2):
-            yield {"query": title, "positive": [body], "source": "title with body"}
-    pairs = [(title, text) for title in answers for text in wordings(title, bodies.get(title, ""))]
-    for title, text in alike(teacher, pairs):
-        led = [f"{title} {passage}" for passage in answers[title]]
-        yield {"query": text, "positive": led, "source": "wording with answer"}
+def _plain(text: str) -> str:
+    return re.sub(r"\W+", " ", text.lower()).strip()
 
 
 def alike(teacher: Encoder, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -142,48 +153,37 @@ def alike(teacher: Encoder, pairs: list[tuple[str, str]]) -> list[tuple[str, str
     return [pairs[row] for row in np.argsort(-cosines) if _ALIKE[0] < cosines[row] < _ALIKE[1]]
 
 
-def asked(heading: str) -> str | None:
-    """Return a heading as people ask it, or None if it does not say what to do."""
-    words = re.sub(r"^(?:how )?to ", "", heading.strip().rstrip("."), flags=re.IGNORECASE).split()
-    if len(words) < 3 or not _VERBS.fullmatch(words[0]):
-        return None
-    plain = " ".join([words[0].lower(), *words[1:]])
-    return _ASKED[draw(heading, len(_ASKED))].format(plain)
-
-
-def sections(data: Path) -> Iterator[dict[str, Any]]:
-    """Yield headings with their sections, and questions with their answers of the large sources."""
-    for name in ("business-help", "powershell-docs", "opensource-guide"):
-        found = [row for row in rows(data, name) if not is_held_out(row) and len(row["query"].split()) > 2]
-        found.sort(key=lambda row: draw(row["query"] + row["passage"], 2**32))
-        for row in found[: _MOST.get(name)]:
-            query, passage, title = row["query"], row["passage"], row.get("title") or ""
-            if question := asked(query):
-                led = f"{title}. {query}. {passage}" if title != query else f"{query}. {passage}"
-                yield {"query": question, "positive": [led], "source": "heading as asked"}
+def reworded(data: Path, teacher: Encoder) -> Iterator[dict[str, Any]]:
+    """Yield sentences of the bodies of questions with the title and answers, as a help centre has them."""
+    answers, bodies = defaultdict[str, list[str]](list), dict[str, str]()
+    for row in rows(data, "stackexchange"):
+        if not is_held_out(row):
+            if row["kind"] == "answer":
+                answers[row["query"]].append(row["passage"])
             else:
-                yield {"query": query, "positive": [passage], "source": "heading with section"}
-    found = sorted(rows(data, "medquad"), key=lambda row: draw(row["query"] + row["passage"], 2**32))
-    for row in found[: _MOST["medquad"]]:
-        yield {"query": row["query"], "positive": [row["passage"]], "source": "medical question with answer"}
+                bodies[row["query"]] = row["passage"]
+    found = alike(teacher, [(title, text) for title, body in bodies.items() for text in wordings(title, body)])
+    taken = Counter[str]()
+    for title, text in found:
+        taken[title] += 1
+        if taken[title] <= _WORDINGS:
+            led = [f"{title} {answer}" for answer in answers[title]] or [
+                f"{title} {bodies[title].replace(text, '')}"
+            ]
+            yield {"query": text, "positive": led, "source": "sentences of questions"}
 
 
-def help_pages(data: Path) -> Iterator[dict[str, Any]]:
-    """Yield paragraphs of a desktop's help whose first sentence says what to do, which is the query."""
-    for text in lines(data, "desktop-help"):
-        heading, *rest = _SENTENCE.split(text, maxsplit=1)
-        question = asked(heading)
-        if question and rest and len(heading.split()) <= 9 and len(rest[0].split()) >= 12:
-            led = text if draw(text, 2) else rest[0]
-            yield {"query": question, "positive": [led], "source": "help page"}
-
-
-def abstracts(data: Path) -> Iterator[dict[str, Any]]:
-    """Yield titles of papers with their abstracts, so that search among these is kept."""
+def papers(data: Path) -> Iterator[dict[str, Any]]:
+    """Yield titles with abstracts, and sentences with the rest of their abstract: search in these is kept."""
     for name in ("conference-abstracts", "pmc-abstracts"):
-        found = sorted(titles(data, name), key=lambda pair: draw(pair[0], 2**32))
-        for title, text in found[:_ABSTRACTS]:
-            yield {"query": title.rstrip("."), "positive": [text], "source": "title with abstract"}
+        for title, text in titles(data, name)[:_ABSTRACTS]:
+            yield {"query": title.rstrip("."), "positive": [text], "source": "titles of papers"}
+        for text in lines(data, name, _ABSTRACTS):
+            parts = sentences(text)
+            if 5 < len(parts) < 16:
+                claim = parts.pop(1 + draw(text, len(parts) - 1))
+                if 10 <= len(claim.split()) <= 40:
+                    yield {"query": claim, "positive": [" ".join(parts)], "source": "sentences of abstracts"}
 
 
 def titles(data: Path, name: str) -> list[list[str]]:
@@ -193,38 +193,61 @@ def titles(data: Path, name: str) -> list[list[str]]:
     return [pair for pair in fit if pair[0][0].isupper() and not _NO_TITLE.match(pair[0])]
 
 
-def general(data: Path) -> list[str]:
-    """Return sentences, and some texts of every file."""
-    short = [text for name, count in _SENTENCES.items() for text in sample(lines(data, name, _READ[0]), count)]
-    names = [path.name.removesuffix(".txt.xz") for path in sorted((data / "train").glob("*.txt.xz"))]
-    every = [text for name in names for text in sample(lines(data, name, _READ[1]), _GENERAL[1])]
-    for texts in (short, every):
-        Random(2).shuffle(texts)
-    return short[: _GENERAL[0]] + every
+def most(found: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield some pairs of each source, with the words of passages that are read."""
+    drawn = list(found)
+    Random(1).shuffle(drawn)
+    taken = Counter[str]()
+    for row in drawn:
+        taken[row["source"]] += 1
+        if taken[row["source"]] <= _MOST:
+            yield {**row, "positive": [first_words(text) for text in row["positive"]]}
 
 
-def sample(texts: list[str], count: int) -> list[str]:
-    """Draw texts."""
-    return Random(1).sample(texts, min(count, len(texts)))
+def texts_of(data: Path, counts: Mapping[str, int]) -> list[str]:
+    """Return texts of the files of training text, drawn at random."""
+    drawn = [(lines(data, name, 60_000), count) for name, count in counts.items()]
+    chosen = [text for found, count in drawn for text in Random(2).sample(found, min(count, len(found)))]
+    return list(dict.fromkeys(map(first_words, chosen)))
+
+
+def lists(data: Path, teacher: Encoder) -> tuple[list[str], npt.NDArray[np.int32]]:
+    """Return texts, questions first, and for each question the places of near texts: (Q, 24)."""
+    held_out = {_plain(row["query"]) for row in rows(data, "stackexchange") if is_held_out(row)}
+    questions = [text for text in texts_of(data, _QUESTIONS) if _plain(text) not in held_out]
+    threads = [f"{row['query']} {row['passage']}" for row in rows(data, "stackexchange") if not is_held_out(row)]
+    texts = list(dict.fromkeys([*questions, *texts_of(data, _PASSAGES), *map(first_words, threads)]))
+    vectors = teacher.encode(texts, show_progress_bar=False)
+    near = []
+    for start in range(0, len(questions), 256):
+        cosines = vectors[start : min(start + 256, len(questions))] @ vectors.T
+        np.fill_diagonal(cosines[:, start:], -1)
+        nearest = np.argpartition(-cosines, _DEPTH)[:, :_DEPTH]
+        order = np.argsort(-np.take_along_axis(cosines, nearest, 1))
+        nearest = np.take_along_axis(nearest, order, 1)
+        near.append(np.hstack([nearest[:, :_NEAREST], nearest[:, _NEAREST::3]]))
+    return texts, np.vstack(near).astype(np.int32)
 
 
 def main() -> None:
-    """Write the rows."""
+    """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--teacher", required=True, help="bundle of all-MiniLM-L6-v2")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--texts", type=Path, help="file to write general texts to")
     options = parser.parse_args()
+    data, output = options.data, options.output
     teacher = Encoder.load(options.teacher, threads=1)
-    data = options.data
-    kinds = (threads(data, teacher), sections(data), help_pages(data), abstracts(data))
-    found = [{**row, "positive": [short(text) for text in row["positive"]]} for kind in kinds for row in kind]
-    with options.output.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
-    if options.texts:
-        options.texts.write_text("\n".join(general(data)) + "\n", encoding="utf-8")
-    counts = Counter(row["source"] for row in found)
+    output.mkdir(parents=True, exist_ok=True)
+    found = [row for part in (labelled(data), reworded(data, teacher), papers(data)) for row in part]
+    pairs = list(most(iter(found)))
+    with (output / "pairs.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in pairs)
+    (output / "texts.txt").write_text("\n".join(texts_of(data, _TEXTS)) + "\n", encoding="utf-8")
+    listed, near = lists(data, teacher)
+    (output / "listed.txt").write_text("\n".join(listed) + "\n", encoding="utf-8")
+    np.savez(output / "lists.npz", near=near)
+    counts = Counter(row["source"] for row in pairs)
     print(", ".join(f"{count:,} {source}" for source, count in counts.items()))
 
 

@@ -2,12 +2,11 @@
 
     python recipes/space.py whiten RUN/space.npz NEW.npz --teachers BGE MINILM --texts TEXTS --power 0.3
     python recipes/space.py move RUN OLD.npz NEW.npz -o MOVED
-    python recipes/space.py keep RUN BUNDLE
 
 ``whiten`` divides each dimension by a power of its standard deviation over the teachers' vectors of texts.
 ``move`` multiplies the head of the run's student by the matrix from the old space to the new one, and writes a
 folder that `embedkit export MOVED` takes like the run. Students and teachers in one space search each other's
-documents. ``keep`` says so of a run that was held near the vectors of the bundle that it started from.
+documents.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ from typing import Any
 import numpy as np
 
 from embedkit import Encoder, JoinedEncoder
-from embedkit.atomic import atomic_file
 from embedkit.errors import EmbedkitError, InputError
 from embedkit.export.transforms import append_linear
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
-from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.joined import JoinedSpace
 
 _ROUNDING = 1e-4  # of the largest coefficient of an axis
@@ -73,15 +70,6 @@ def _moved_teacher(teacher: Mapping[str, Any], old: JoinedSpace, new: JoinedSpac
     return {**teacher, "fingerprint": new.fingerprint(parts)}
 
 
-def keep(run: Path, bundle: Path) -> None:
-    """Write the space of a bundle into the record of a run that started from it."""
-    record = run / "run.json"
-    facts = json.loads(record.read_text(encoding="utf-8"))
-    facts["teacher"] = read_bundle(bundle).manifest.teacher
-    with atomic_file(record) as temporary:
-        temporary.write_text(json.dumps(facts, indent=1), encoding="utf-8")
-
-
 def main() -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -97,13 +85,8 @@ def main() -> None:
     moving.add_argument("old", type=Path)
     moving.add_argument("new", type=Path)
     moving.add_argument("-o", "--output", type=Path, required=True)
-    keeping = commands.add_parser("keep")
-    keeping.add_argument("run", type=Path)
-    keeping.add_argument("bundle", type=Path)
     options = parser.parse_args()
-    if options.command == "keep":
-        keep(options.run, options.bundle)
-    elif options.command == "whiten":
+    if options.command == "whiten":
         teachers = JoinedEncoder([Encoder.load(teacher) for teacher in options.teachers], options.old)
         rows = teachers.encode(options.texts.read_text(encoding="utf-8").splitlines())
         whiten(JoinedSpace.load(options.old), rows, options.power).save(options.new)

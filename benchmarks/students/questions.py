@@ -1,16 +1,16 @@
-"""Development sets for a last stage on labelled questions (recipes/questions.toml).
+"""Development sets for the last stage (recipes/last_stage.py).
 
-    python benchmarks/students/questions.py --data DIR --miner MINILM tiny runs/tiny-*
+    python benchmarks/students/questions.py --data DIR --miner MINILM tiny NEW.onnx
     python benchmarks/students/questions.py --data DIR --miner MINILM --tests NEW.onnx
 
-Scores bundles by the runtime, and the students of run folders in float32, and adds them to questions.json and
-questions.md beside this file. ``--tests`` prints the scores on test sets, which choose nothing. The development
-sets beside those of trial.py, by nDCG@10:
+Scores bundles, and adds them to questions.json and questions.md beside this file. ``--tests`` prints the scores on
+test sets, which choose nothing. The development sets beside those of trial.py, by nDCG@10:
 
-- wording: questions of bodies of held-out threads, among answers that are led by their titles
+- wording: sentences of the bodies of held-out questions, among answers that are led by their titles
+- title: titles of held-out questions among the answers alone
 - heading: headings of held-out articles among their sections
 - QQP: questions that have a duplicate, among the questions of 2,400 pairs of its development part
-- arXiv: titles among their abstracts
+- claim: sentences of abstracts of arXiv, among the abstracts without them
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from embedkit.atomic import atomic_file
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, ndcg, rank_documents
 from embedkit.evaluation.tasks import evaluate
-from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import TextEncoder
 
 HERE = Path(__file__).parent
@@ -38,33 +36,35 @@ RECIPES = HERE.parents[1] / "recipes"
 sys.path.insert(0, str(RECIPES))
 import questions as source  # noqa: E402 - recipes/questions.py, which holds rows out
 
-_QQP_PAIRS, _QQP_QUERIES, _ABSTRACTS, _HEADINGS = 2400, 1200, 350, 600
+_QQP_PAIRS, _QQP_QUERIES, _ABSTRACTS, _HEADINGS = 2400, 1200, 600, 600
 
 
 def sets(data: Path, miner: Encoder) -> Iterator[RetrievalSet]:
     """Yield the development sets."""
-    yield _wordings(data, miner)
+    yield from _threads(data, miner)
     yield _headings(data)
     yield _duplicates(data)
-    yield _abstracts(data)
+    yield _claims(data)
 
 
-def _wordings(data: Path, miner: Encoder) -> RetrievalSet:
+def _threads(data: Path, miner: Encoder) -> Iterator[RetrievalSet]:
     rows = source.rows(data, "stackexchange")
     answers = [row for row in rows if row["kind"] == "answer"]
     kept = [row for row in answers if source.is_held_out(row) or source.draw(row["passage"], 6) == 0]
-    documents = {f"d{place}": f"{row['query']} {row['passage']}" for place, row in enumerate(kept)}
     relevant: dict[str, dict[str, float]] = {}
     for place, row in enumerate(kept):
         relevant.setdefault(row["query"], {})[f"d{place}"] = 1.0
-    bodies = [
-        row for row in rows if row["kind"] == "body" and source.is_held_out(row) and row["query"] in relevant
-    ]
+    held_out = [row for row in rows if source.is_held_out(row) and row["query"] in relevant]
+    bodies = {row["query"]: row["passage"] for row in held_out if row["kind"] == "body"}
     found = source.alike(
-        miner, [(row["query"], text) for row in bodies for text in source.wordings(row["query"], row["passage"])]
+        miner, [(title, text) for title, body in bodies.items() for text in source.wordings(title, body)]
     )
     best = dict(reversed(found))
-    return RetrievalSet("wording", documents, [JudgedQuery(text, relevant[title]) for title, text in best.items()])
+    led = {f"d{place}": f"{row['query']} {row['passage']}" for place, row in enumerate(kept)}
+    alone = {f"d{place}": row["passage"] for place, row in enumerate(kept)}
+    titles = list(dict.fromkeys(row["query"] for row in held_out))
+    yield RetrievalSet("wording", led, [JudgedQuery(text, relevant[title]) for title, text in best.items()])
+    yield RetrievalSet("title", alone, [JudgedQuery(title, relevant[title]) for title in titles])
 
 
 def _headings(data: Path) -> RetrievalSet:
@@ -89,12 +89,16 @@ def _duplicates(data: Path) -> RetrievalSet:
     return RetrievalSet("QQP", {name: text for text, name in names.items()}, queries[:_QQP_QUERIES])
 
 
-def _abstracts(data: Path) -> RetrievalSet:
-    pairs = source.titles(data, "arxiv-abstracts")[-2 * _ABSTRACTS : -_ABSTRACTS]
-    documents = {f"d{place}": text for place, (_, text) in enumerate(pairs)}
-    return RetrievalSet(
-        "arXiv", documents, [JudgedQuery(title, {f"d{place}": 1.0}) for place, (title, _) in enumerate(pairs)]
-    )
+def _claims(data: Path) -> RetrievalSet:
+    documents, queries = dict[str, str](), list[JudgedQuery]()
+    for text in source.lines(data, "arxiv-abstracts")[-_ABSTRACTS:]:
+        parts = source.sentences(text)
+        claim = parts.pop(source.draw(text, len(parts)))
+        if len(parts) > 3 and 12 <= len(claim.split()) <= 40:
+            name = f"d{len(documents)}"
+            documents[name] = " ".join(parts)
+            queries.append(JudgedQuery(claim, {name: 1.0}))
+    return RetrievalSet("claim", documents, queries)
 
 
 def score(encoder: TextEncoder, found: list[RetrievalSet], data: Path) -> dict[str, float]:
@@ -123,14 +127,6 @@ def on_tests(encoder: TextEncoder, data: Path) -> dict[str, float]:
     return figures | {result.name: 100 * (result.value or 0.0) for result in results}
 
 
-def load(model: str) -> TextEncoder:
-    """Load a bundle, or the student of a run."""
-    folder = Path(model) / "model"
-    if folder.is_dir():
-        return TorchEncoder(SentenceEncoder.load(folder))
-    return Encoder.load(model, threads=1)
-
-
 def report(rows: Mapping[str, Mapping[str, float]]) -> str:
     """Return a table of all figures."""
     names = [*next(iter(rows.values()))]
@@ -142,21 +138,21 @@ def report(rows: Mapping[str, Mapping[str, float]]) -> str:
 def main() -> None:
     """Score the models that have no figures yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", help="bundles and run folders")
+    parser.add_argument("models", nargs="+", help="bundles")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--miner", required=True, help="all-MiniLM-L6-v2, which tells which questions are alike")
     parser.add_argument("--tests", action="store_true", help="print the scores on test sets instead")
     arguments = parser.parse_args()
     if arguments.tests:
         for model in arguments.models:
-            print(model, json.dumps(on_tests(load(model), arguments.data), indent=1))
+            print(model, json.dumps(on_tests(Encoder.load(model, threads=1), arguments.data), indent=1))
         return
     saved = HERE / "questions.json"
     rows: dict[str, dict[str, float]] = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else {}
     found = [*sets(arguments.data, Encoder.load(arguments.miner, threads=1))]
     for model in arguments.models:
         name = Path(model).stem
-        rows[name] = rows.get(name) or score(load(model), found, arguments.data)
+        rows[name] = rows.get(name) or score(Encoder.load(model, threads=1), found, arguments.data)
         with atomic_file(saved) as temporary:
             temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         (HERE / "questions.md").write_text(report(rows), encoding="utf-8")

@@ -74,15 +74,3 @@ def test_a_student_of_other_teachers_is_not_moved(spaces, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"teacher": {"name": "large", "fingerprint": "f" * 64}}))
     with pytest.raises(InputError, match="the old space is not that of the run's teachers"):
         SCRIPT["move"](tmp_path, *spaces, tmp_path / "moved")
-
-
-def test_a_run_has_the_space_of_the_bundle_that_it_started_from(make_encoder, tmp_path):
-    teacher = {"name": "large", "fingerprint": "f" * 64}
-    for name, known in (("start", teacher), ("run", None)):
-        make_encoder().save(tmp_path / name / "model")
-        (tmp_path / name / "config.toml").write_text("seed = 1")
-        (tmp_path / name / "run.json").write_text(json.dumps({"name": name, "teacher": known}))
-    bundle = export_source(str(tmp_path / "start"), tmp_path / "start.onnx", precision="fp32").path
-    SCRIPT["keep"](tmp_path / "run", bundle)
-    report = export_source(str(tmp_path / "run"), tmp_path / "run.onnx", precision="fp32")
-    assert (report.manifest.name, report.manifest.teacher) == ("run", teacher)
