@@ -137,7 +137,7 @@ class PCLConfig:
         "untied",
         "tied: the encoder itself in a second pass with other dropout, the paper's choice for large models",
     )
-    cooperation: float = setting(1.0, "weight of the cooperation loss; 0 is an ablation", minimum=0)
+    cooperation: float = setting(1.0, "weight of the cooperation loss", minimum=0)
     contrast: float = setting(1.0, "beta, weight of each network's contrastive loss", above=0)
 
 
