@@ -9,7 +9,6 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +24,7 @@ from embedkit.modeling.pretrained import evaluating, seeded
 from embedkit.modeling.teacher_layers import fit_affine
 from embedkit.training import processes
 
-_MOST_TOKENS = 8_192  # of a view whose activations are kept for the gradient
+_MOST_TOKENS = 16_384  # of a view whose activations are kept for the gradient
 
 Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Size -> table of a run's configuration ("optim", "settings", "student") -> the paper's values for that size."""
@@ -237,13 +236,10 @@ def _rows(network: Callable[..., Tensor], view: View) -> Tensor:
     inputs: list[tuple[Tensor, ...]] = list(view.chunks)
     if view.token_types:
         inputs = [(*chunk, types) for chunk, types in zip(view.chunks, view.token_types, strict=True)]
-    ends = accumulate(ids.numel() for ids, _ in view.chunks)
-    again = [end > _MOST_TOKENS and torch.is_grad_enabled() for end in ends]
+    tokens = sum(ids.numel() for ids, _ in view.chunks)
+    encode = network if tokens <= _MOST_TOKENS or not torch.is_grad_enabled() else _recomputed(network)
     with processes.own_randomness(view.order.device):
-        rows = [
-            (_recomputed(network) if is_over else network)(*tensors)
-            for tensors, is_over in zip(inputs, again, strict=True)
-        ]
+        rows = [encode(*tensors) for tensors in inputs]
     return processes.gather(torch.cat(rows)[view.order])
 
 
@@ -251,6 +247,7 @@ def _recomputed(network: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the network without its activations, which are computed again for the gradient, chunk by chunk.
 
     Values and gradients stay the same, and memory becomes that of one chunk, so a batch may be of any size.
+    Smaller parts, or keeping the activations of some chunks, take more, not less (benchmarks/adaptation/NOTES.md).
 
     Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021.
     """

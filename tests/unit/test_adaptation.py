@@ -129,6 +129,20 @@ def test_it_can_be_interrupted_and_resumed(go, tmp_path):
     assert go(control=RunControl(resume=True)).steps == 80
 
 
+def test_crosswise_runs_that_were_interrupted_end_with_the_same_result(go, tmp_path, monkeypatch):
+    monkeypatch.setattr("embedkit.adaptation.data._FEW", 100)
+    options = {"force": True, "settings": {"name": "mine", "optim": {"lr": 1e-2, "steps": 6}}}
+    texts = [row["query"] for row in PAIRS]
+    whole, vectors = go(**options), Encoder.load(tmp_path / "new.onnx").encode(texts)
+    stops = itertools.chain([False] * 8, itertools.repeat(True))  # in the second of five runs
+    options["folder"] = tmp_path / "again"
+    assert go(**options, control=RunControl(should_stop=lambda: next(stops))) is None
+    assert [path.name for path in sorted((tmp_path / "again").glob("fold-*/model"))] == ["model"]
+    resumed = go(**options, control=RunControl(resume=True))
+    np.testing.assert_array_equal(Encoder.load(tmp_path / "new.onnx").encode(texts), vectors)
+    assert resumed.proof == whole.proof
+
+
 def test_queries_alone_can_be_trained_for_a_collection_that_stays(go, student, tmp_path):
     documents = [row["passage"] for row in PAIRS]
     Collection.build(list(dict.fromkeys(documents)), encoder=str(student), path=tmp_path / "collection")
