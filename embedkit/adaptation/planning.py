@@ -100,7 +100,13 @@ class Planner:
 
     def on_documents(self, data: Data, folder: Path) -> Part:
         """Return the run towards encoders before one on labels, to which the settings of the method belong."""
-        texts = dataclasses.replace(data, documents=data.texts, labelled=None, held_out=None, graded=None)
+        if data.labelled is not None:
+            documents = data.labelled.passages  # the documents are among them
+        else:
+            documents = data.documents or (
+                [] if data.graded is None else [*data.graded.first, *data.graded.second]
+            )
+        texts = dataclasses.replace(data, documents=documents, labelled=None, held_out=None, graded=None)
         settings = {name: value for name, value in self.settings.items() if name != "settings"}
         return dataclasses.replace(self, settings=settings).part(texts, folder)
 

@@ -210,6 +210,22 @@ def test_labels_go_on_from_documents_if_a_teacher_is_named(go, pairs, student, t
     )
 
 
+def test_a_teacher_reads_the_passages_of_labels_or_graded_texts_too(student, pairs, titled, tmp_path):
+    graded = save(
+        tmp_path / "graded.jsonl",
+        [{"sentence1": who, "sentence2": "a cat", "score": n} for n, who in enumerate(WHO)],
+    )
+
+    def read_by_teacher(**files):
+        start = plan(student, Files(**files), tmp_path / "run", teachers=[str(student)]).start
+        return {
+            json.loads(line)["text"] for line in (start.folder / ".data/documents.jsonl").read_text().splitlines()
+        }
+
+    assert {row["passage"] for row in PAIRS} <= read_by_teacher(documents=[titled], pairs=[pairs])
+    assert "a cat" in read_by_teacher(graded=[graded])
+
+
 def test_documents_without_titles_are_measured_by_their_first_sentences(student, tmp_path, monkeypatch):
     monkeypatch.setattr("embedkit.adaptation.data._FEWEST_WORDS", 1)
     texts = [f"the {who}. {verb}" for who in WHO for verb in VERBS]
