@@ -32,7 +32,7 @@ _ONNXRUNTIME = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directm
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Return name and version of those distributions that are installed."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - the help stays quick
+    from importlib.metadata import PackageNotFoundError, version
 
     versions = {}
     for package in packages:

@@ -36,7 +36,7 @@ class _ListTasks(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from embedkit.evaluation.catalogue import TASKS
-        from embedkit.evaluation.report import Table
+        from embedkit.evaluation.tables import Table
 
         rows = [[name, entry.what, entry.size, str(entry.hub or "-")] for name, entry in TASKS.items()]
         print(Table("", ["task", "what", "published size", "on the hub"], rows, words=4).to_text())

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _table(models: list[PublishedModel]) -> str:
-    from embedkit.evaluation.report import Table
+    from embedkit.evaluation.tables import Table
 
     header = ["name", "what", "languages", "licence", "here", "MB", *_FIGURES]
     rows = [

@@ -12,8 +12,8 @@ from typing import Any
 from embedkit.atomic import atomic_file
 from embedkit.config import flat
 from embedkit.errors import DataError
-from embedkit.evaluation.report import Table
 from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, WorkloadFigures, about_the_machine
+from embedkit.evaluation.tables import Table
 from embedkit.records import read_json
 
 _DEVELOPMENT = "development Spearman"

@@ -134,10 +134,11 @@ with contextlib.suppress(SystemExit):
     assert not loaded_by(script) & {"asyncio", "email", "numpy"}  # importlib.metadata needs email
 
 
-# Where a collection loads a model that it was given by name, where a model is fetched from an address, and TOML's
-# parser and suggestions for misspelled names, which readers of manifests do not need.
+# Where a collection loads a model that it was given by name, where a model is fetched from an address, TOML's
+# parser and suggestions for misspelled names, which readers of manifests do not need, and versions of packages.
 LOAD_MODELS = [
     PACKAGE / "config.py",
+    PACKAGE / "extras.py",
     PACKAGE / "runtime" / "find.py",
     PACKAGE / "serving" / "retrieval" / "collection.py",
     PACKAGE / "serving" / "retrieval" / "models.py",

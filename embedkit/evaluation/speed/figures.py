@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from embedkit.errors import DataError
-from embedkit.evaluation.report import Table
 from embedkit.evaluation.speed.plan import Workload
 from embedkit.evaluation.speed.process import Start
+from embedkit.evaluation.tables import Table
 from embedkit.records import read_json
 
 # Minimum number of calls for a percentile to differ from the maximum.

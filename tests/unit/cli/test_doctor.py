@@ -27,7 +27,6 @@ def distributions(monkeypatch):
             raise PackageNotFoundError(name)
 
         monkeypatch.setattr("importlib.metadata.version", version)
-        monkeypatch.setattr("embedkit.extras.version", version)
 
     return install
 
