@@ -223,7 +223,6 @@ _GRADED = "sentence1", "sentence2", "score"
 
 def save(path: Path, rows: Iterator[dict[str, Any]]) -> str:
     """Write rows as JSON lines; return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return str(path)

@@ -85,7 +85,6 @@ def as_bundle(source: str, cache: Path) -> str:
     if not bundle.exists():
         logger.info("export %s to int8, in which it encodes faster", source)
         try:
-            bundle.parent.mkdir(parents=True, exist_ok=True)
             export_source(str(folder), bundle, precision="int8")
         except (ExportError, GateError) as error:
             logger.warning("%s is used as it is: %s", source, error)

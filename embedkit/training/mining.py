@@ -349,8 +349,6 @@ def _words(text: str) -> list[str]:
 
 
 def _save(path: Path, values: npt.NDArray[np.generic]) -> None:
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("wb") as file:
         np.save(file, values)
 

@@ -281,7 +281,7 @@ class RunFolder:
         """Append a record to metrics.jsonl."""
         self.check_in_place()
         with storage_errors(self.metrics):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
 

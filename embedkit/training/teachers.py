@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.atomic import atomic_file, storage_errors
+from embedkit.atomic import atomic_file, make_folder, storage_errors
 from embedkit.config import setting
 from embedkit.errors import CacheError, ConfigError, DataError, TrainingError
 from embedkit.extras import require
@@ -380,7 +380,7 @@ class VectorCache:
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
         self.folder = folder / "vectors" / key
         with storage_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             for file in (self._vectors, self._records):
                 if not file.exists():  # a complete cache may be read-only
                     file.touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def test_a_new_folder_is_flushed_with_every_parent_that_was_created(tmp_path, mo
     assert atomic.make_folder(tmp_path / "a" / "b")
     assert flushed == [tmp_path, tmp_path / "a"]
     assert not atomic.make_folder(tmp_path / "a" / "b")
+
+
+def test_the_package_creates_parents_in_no_other_way():
+    sources = [*Path(atomic.__file__).parent.rglob("*.py")]
+    assert len(sources) > 100
+    assert [path.name for path in sources if re.search(r"parents=True|makedirs\(", path.read_text("utf-8"))] == []
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, BundleError])

@@ -54,9 +54,11 @@ from embedkit.training.method import (
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Recipe, Stage, report_truncated_pairs
 from embedkit.training.run_folder import RunFolder, TrainState
+from embedkit.training.students import adjust
 
 logger = logging.getLogger(__name__)
 _AS_IT_IS = ViewsConfig(first="none", second="none")
+_STUDENT = "student"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,7 +194,7 @@ def clamp_labels(labels: FloatArray) -> FloatArray:
 
 
 def _gather(config: RunConfig, settings: TransEncoderConfig, encoder: SentenceEncoder) -> list[_Member]:
-    members = [_Member("student", copy.deepcopy(encoder), settings.backbone, encoder)]
+    members = [_Member(_STUDENT, copy.deepcopy(encoder), settings.backbone, encoder)]
     for number, peer in enumerate(settings.peers, 1):
         model = SentenceEncoder.load(
             config.resolve_model(peer.source), pooling=peer.pooling, max_length=config.student.max_length
@@ -247,6 +249,7 @@ def _label(network: SentenceEncoder | PairEncoder, stage: Stage) -> FloatArray:
 
 def _train_cross(stage: Stage, settings: TransEncoderConfig, member: _Member, labels: FloatArray) -> TrainState:
     cross, dev = _start_cross(member, settings, stage.config), stage.data.dev
+    _adjust(cross, member, stage.config)
     report_truncated_pairs(stage.data.corpus, cross.tokenizer, "settings.cross_length")
     batches = PairBatchSource(
         stage.data.corpus,
@@ -263,6 +266,7 @@ def _train_cross(stage: Stage, settings: TransEncoderConfig, member: _Member, la
 
 def _train_encoder(stage: Stage, settings: TransEncoderConfig, member: _Member, labels: FloatArray) -> TrainState:
     encoder, dev = _start_encoder(member, settings), stage.data.dev
+    _adjust(encoder, member, stage.config)
     batches = BatchSource(
         stage.data.corpus,
         encoder.tokenizer,
@@ -297,6 +301,12 @@ def _start_encoder(member: _Member, settings: TransEncoderConfig) -> SentenceEnc
     if settings.mode == "sequential" and isinstance(member.latest, PairEncoder):
         return member.latest.to_encoder(pooling=original.pooling, max_length=original.max_length)
     return copy.deepcopy(original)
+
+
+def _adjust(network: SentenceEncoder | PairEncoder, member: _Member, config: RunConfig) -> None:
+    """Give a network of the student the dropout and the frozen words of the configuration; peers keep theirs."""
+    if member.name == _STUDENT:
+        adjust(network, config.student)
 
 
 def _deliver(encoder: _Best, cross: _Best, folder: RunFolder) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import pickle
 import re
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -136,6 +137,14 @@ def test_windows_of_a_long_query_hold_half_of_it(toy_tokenizer_json):
     assert max(map(len, tokens.ids)) == 12
     assert starts.tolist() == [0, len(tokens.ids) - 1]
     assert all(row.count(1) == 6 for row in tokens.type_ids[:-1])  # 5 words and a special token
+
+
+def test_windows_are_found_in_linear_time(toy_tokenizer_json):
+    tokenizer = PairTokenizer(toy_tokenizer_json, 12)
+    began = time.process_time()
+    tokens, _ = tokenizer.tokenize_windows([("a", "dog " * 40_000)])
+    assert time.process_time() - began < 5.0  # half a minute if each window looks at all tokens
+    assert len(tokens.ids) == 9_999
 
 
 @pytest.mark.parametrize("on_overflow", ["truncate", "windows"])

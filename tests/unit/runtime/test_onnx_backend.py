@@ -15,6 +15,8 @@ from toys import graph_bytes
 
 from embedkit.errors import InputError, ModelError, ProviderError
 from embedkit.runtime import onnx_backend
+from embedkit.runtime.find import BUNDLED
+from embedkit.runtime.kernel_backend import NATIVE, KernelBackend
 from embedkit.runtime.onnx_backend import Session
 from embedkit.runtime.tokenization import TokenBatch
 
@@ -69,6 +71,23 @@ def test_shared_tables_change_no_bit(toy_model_bytes, monkeypatch):
     gc.collect()  # what the sessions read must still exist
     for lane in (None, 0, 1):
         np.testing.assert_array_equal(session.run(BATCH, lane=lane), expected)
+
+
+@pytest.mark.parametrize("backend", ["kernel", "one thread", "two lanes"])
+def test_no_backend_keeps_the_bytes_of_the_file(monkeypatch, backend):
+    """What they need of a file they copy, so that it is not in memory twice."""
+    content = (BUNDLED / "tiny.onnx").read_bytes()
+    monkeypatch.setattr(onnx_backend, "_SHARED_BYTES", 1)
+    references = sys.getrefcount(content)
+    if backend == "kernel":
+        opened = KernelBackend.choose(content, providers=[NATIVE])
+    else:
+        opened = open_session(content, threads=1 if backend == "one thread" else 2)
+        for lane in range(opened.lanes):
+            opened.run(BATCH, lane=lane)
+    gc.collect()
+    assert opened is not None
+    assert sys.getrefcount(content) == references
 
 
 def test_inputs_have_the_types_of_the_graph():

@@ -16,6 +16,7 @@ from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import PairBatchSource
 from embedkit.training.loop import RunControl
 from embedkit.training.method import PairTrainingModule
+from embedkit.training.optim import word_tables
 from embedkit.training.recipes import trans_encoder
 from embedkit.training.recipes.stage import Stage
 from embedkit.training.run import resolve, run
@@ -88,6 +89,23 @@ def test_refreshing_starts_every_cycle_from_the_originals(mapping, starts, tmp_p
         assert same(state, original.state_dict())
     body = body_of(starts[0][1], "network.bert.")
     assert all(torch.equal(body[name], value) for name, value in original.backbone.state_dict().items())
+
+
+@pytest.mark.parametrize("mode", ["refreshing", "sequential"])
+def test_frozen_words_and_dropout_are_the_students_in_every_stage(mapping, tmp_path, monkeypatch, mode):
+    seen, fit = [], Stage.fit
+
+    def watch(stage, method, *arguments):
+        shares = {module.p for module in method.encoder.modules() if isinstance(module, torch.nn.Dropout)}
+        words = [table.weight.requires_grad for table in word_tables(method.encoder)]
+        seen.append((stage.folder.path.parent.name, shares - {0.0}, any(words)))
+        return fit(stage, method, *arguments)
+
+    monkeypatch.setattr(Stage, "fit", watch)
+    wanted = mapping(mode=mode, peers=[{"source": str(tmp_path / "other")}])
+    go(wanted | {"student": {**wanted["student"], "freeze_words": True, "dropout": 0.25}}, tmp_path / "run")
+    assert [row for row in seen if row[0] == "student"] == [("student", {0.25}, False)] * 4
+    assert all(words and shares != {0.25} for name, shares, words in seen if name == "peer-1")
 
 
 def test_refreshed_cross_encoders_start_from_the_backbone_named(mapping, starts, tmp_path):
