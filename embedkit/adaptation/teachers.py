@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from embedkit.atomic import file_signature
 from embedkit.errors import ExportError, GateError
 from embedkit.export.pipeline import export_source
 from embedkit.modeling.cross_encoder import is_cross_encoder
@@ -80,7 +81,8 @@ def as_bundle(source: str, cache: Path) -> str:
     if is_local(source) and not Path(source).is_dir():
         return str(find_model(source))
     folder = find_folder(source).resolve()
-    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    files = [(str(path), file_signature(path)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]  # one that is trained again is another
     bundle = cache / "teachers" / f"{folder.name}-{digest}.onnx"
     if not bundle.exists():
         logger.info("export %s to int8, in which it encodes faster", source)

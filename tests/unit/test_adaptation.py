@@ -13,7 +13,7 @@ from toy_networks import exact_levels
 from embedkit import CrossEncoder
 from embedkit.adaptation import Comparison, Files, Proof, adapt, plan
 from embedkit.adaptation.data import read, spans
-from embedkit.adaptation.teachers import fit_space, random_texts
+from embedkit.adaptation.teachers import as_bundle, fit_space, random_texts
 from embedkit.cli.main import main
 from embedkit.errors import ConfigError, DataError, GateError, InputError
 from embedkit.evaluation.results import Interval
@@ -247,6 +247,16 @@ def test_teachers_vectors_are_brought_to_the_space_that_a_model_has_learned():
     found = fit_space([teacher], own, "found")
     agreements = [(space.join([teacher]) * own).sum(axis=1).mean() for space in (centred, found)]
     assert agreements[1] > 0.99 > agreements[0]
+
+
+def test_a_teacher_that_was_trained_again_is_exported_again(toy_tokenizer_json, tmp_path, monkeypatch):
+    monkeypatch.setattr("embedkit.adaptation.teachers.export_source", lambda *_, **__: None)
+    teacher, bundles = tmp_path / "teacher", []
+    for seed in (1, None, 2):
+        if seed is not None:
+            random(Tokenizer(toy_tokenizer_json, 12), Size(1, 32, 2), max_length=12, seed=seed).save(teacher)
+        bundles.append(as_bundle(str(teacher), tmp_path / "cache"))
+    assert bundles[0] == bundles[1] != bundles[2]
 
 
 @pytest.mark.parametrize("mark", ["", "\u2581", "\u0120"])
