@@ -207,7 +207,7 @@ def _from_pretrained(
     folder: Path, *, trust_remote_code: bool = False, **changes: Any
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return the model and the names of weights that are missing in its folder."""
-    check_configured(folder)
+    check_configured(folder, trust_remote_code=trust_remote_code)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with loading(folder, "model"):
         options["config"] = AutoConfig.from_pretrained(folder, **options, **changes)

@@ -301,7 +301,7 @@ class SentenceEncoder(Network):
 
 
 def _load_backbone(folder: Path, *, trust_remote_code: bool) -> PreTrainedModel:
-    check_configured(folder)
+    check_configured(folder, trust_remote_code=trust_remote_code)
     with loading(folder, "model"):
         model, missing = _from_pretrained(folder, trust_remote_code=trust_remote_code)
     require_weights(folder, [key for key in missing if not key.startswith(_UNUSED_WEIGHTS)])

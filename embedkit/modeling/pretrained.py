@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from embedkit.atomic import atomic_folder
 from embedkit.errors import ModelError, first_line
-from embedkit.runtime.folder_layout import Layout, check_fetched
+from embedkit.runtime.folder_layout import Layout, check_fetched, read_json
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 Read = TypeVar("Read")
@@ -32,6 +32,10 @@ OFFSET_POSITIONS = frozenset(
 )
 UNLIMITED = 1_000_000
 """Maximum length in tokens of a text for models that have none."""
+_NEEDS_CODE = (
+    "{} needs code of its own; if you trust it, allow it by --trust-remote-code of `embedkit export`, or for a "
+    "teacher by trust_remote_code = true in the recipe"
+)
 _USUAL_LENGTH = 512  # where neither the folder nor the network specifies one
 _DECISIVE_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps")
 # Settings of other architectures than BERT; the fingerprints of models without them do not depend on this list.
@@ -306,22 +310,29 @@ def loading(folder: Path, part: str) -> Iterator[None]:
             yield
     except Exception as error:
         if "trust_remote_code" in str(error):
-            raise ModelError(
-                f"{folder} needs Python code of its own; if you trust it, allow it by --trust-remote-code of "
-                "`embedkit export`, or for a teacher by trust_remote_code = true in the recipe"
-            ) from error
+            raise ModelError(_NEEDS_CODE.format(folder)) from error
         raise ModelError(f"cannot load the {part} in {folder}: {first_line(error)}") from error
 
 
-def check_configured(folder: Path) -> None:
-    """Check that a folder has a configuration, and weights where it has files of them.
+def check_configured(folder: Path, *, trust_remote_code: bool) -> None:
+    """Check that a folder has a configuration that needs no code, and weights where it has files of them.
 
     Raises:
-        ModelError: it does not.
+        ModelError: it does not, or it needs code, which is not trusted.
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
+    if not trust_remote_code and _names_kernel(read_json(folder / "config.json")):
+        raise ModelError(_NEEDS_CODE.format(folder))
     check_fetched(folder)
+
+
+def _names_kernel(settings: Any, *, chosen: bool = False) -> bool:
+    """Whether settings choose a kernel on the hub, ``org/name``; some versions of transformers run any."""
+    if isinstance(settings, dict):
+        named = ((chosen or key.endswith("_implementation"), value) for key, value in settings.items())
+        return any(_names_kernel(value, chosen=is_chosen) for is_chosen, value in named)
+    return chosen and isinstance(settings, str) and "/" in settings
 
 
 def model_name(source: str | os.PathLike[str]) -> str:

@@ -11,6 +11,7 @@ from toys import edit_json
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, CLIPConfig, CLIPModel
 
 from embedkit.errors import ModelError, ModelNotFoundError
+from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchEncoder
@@ -346,6 +347,18 @@ def test_code_of_a_model_runs_only_with_permission(make_encoder, tmp_path, monke
 
     assert type(found.backbone).__name__ == "OwnModel"
     np.testing.assert_array_equal(TorchEncoder(found).encode(["a cat"]), TorchEncoder(expected).encode(["a cat"]))
+
+
+@pytest.mark.parametrize("chosen", ["someone/kernel", {"": "sdpa", "text_config": "someone/kernel:attend"}])
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+def test_kernels_of_the_hub_are_code_of_a_model_too(make_encoder, tmp_path, name, chosen):
+    encoder = make_encoder()
+    PairEncoder.from_encoder(encoder, max_length=16, seed=0).save(tmp_path / "cross")
+    encoder.save(tmp_path / "model")
+    for kind, folder in ((SentenceEncoder, "model"), (PairEncoder, "cross")):
+        edit_json(tmp_path / folder / "config.json", **{name: chosen})
+        with pytest.raises(ModelError, match="--trust-remote-code"):
+            kind.load(tmp_path / folder)
 
 
 def write_multimodal(folder, tokenizer):
