@@ -61,6 +61,6 @@ def test_the_message_matches_the_installed_packages(monkeypatch, installed, word
             raise PackageNotFoundError(name)
         return "1.2.3"
 
-    monkeypatch.setattr(extras, "version", version)
+    monkeypatch.setattr("importlib.metadata.version", version)
     assert extras.installed_onnxruntime() == dict.fromkeys(installed, "1.2.3")
     assert re.search(words, extras.explain_missing_onnxruntime())

@@ -314,7 +314,7 @@ def put(folder, kind, **settings):
     [
         (lambda f: put(f, "WeightedLayerPooling"), "WeightedLayerPooling, Normalize; embedkit supports"),
         (lambda f: put(f, "WordMemory"), "a word memory.*make a bundle of it with `embedkit export`"),
-        (lambda f: put(f, "Dense", out_features=16), "gives last_hidden_state; expected sentence_embedding"),
+        (lambda f: put(f, "Dense", out_features=16), "returns last_hidden_state; expected sentence_embedding"),
         (lambda f: put(f, "Dense", out_features=0), "out_features must be a positive integer"),
         (lambda f: write_json(f / "modules.json", []), "has no modules"),
         (lambda f: write_json(f / "modules.json", {}), "must contain a JSON list"),
@@ -326,7 +326,7 @@ def put(folder, kind, **settings):
         (lambda f: (f / "1_Pooling/config.json").unlink(), r"cannot read .*config\.json"),
         (
             lambda f: edit_json(f / "1_Pooling/config.json", pooling_mode_max_tokens=True),
-            "gives 16 dimensions, not 32",
+            "returns 16 dimensions, but the manifest declares 32",
         ),
         (
             lambda f: edit_json(f / "1_Pooling/config.json", word_embedding_dimension="16"),
@@ -334,7 +334,7 @@ def put(folder, kind, **settings):
         ),
         (
             lambda f: edit_json(f / "1_Pooling/config.json", word_embedding_dimension=8),
-            "gives 16 dimensions, not 8",
+            "returns 16 dimensions, but the manifest declares 8",
         ),
         (lambda f: edit_json(f / "sentence_bert_config.json", max_seq_length=2), "at least 3"),
         (

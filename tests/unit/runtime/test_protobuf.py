@@ -51,7 +51,7 @@ def test_bytes_are_encoded_as_protobuf_does():
     [
         (b"\x08", "does not end"),
         (b"\x08" + b"\x80" * 10, "does not end"),
-        (b"\x0a\x05abc", "declares 5 bytes, 3 are there"),
+        (b"\x0a\x05abc", "declares 5 bytes, 3 remain"),
         (b"\x09\x00", "declares 8 bytes"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "declares 18,446,744,073,709,551,615 bytes"),
         (b"\x0b", "wire type 3"),
