@@ -4,9 +4,9 @@
 
 ``DATA`` holds retrieval/{scifact,cacm,cranfield,medline} and own/stackfaq, whose split dev is searched.
 Approximate indexes are built although the sets are small. Under the filter, every second document can be found.
-Milvus and Qdrant, if their clients are installed, run in their local modes, and pass only their best candidates to
-the fusion; they are searched in sets of at most 100 queries. A figure is nDCG@10 x 100. Figures are kept in
-variants.json beside this file, so an interrupted run continues, and variants.md is written from them.
+Milvus and Qdrant, if their clients are installed, run in their local modes, and pass keyword scores of only their
+best candidates to the fusion; they are searched in sets of at most 100 queries. A figure is nDCG@10 x 100. Figures
+are kept in variants.json beside this file, so an interrupted run continues, and variants.md is written from them.
 """
 
 from __future__ import annotations

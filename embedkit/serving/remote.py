@@ -44,7 +44,7 @@ ScoredDocuments = list[tuple[float, Document]]
 """Documents with their scores, best first."""
 
 _SAMPLE: Final = 100  # documents to inspect where all would be too many
-_USUAL_HEIGHT: Final = 5.0  # standard deviations of the best keyword score above the last candidate's
+_USUAL_HEIGHT: Final = 4.5  # standard deviations of the best keyword score above the last candidate's
 _MOST_ANALYZED: Final = 1000  # documents whose languages decide those of the collection
 
 _KIND = "documents"
@@ -130,8 +130,11 @@ class RemoteView:
             )
         return FoundKeywords(self._ranking(self._store.matching(query, k, selection.allowed)))
 
-    def vectors(self, _: RowNumbers, /) -> None:
-        """Return None: the database keeps the embeddings."""
+    def vectors(self, rows: RowNumbers, /) -> FloatArray | None:
+        """Return the embeddings of rows, read in one go; None if one of them was deleted meanwhile."""
+        found = self._store.embedded([self._documents[row].id for row in rows.tolist()])
+        embeddings = [one[1] for one in found if one is not None]
+        return np.stack(embeddings) if 0 < len(embeddings) == len(found) else None
 
     def sample_vectors(self) -> Sample:
         return self._store.sample_vectors()

@@ -350,6 +350,16 @@ def test_words_are_found_and_fused(collection: Collection) -> None:
     assert len(collection.search("nowhere to be found", 5)) == 5
 
 
+def test_candidates_of_both_rankings_have_embeddings(
+    collection: Collection, address: str, encoder: Encoder
+) -> None:
+    view, query = collection.store.view(), encoder.encode(["a dog"])
+    (scores,), (rows,) = view.search(query, 5, view.select(()))
+    np.testing.assert_allclose(view.vectors(rows) @ query[0], scores, atol=1e-6)
+    collection.delete(["e"])  # a folder still has the state of the view, and a database has lost a candidate
+    assert (view.vectors(rows) is None) == (address.partition(":")[0] in {"milvus", "qdrant"})
+
+
 def test_words_are_refused_where_there_are_none(
     collection: Collection, address: str, encoder: Encoder, features: frozenset[str]
 ) -> None:

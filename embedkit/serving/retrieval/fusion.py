@@ -56,7 +56,7 @@ class Candidates(Protocol):
     """Access to the embeddings of candidates."""
 
     def vectors(self, rows: RowNumbers, /) -> FloatArray | None:
-        """Return the embeddings of rows, ``(R, D) float32``; None where they are not at hand."""
+        """Return the embeddings of rows, ``(R, D) float32``; None if one of them was deleted meanwhile."""
 
     def sample_vectors(self) -> Sample:
         """Return the embeddings of a sample of all documents."""
