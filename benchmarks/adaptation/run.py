@@ -225,6 +225,7 @@ def hybrid(encoder: Encoder, retrieval: RetrievalSet, folder: Path) -> float:
             encoder=encoder,
             path=Path(place) / "c",
             lexical=True,
+            skip_empty=True,
             show_progress_bar=False,
         )
         found = evaluate_search(collection, Task(retrieval.name, [retrieval]), {}).results[-1].value

@@ -189,6 +189,7 @@ def hybrid_search(
             encoder=encoder,
             path=Path(folder) / "collection",
             lexical=True,
+            skip_empty=True,
             show_progress_bar=False,
         )
         found = [[hit.id for hit in hits] for hits in collection.search(queries, count)]
