@@ -163,7 +163,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "nDCG@10 x 100; the mean is that of the first four sets, and the default is bold. Milliseconds of a",
         "processor for a query over the 5,183 documents of SciFact, all encoders in turns, on one thread of a",
         "machine shared with other work. MB of the models. SciFact, CACM, Cranfield, Medline and another",
-        "split of stackfaq were used to choose weights; `stackfaq` and `unseen` were not.",
+        "split of stackfaq were used to choose weights; `stackfaq` and `unseen` were not. Rows without",
+        "milliseconds were not timed.",
         "",
         f"| encoder | search | {' | '.join(sets.TESTED)} | mean | ms | MB |",
         f"|---|---|{'---:|' * (len(sets.TESTED) + 3)}",
@@ -171,7 +172,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for row in sorted(rows, key=lambda row: (row["bytes"], row["encoder"])):
         figures = " | ".join(f"{row['ndcg'][name]:.1f}" for name in sets.TESTED)
         search = f"**{row['search']}**" if row["search"] == "hybrid" else row["search"]
-        costs = f"{row['ms']:.1f} | {row['bytes'] / 1e6:.1f}"
+        costs = f"{row['ms']:.1f} | {row['bytes'] / 1e6:.1f}" if "ms" in row else f"| {row['bytes'] / 1e6:.1f}"
         lines.append(f"| {row['encoder']} | {search} | {figures} | {mean(row):.2f} | {costs} |")
     return "\n".join(lines) + "\n"
 
@@ -180,7 +181,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw mean quality against the time of a query, with an arrow from each encoder alone to the default."""
     plt.rcParams.update(charts.STYLE)
     figure, axes = plt.subplots(figsize=(7, 4.6), layout="constrained")
-    points = {(row["encoder"], row["search"]): (row["ms"], mean(row)) for row in rows}
+    points = {(row["encoder"], row["search"]): (row["ms"], mean(row)) for row in rows if "ms" in row}
     for (encoder, search), point in points.items():
         if search == "dense":
             default = points[encoder, "hybrid"]
