@@ -284,12 +284,12 @@ def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
 
 
 def probe(network: PreTrainedModel, read: Callable[[Any], Read], failure: str) -> Read:
-    """Return what ``read`` finds in a network's output for two tokens.
+    """Return what ``read`` finds in a network's output for two texts of two tokens.
 
     Raises:
         ModelError: it fails; ``failure`` begins the message.
     """
-    ids = torch.zeros((1, 2), dtype=torch.int64)
+    ids = torch.zeros((2, 2), dtype=torch.int64)
     try:
         with torch.inference_mode():
             return read(network(input_ids=ids, attention_mask=torch.ones_like(ids)))

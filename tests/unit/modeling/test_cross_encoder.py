@@ -11,6 +11,8 @@ from transformers import (
     BertModel,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
 )
 
 from embedkit.errors import ModelError, ModelNotFoundError
@@ -237,6 +239,13 @@ def test_several_labels_are_refused(raw_folder):
     network = AutoModelForSequenceClassification.from_config(BertConfig(**config | {"num_labels": 3}))
     network.save_pretrained(raw_folder)
     with pytest.raises(ModelError, match="has one label, but this classifier has 3"):
+        PairEncoder.load(raw_folder)
+
+
+def test_a_classifier_that_cannot_read_a_batch_is_refused(raw_folder, tokenizer):
+    config = GPT2Config(vocab_size=tokenizer.vocabulary_size, n_embd=32, n_layer=1, n_head=2, num_labels=1)
+    GPT2ForSequenceClassification(config).save_pretrained(raw_folder)  # reads the last token, and knows no padding
+    with pytest.raises(ModelError, match="padding"):
         PairEncoder.load(raw_folder)
 
 
