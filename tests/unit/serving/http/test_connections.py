@@ -180,8 +180,8 @@ def test_a_request_that_the_server_does_not_read_yet_is_not_late(serve, toy_bund
     last = head(len(body)).replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + body
     with serve(encoder=encoder, header_timeout_s=2, body_timeout_s=2) as url:
         for cut in (20, len(last) - 3):
-            connection = dial(url, (head(len(body)) + body) * 2 + last[:cut])
             begun = len(encoder.begun)
+            connection = dial(url, (head(len(body)) + body) * 2 + last[:cut])
             wait_for(lambda begun=begun: len(encoder.begun) > begun)
             time.sleep(2.2)
             encoder.gate.set()
