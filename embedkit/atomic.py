@@ -183,7 +183,7 @@ def is_readable_file(path: Path) -> bool:
 
 
 def read_regular(path: Path) -> bytes:
-    """Read a whole file; what is no regular file, such as a pipe that nobody writes to, is an OSError."""
+    """Read a whole file; anything but a regular file, such as a pipe without a writer, is an OSError."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file")
     return path.read_bytes()

@@ -42,6 +42,7 @@ from embedkit.modeling.bundles import load_sentence_encoder
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.protocols import FloatArray
 from embedkit.training.batches import chunk_view
+from embedkit.training.loop import mix_weights
 from embedkit.training.losses import squared_distance
 from embedkit.training.method import pooled, unit_embeddings
 from embedkit.training.methods.contrastive import info_nce_of_lists
@@ -281,13 +282,7 @@ def main() -> None:
     names = (arguments.model, arguments.space, arguments.teacher)
     encoders = Encoders(*(Encoder.load(name, threads=1) for name in names))
     Trainer(encoder, arguments.folder, encoders, options).train()
-    trained = encoder.state_dict()
-    encoder.load_state_dict(
-        {
-            name: old.lerp(trained[name], options.share) if old.is_floating_point() else old
-            for name, old in start.items()
-        }
-    )
+    mix_weights(encoder, start, 1 - options.share)
     round_tables(encoder)
     texts = _lines(arguments.calibration)
     card = load_source(arguments.model).card

@@ -2,7 +2,7 @@
 
 Any encoders teach any model: their vectors are joined as in a run with ``[join]``, and turned so that they lie as
 near to the model's own vectors as a rotation can bring them (orthogonal Procrustes; Schoenemann, 1966). Cosines
-between the teachers' vectors stay, and the model has little to learn anew.
+between the teachers' vectors stay, and the model keeps most of what it has learned.
 
 A rotation that fits the documents alone turns all other text away from where the model had it, which is then
 forgotten. So it also fits random words of the model's vocabulary, which stand for text in general.

@@ -101,7 +101,7 @@ def check_names(values: Any, name: str) -> list[str]:
 
 
 def check_texts(texts: Any, name: str) -> list[str]:
-    """Return one or several texts as a list; an error names the position of what is none."""
+    """Return one or several texts as a list; an error names the position of any other value."""
     listed: list[Any] = [texts] if isinstance(texts, str) else list(check_iterable(texts, name))
     for position, text in enumerate(listed):
         if not isinstance(text, str):

@@ -75,7 +75,7 @@ _KNOWN = {
 _HUB_NAME = r"[A-Za-z0-9][\w.-]*"
 _HUB_ID = re.compile(f"{_HUB_NAME}/{_HUB_NAME}")
 
-# What the networks of a folder in torch's form consist of.
+# Files of the networks in a folder of torch's weights.
 _DESCRIPTIONS = ("*.json", "*.txt", "*.model", "*.spm")
 _WEIGHTS = ("*.safetensors", "*/pytorch_model.bin")
 _OLD_WEIGHTS = ("pytorch_model*.bin",)

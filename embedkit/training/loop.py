@@ -341,7 +341,7 @@ class _Run:
                     self.state.best_score,
                 )
         if self.start is not None:
-            _mix(encoder, self.start, self.optim.keep)
+            mix_weights(encoder, self.start, self.optim.keep)
         if self.round_words:
             round_tables(encoder)
         self.folder.save(encoder, self.folder.model)
@@ -366,7 +366,7 @@ class _Run:
         return f", dev {self.state.best_score:.4f}" if self.state.best_score is not None else ""
 
 
-def _mix(encoder: SentenceEncoder | PairEncoder, start: Mapping[str, Tensor], share: float) -> None:
+def mix_weights(encoder: SentenceEncoder | PairEncoder, start: Mapping[str, Tensor], share: float) -> None:
     """Move the weights towards those of the start by a share of the way.
 
     Source: Wortsman et al., "Robust fine-tuning of zero-shot models", CVPR 2022.
