@@ -42,14 +42,6 @@ def test_costly_work_leaves_room_for_cheap_work():
         assert admission.reserved_s == pytest.approx(3 * 60 + 0.9)
 
 
-def test_an_estimate_can_be_corrected():
-    admission = Admission(10.0)
-    with admission.reserve(1.0) as reservation:
-        admission.correct(reservation, 3.0)
-        assert admission.reserved_s == pytest.approx(3.0)
-    assert admission.reserved_s == 0
-
-
 def test_a_key_holds_no_more_than_its_share():
     admission = Admission(10.0)
     token = CALLER.set(Caller("batch jobs", share=0.3))

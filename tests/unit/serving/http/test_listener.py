@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from embedkit import Collection
 from embedkit.cli.main import main
 from embedkit.serving.http.server import Listener, bind, explain_refusal
 
@@ -156,15 +155,3 @@ def test_all_addresses_of_ipv6_are_those_of_ipv4_too(host):
     with bound:
         bound.listen()
         socket.create_connection((host, bound.getsockname()[1]), timeout=60).close()
-
-
-def test_a_port_in_use_ends_a_server_of_agents_with_one_line(toy_encoder, toy_bundle, tmp_path, capsys):
-    pytest.importorskip("mcp")
-    path = tmp_path / "idx"
-    Collection.build([("0", "a dog")], encoder=toy_encoder, path=path, source=str(toy_bundle))
-    with bind("127.0.0.1", 0) as first:
-        first.listen()
-        port = first.getsockname()[1]
-        assert main(["mcp", str(path), "--http", "--port", str(port)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"cannot listen on 127.0.0.1 port {port}: " in line

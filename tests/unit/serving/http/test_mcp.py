@@ -177,13 +177,6 @@ def test_agents_read_no_places_on_the_servers_disk(agents_url, place, monkeypatc
     assert str(place) in caplog.text
 
 
-def test_adding_needs_the_scope_write(agents_url):
-    new = {"documents": [{"id": "snow", "text": "snow"}]}
-    refused = ask(agents_url, "reader", lambda client: client.call_tool("add", new))
-    assert refused.is_error
-    assert "'write'" in refused.content[0].text
-
-
 def test_agents_need_a_key_and_share_the_server_with_others(agents_url):
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     assert httpx.post(f"{agents_url}/mcp", json=body).status_code == 401

@@ -52,10 +52,6 @@ def test_the_requested_model_answers(two, toy_encoder, short, path, content, row
         assert done["model"] == real
 
 
-def test_models_of_one_server_differ(toy_encoder, short):
-    assert not np.array_equal(toy_encoder.encode(TEXTS), short.encode(TEXTS))
-
-
 def test_similarity_and_ranks_use_the_requested_model(two, short):
     query, *others = short.encode(TEXTS)
     content = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}, "model": "short"}
@@ -138,22 +134,18 @@ def test_without_models_the_collection_s_own_is_loaded(toy_encoder, toy_bundle, 
     assert threads == [1]
 
 
-def test_two_models_of_one_name_do_not_start(toy_encoder):
+@pytest.mark.parametrize(
+    ("aliases", "words"),
+    [
+        (("a=b",), "aliases: 'a=b' names an unknown model"),
+        *((one, "would be the name of two models") for one in [("short=toy",), ("short",), ("a=toy", "a=short")]),
+    ],
+)
+def test_a_name_of_no_model_or_of_two_does_not_start(toy_encoder, short, aliases, words):
+    with pytest.raises(ConfigError, match=words):
+        Service(ServerSettings(aliases=aliases), lambda: LoadedModels([toy_encoder, short]))
     with pytest.raises(ConfigError, match="two models are named 'toy'"):
         Service(ServerSettings(), lambda: LoadedModels([toy_encoder, toy_encoder]))
-
-
-def test_an_alias_of_no_model_does_not_start(toy_encoder):
-    with pytest.raises(ConfigError, match="aliases: 'a=b' names an unknown model"):
-        Service(ServerSettings(aliases=("a=b",)), lambda: LoadedModels([toy_encoder]))
-
-
-@pytest.mark.parametrize(
-    "aliases", [("short=toy",), ("toy=short",), ("short",), ("a=toy", "a=short"), ("a=short", "a")]
-)
-def test_an_alias_of_two_models_does_not_start(toy_encoder, short, aliases):
-    with pytest.raises(ConfigError, match="would be the name of two models"):
-        Service(ServerSettings(aliases=aliases), lambda: LoadedModels([toy_encoder, short]))
 
 
 def test_a_model_that_computes_something_else_here_does_not_start(toy_bundle, monkeypatch):

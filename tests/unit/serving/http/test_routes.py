@@ -168,36 +168,12 @@ def test_hostile_strings_are_texts_or_refused(full, path):
 
 
 @pytest.mark.parametrize("path", POSTS)
-def test_duplicates_are_answered_or_refused(full, path):
-    name, value = next(iter(VALID[path].items()))
-    twice = {**VALID[path], name: value * 2 if isinstance(value, list) else value}
-    done = post(full, path, twice)
-    check_response(done, path)
-    assert (done.status_code == 400) == (path == "/v1/documents")  # two documents of one id
-
-
-@pytest.mark.parametrize("path", POSTS)
 def test_a_name_that_stands_twice_in_an_object_is_refused(full, path):
     body = json.dumps(VALID[path])
     name = next(iter(VALID[path]))
     done = post(full, path, f'{{"{name}": 3, {body[1:]}'.encode())
     check_error(done, path)
     assert f"'{name}' occurs twice in a JSON object" in done.text
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/search", '{"query": "a dog", "filter": {"lang": "en", "lang": "de"}}'),
-        ("/v1/search", '{"query": "a dog", "filter": {"lang": {"ne": "en", "ne": "de"}}}'),
-        ("/v1/documents", '{"documents": [{"id": "new", "text": "a cat", "lang": "en", "lang": "de"}]}'),
-        ("/v1/documents", '{"documents": [{"id": "new", "text": "a cat", "metadata": {"a": 1, "a": 1}}]}'),
-    ],
-)
-def test_a_name_that_stands_twice_in_a_filter_or_in_metadata_is_refused(full, path, body):
-    done = post(full, path, body.encode())
-    assert done.status_code == 400
-    assert "occurs twice in a JSON object" in done.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
