@@ -167,10 +167,3 @@ def test_any_text_is_a_text(kit: Kit, call: str, text: str) -> None:
 def test_counts_may_be_integers_of_numpy(kit: Kit, call: str, argument: str) -> None:
     function, valid = CALLS[call](kit)
     function(**{**valid, argument: np.int64(16)})
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_an_unknown_argument_is_a_type_error(kit: Kit, call: str) -> None:
-    function, valid = CALLS[call](kit)
-    with pytest.raises(TypeError, match="no_such_argument"):
-        function(**valid, no_such_argument=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import json
 import os
@@ -200,17 +199,6 @@ def test_every_instruction_set_gives_the_same_bits(
         for instructions in native_instructions():
             found = run(KernelBackend.find(content, instructions=instructions), tokens)
             assert np.array_equal(found.view(np.uint32), definition.view(np.uint32)), instructions
-
-
-@needs_kernel
-@pytest.mark.parametrize("words", ["float32", "int8", "int4"])
-def test_a_network_does_not_keep_its_file(make_encoder: Any, words: str) -> None:
-    content = write(make_encoder(memory=64), "int8", words)
-    before = sys.getrefcount(content)
-    network = KernelBackend.find(content)
-    gc.collect()
-    assert network is not None
-    assert sys.getrefcount(content) == before
 
 
 @needs_kernel

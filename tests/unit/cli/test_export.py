@@ -126,13 +126,6 @@ def test_the_files_of_an_existing_folder_are_replaced_on_request_only(model, tmp
     assert sorted(path.name for path in mine.parent.glob("m*")) == ["model.safetensors", "modules.json"]
 
 
-def test_a_replaced_file_is_the_new_one(model, tmp_path):
-    (tmp_path / "toy.onnx").write_bytes(b"mine")
-    command = ["export", str(model), "-o", str(tmp_path / "toy.onnx"), "--precision", "fp32"]
-    assert main([*command, "--replace"]) == 0
-    assert Encoder.load(tmp_path / "toy.onnx").dimension == 32
-
-
 def test_nothing_of_a_bundle_s_folder_can_be_chosen(model, tmp_path, capsys):
     bundle = str(tmp_path / "toy.onnx")
     assert main(["export", str(model), "-o", bundle, "--precision", "fp32"]) == 0

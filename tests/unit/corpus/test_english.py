@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from embedkit.config import load_toml
-from embedkit.errors import DataError
 from embedkit.training.corpus import Corpus, SourceConfig
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "corpus" / "english.py"
@@ -89,13 +88,3 @@ def test_texts_of_evaluation_sets_are_dropped(english, tmp_path):
     english.assemble(tmp_path, excluded, sources=some(english, "wikipedia", "nq-open"), show_progress=False)
     assert read(tmp_path, "nq-open") == ["what does a bee eat"]
     assert not any("forty thousand" in text for text in read(tmp_path, "wikipedia"))
-
-
-def test_a_second_call_continues(english, hub, tmp_path):
-    sources = {**some(english, "nq-open"), "missing": english.Source("no/such", lambda row: "", "none")}
-    with pytest.raises(DataError, match="no/such cannot be read from the hub"):
-        english.assemble(tmp_path, english.Excluded([]), sources=sources, show_progress=False)
-    assert [path.name for path in (tmp_path / "train").iterdir()] == ["nq-open.txt.xz"]
-    hub.clear()
-    english.assemble(tmp_path, english.Excluded([]), sources=some(english, "nq-open"), show_progress=False)
-    assert hub == []

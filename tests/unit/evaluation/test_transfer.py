@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embedkit.errors import DataError, MissingExtraError
-from embedkit.evaluation import transfer
+from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import TASKS, load_task
 from embedkit.evaluation.tasks import evaluate
 from embedkit.evaluation.transfer import differences_and_products, pairs_differences_and_products
@@ -136,14 +135,4 @@ def test_missing_files_are_named(folders):
 def test_too_few_examples_for_folds_are_refused(words, folders, write_lines):
     write_lines("transfer/MR/rt-polarity.neg", *NEGATIVE[:9])
     with pytest.raises(DataError, match="at least 10 examples of each class, one for each fold, found 9"):
-        evaluate(words, load_task("mr", data=folders))
-
-
-def test_without_scikit_learn_the_extra_is_named(words, folders, monkeypatch):
-    def missing(module, *, extra):
-        raise MissingExtraError(f'{module} is not installed; it comes with: pip install "embedkit-onnx[{extra}]"')
-
-    transfer._sklearn.cache_clear()
-    monkeypatch.setattr(transfer, "require", missing)
-    with pytest.raises(MissingExtraError, match=r"embedkit-onnx\[bench\]"):
         evaluate(words, load_task("mr", data=folders))

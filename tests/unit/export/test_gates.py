@@ -159,17 +159,6 @@ def test_the_size_can_be_bounded(encoder):
     assert missed(measure(encoder, "fp32", content=content, graph_bytes=len(content) - 1)) == {"size"}
 
 
-def test_the_grid_has_every_shape_and_every_word(tokenizer):
-    batches = [tokens.ids for tokens in _grid(tokenizer, 4)]
-
-    shapes = {(len(batch), max(map(len, batch))) for batch in batches}
-    assert shapes == {(size, longest) for size in (1, 2, 7, 32) for longest in (2, 3, 5, 8, 17, 20)}
-    used = {word for batch in batches for text in batch for word in text[1:-1]}
-    assert used == set(real_words(tokenizer))
-    assert all(text[0] == 2 and text[-1] == 3 for batch in batches for text in batch)
-    assert any(min(map(len, batch)) < max(map(len, batch)) for batch in batches), "some texts need padding"
-
-
 @pytest.mark.parametrize(("heads", "longest"), [(4, 8192), (12, 4729)])
 def test_one_very_long_text_is_measured_alone_and_within_a_bound_of_memory(tokenizer, heads, longest):
     batches = [tokens.ids for tokens in _grid(tokenizer.with_max_length(8192), heads)]
@@ -191,15 +180,6 @@ def test_the_grid_of_a_large_vocabulary_uses_some_words_from_all_over_it(tokeniz
     whole = list(_grid(tokenizer.with_max_length(3), 4))
     assert len(batches) < len(whole)
     assert {word for tokens in whole for text in tokens.ids for word in text[1:-1]} == set(words)
-
-
-def test_a_candidate_keeps_the_order(encoder):
-    content = build_graph(encoder, FloatArithmetic()).SerializeToString()
-    texts = [*PROBE_TEXTS[:5], "", *PROBE_TEXTS[5:9]]
-
-    rows = Candidate(content, encoder.tokenizer).run(texts)
-
-    np.testing.assert_allclose(rows, TorchEncoder(encoder).encode(texts), atol=1e-5)
 
 
 def test_measuring_leaves_the_model_as_it_was(encoder):
@@ -252,19 +232,6 @@ def test_one_wrong_weight_of_a_cross_encoder_is_found(scorer, name, position):
     gates = measure(scorer, "fp32", content=corrupt(content, name, position, lambda value: value + 0.1))
 
     assert "parity" in missed(gates)
-
-
-def test_the_grid_of_pairs_has_every_shape_and_every_word(scorer):
-    batches = list(_grid(scorer.tokenizer, 4))
-
-    shapes = {(len(tokens.ids), max(map(len, tokens.ids))) for tokens in batches}
-    assert shapes == {(size, longest) for size in (1, 2, 7, 32) for longest in (3, 5, 8, 17, 20)}
-    rows = [row for tokens in batches for row in zip(tokens.ids, tokens.type_ids, strict=True)]
-    assert {word for ids, _ in rows for word in ids} - {2, 3} == set(real_words(scorer.tokenizer))
-    for ids, types in rows:
-        separator = ids.index(3)
-        assert (ids[0], ids[-1], ids.count(3)) == (2, 3, 2)
-        assert types == [0] * (separator + 1) + [1] * (len(ids) - separator - 1)
 
 
 @pytest.fixture

@@ -162,15 +162,6 @@ def test_the_graph_of_a_cross_encoder_is_the_model(make_pair_encoder, tokenizer,
         np.testing.assert_allclose(score(graph, batch), score_torch(model, batch), atol=1e-5)
 
 
-def test_inputs_and_output_of_a_cross_encoder_are_those_of_a_bundle(make_pair_encoder):
-    for model in (make_pair_encoder(), make_pair_encoder(family="roberta", type_vocab_size=1)):
-        graph = build_graph(model, FloatArithmetic()).graph
-        assert [value.name for value in graph.input] == ["input_ids", "attention_mask", "token_type_ids"]
-        (output,) = graph.output
-        assert output.name == "score"
-        assert [axis.dim_param for axis in output.type.tensor_type.shape.dim] == ["batch"]
-
-
 def test_the_last_product_of_a_cross_encoder_stays_in_float(make_pair_encoder):
     graph = build_graph(make_pair_encoder(), Int8Arithmetic(64)).graph
     stored = {tensor.name for tensor in graph.initializer}

@@ -21,10 +21,6 @@ UNRANKED = dataclasses.replace(PAIR_THRESHOLDS["fp16"], agreement=-1.0)
 TEXTS = [*PROBE_TEXTS[:9], "", "a long text about the sea and the sun " * 5]
 
 
-def kinds(model):
-    return {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-
-
 @pytest.mark.parametrize(("pooling", "words"), [("mean", "float32"), ("cls", "int8"), ("mean", "int4")])
 def test_half_encodes_nearly_as_the_model_does(make_encoder, tmp_path, pooling, words):
     encoder = make_encoder(pooling=pooling, head=16, memory=64, initializer_range=0.1)
@@ -104,23 +100,6 @@ def test_sums_over_tokens_are_not_half(make_any, activation, name, place):
     (pooled,) = [node for node in halved.graph.node if node.name == name]
     assert writers[pooled.input[place]].op_type == "Cast"
     assert writers[pooled.input[place]].name.endswith("_float32")
-
-
-def test_layers_are_half_and_later_steps_are_not(make_encoder):
-    graph = build_graph(make_encoder(head=6, memory=10), FloatArithmetic())
-
-    halved = halve(graph, "mean")
-
-    types = kinds(halved)
-    assert types["embeddings.LayerNorm.bias"] == TensorProto.FLOAT16
-    assert types["encoder.layer.1.output.dense.weight"] == TensorProto.FLOAT16
-    assert types["memory.rows.weight"] == TensorProto.FLOAT16
-    assert types["head.linear.weight"] == TensorProto.FLOAT
-    assert types["shortest_norm"] == TensorProto.FLOAT
-    assert kinds(graph)["encoder.layer.1.output.dense.weight"] == TensorProto.FLOAT, "the original is as it was"
-    (output,) = halved.graph.output
-    assert output.type.tensor_type.elem_type == TensorProto.FLOAT
-    assert len(halved.SerializeToString()) < 0.62 * len(graph.SerializeToString())
 
 
 @pytest.mark.parametrize("kind", ["encoder", "cross-encoder"])

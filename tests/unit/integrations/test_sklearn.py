@@ -12,17 +12,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
-from embedkit import Encoder
 from embedkit.errors import InputError, ModelNotFoundError
 from embedkit.integrations.sklearn import TextEmbedder
 
 TEXTS = ["a cat sleeps", "the dog barks", "two cats play", "dogs run fast", "my cat eats", "a dog digs"]
 LABELS = [0, 1, 0, 1, 0, 1]
-
-
-def test_features_are_the_embeddings():
-    rows = TextEmbedder("tiny", threads=1).fit_transform(TEXTS)
-    assert np.array_equal(rows, Encoder.load("tiny", threads=1).encode(TEXTS))
 
 
 def test_settings_reach_the_encoder():

@@ -12,7 +12,6 @@ from embedkit.errors import InputError, ModelError
 from embedkit.export.pipeline import export
 from embedkit.modeling.bundles import cross_from_bundle, from_bundle, load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
-from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchCrossEncoder, TorchEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
@@ -69,17 +68,6 @@ def test_all_its_parts_are_restored(make_student, texts, tmp_path, parts):
     assert np.abs(TorchEncoder(found).encode(texts) - TorchEncoder(student).encode(texts)).max() < 1e-5
     assert (found.name, found.prompts, found.default_prompt) == ("student", {"query": "find: "}, "query")
     assert found.max_length == student.max_length
-
-
-def test_it_can_be_exported_and_saved_again(make_student, texts, tmp_path):
-    export(make_student(), tmp_path / "a.onnx", precision="fp32")
-    again = from_bundle(tmp_path / "a.onnx")
-    export(again, tmp_path / "b.onnx", precision="fp32")
-    again.save(tmp_path / "folder")
-    first = Encoder.load(tmp_path / "a.onnx").encode(texts)
-    assert np.abs(Encoder.load(tmp_path / "b.onnx").encode(texts) - first).max() < 1e-5
-    saved = TorchEncoder(SentenceEncoder.load(tmp_path / "folder")).encode(texts)
-    assert np.abs(saved - Encoder.load(tmp_path / "a.onnx").encode(texts)).max() < 1e-5
 
 
 def test_another_graph_is_refused(toy_bundle):

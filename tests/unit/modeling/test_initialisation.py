@@ -10,12 +10,10 @@ from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.errors import ModelError
 from embedkit.evaluation.sts import spearman
-from embedkit.export.pipeline import export
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import Size, from_teacher, random, static_words
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.modeling.vocabulary import real_words
-from embedkit.runtime import find
 from embedkit.runtime.tokenization import Tokenizer
 
 SIZE = Size(2, 32, 2)
@@ -97,14 +95,6 @@ def test_a_student_starts_as_the_bag_of_words_of_its_teacher(teacher, size, leas
     )
     assert started > least
     assert started > unaided + 0.1
-
-
-def test_word_rows_have_one_length_and_no_mean(teacher):
-    student = from_teacher(teacher, SIZE, max_length=16, seed=0)
-
-    table = student.backbone.get_parameter("embeddings.word_embeddings.weight").detach().numpy()
-    np.testing.assert_allclose(np.linalg.norm(table, axis=1), 0.05 * np.sqrt(32), rtol=1e-5)
-    np.testing.assert_allclose(table[:, -1], -table[:, -2], atol=1e-7)
 
 
 def test_special_tokens_and_ballast_leave_no_trace(teacher):
@@ -207,12 +197,3 @@ def test_the_command_writes_a_bundle(teacher, tmp_path, words, capsys):
     assert encoder.manifest.method == "distill-static"
     assert encoder.manifest.teacher["name"] == "teacher"
     assert encoder.verify()["passed"]
-
-
-def test_the_command_takes_the_name_of_a_model(teacher, tmp_path, monkeypatch):
-    monkeypatch.setattr(find, "BUNDLED", tmp_path)
-    export(teacher, tmp_path / "wide.onnx", precision="fp32", word_table="float32")
-    assert main(["distill-static", "wide", "-o", str(tmp_path / "static.onnx"), "--dimension", "64"]) == 0
-    expected = TorchEncoder(static_words(teacher, 64)).encode(["a dog in the garden"])
-    found = Encoder.load(tmp_path / "static.onnx").encode(["a dog in the garden"])
-    np.testing.assert_allclose(found, expected, atol=0.02)

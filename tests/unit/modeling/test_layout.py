@@ -23,25 +23,6 @@ def write(folder, *, pooling="mean", memory=None, head=None, prompts=None):
     )
 
 
-def test_what_is_written_is_read_back(folder):
-    assert read_layout(folder) == Layout(
-        backbone=folder,
-        pooling="cls",
-        pooled_width=8,
-        max_length=20,
-        heads=(folder / HEAD,),
-        normalize=True,
-        prompts={"query": "query: "},
-    )
-
-
-def test_no_head_leaves_no_dense_module(tmp_path):
-    write(tmp_path)
-
-    assert read_layout(tmp_path).heads == ()
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["1_Pooling", "2_Normalize"]
-
-
 def test_a_plain_transformers_folder_says_nothing(tmp_path):
     assert read_layout(tmp_path) == Layout(backbone=tmp_path)
 

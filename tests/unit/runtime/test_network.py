@@ -164,13 +164,6 @@ def test_products_are_smoothed_where_the_exporter_smooths(make_encoder, products
     assert {product.factors is None for product in graph.products} == {True, False}
 
 
-def test_static_products_have_a_step_and_a_zero(make_encoder):
-    graph = read(toy_graph(make_encoder(), "int8-static"))
-
-    assert graph is not None
-    assert all(product.step and product.step > 0 and product.zero is not None for product in graph.products)
-
-
 def test_the_bundle_of_the_package_is_read():
     model = find_model("tiny").read_bytes()
 

@@ -203,13 +203,3 @@ def test_onnx_runtime_writes_no_names_of_a_file_to_stderr(capfd):
     with pytest.raises(ModelError):
         open_session(model.SerializeToString()).run(BATCH)
     assert "\x1b" not in capfd.readouterr().err
-
-
-def test_a_model_whose_lanes_are_open_does_not_keep_its_file(toy_model_bytes, monkeypatch):
-    monkeypatch.setattr(onnx_backend, "_SHARED_BYTES", 1)
-    content = bytes(bytearray(toy_model_bytes))
-    before = sys.getrefcount(content)
-    session = open_session(content, threads=2)
-    for lane in (0, 1):
-        session.run(BATCH, lane=lane)
-    assert sys.getrefcount(content) == before

@@ -107,17 +107,6 @@ def test_a_mixture_of_arithmetics_is_logged_and_recorded(prepare, toy_bundle, tm
     assert collection.manifest.numerics == tuple(sorted(["another", used]))
 
 
-def test_a_worker_with_another_arithmetic_reports_it(prepare, caplog):
-    encoding = prepare()
-    encoding.run()
-    caplog.clear()
-    job = encoding.job
-    ShardEncoder(job)
-    assert not caplog.messages
-    ShardEncoder(dataclasses.replace(job, numerics="another"))
-    assert "computed by another, and" in caplog.text
-
-
 def test_shards_cross_row_groups_but_no_files(pages):
     inputs = find_inputs(pages)
     assert [file.name for file in inputs] == ["a.parquet", "c.parquet", "deep/b.parquet"]
@@ -153,14 +142,6 @@ def test_only_requested_columns_are_kept(prepare, tmp_path):
         prepare(tmp_path / "in.parquet")
     prepare(tmp_path / "in.parquet", columns=["id"]).run()
     assert parquet.read_table(tmp_path / "out").column_names == ["id", "embedding"]
-
-
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
-def test_texts_of_every_arrow_type_are_read(prepare, toy_bundle, tmp_path, kind):
-    write_parquet(tmp_path / "in.parquet", {"text": pa.array(["a dog", "the sea", "a dog"]).cast(kind)})
-    prepare(tmp_path / "in.parquet").run()
-    rows = np.array(parquet.read_table(tmp_path / "out")["embedding"].to_pylist(), dtype=np.float32)
-    np.testing.assert_array_equal(rows, Encoder.load(toy_bundle).encode(["a dog", "the sea", "a dog"]))
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
@@ -241,25 +222,6 @@ def test_a_shard_with_the_rows_of_another_is_computed_again(prepare, tmp_path):
     assert digests(out) == whole
 
 
-def test_an_interrupted_run_resumes_to_the_same_bytes(prepare, toy_bundle, pages, tmp_path, monkeypatch):
-    BulkEncoding.prepare(pages, tmp_path / "whole", model=toy_bundle, rows_per_shard=4).run()
-    encode, calls = Encoder.encode_batches, []
-
-    def interrupted(self: Encoder, *arguments: object, **options: object) -> object:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return encode(self, *arguments, **options)
-
-    monkeypatch.setattr(Encoder, "encode_batches", interrupted)
-    encoding = prepare(rows_per_shard=4)
-    with pytest.raises(KeyboardInterrupt):
-        encoding.run()
-    assert sorted(digests(tmp_path / "out")) == ["_manifest.json", "shard-000000.parquet", "shard-000001.parquet"]
-    encoding.run()
-    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
-
-
 def test_several_processes_write_the_same_bytes(pages, tmp_path):
     BulkEncoding.prepare(pages, tmp_path / "one", model="tiny", rows_per_shard=10).run()
     assert BulkEncoding.prepare(pages, tmp_path / "two", model="tiny", rows_per_shard=10).run(workers=2) == 28
@@ -285,19 +247,6 @@ def test_shards_of_a_folder_that_took_the_name_stay(prepare, pages, toy_bundle, 
     with pytest.raises(CollectionError, match="was moved or replaced"):
         started.run()
     assert digests(tmp_path / "out") == other
-
-
-def test_files_of_a_lost_worker_are_removed(prepare, tmp_path, monkeypatch):
-    left = tmp_path / "out" / ".shard-000000.parquet.0123456789ab.part"
-    encode = ShardEncoder.encode
-
-    def lost(self: ShardEncoder, *arguments: object) -> int:
-        left.write_bytes(b"half of it")
-        return encode(self, *arguments)
-
-    monkeypatch.setattr(ShardEncoder, "encode", lost)
-    prepare().run()
-    assert not left.exists()
 
 
 def test_another_model_is_refused(prepare, write_toy_bundle, pages, tmp_path):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys import write_parquet
 
 from embedkit.errors import InputError
 from embedkit.serving.retrieval import Collection
@@ -271,16 +270,6 @@ def test_a_filter_nested_without_end_is_an_error():
         parse_filter(conditions)
 
 
-def test_other_kinds_are_exact_under_a_filter(tmp_path, encoder):
-    pytest.importorskip("faiss")
-    documents = [{"id": str(n), "text": f"{n} bee {n % 7}", "even": n % 2 == 0} for n in range(900)]
-    queries = [f"{n} bee" for n in range(20)]
-    other, exact = (
-        Collection.build(documents, encoder=encoder, path=tmp_path / kind, index=kind) for kind in ("sq8", "exact")
-    )
-    assert other.search(queries, filter={"even": True}) == exact.search(queries, filter={"even": True})
-
-
 def test_a_comparison_that_can_never_hold_is_reported(library):
     with pytest.raises(
         InputError, match=r"'year' holds values of kind number \(\d+\), none of kind text as '2020'"
@@ -299,15 +288,6 @@ def test_csv_holds_texts(tmp_path, encoder):
     assert [hit.text for hit in collection.search("bee", filter={"year": {"gte": "2000"}})] == ["bee"]
     with pytest.raises(InputError, match="kind text"):
         collection.search("bee", filter={"year": {"gte": 2000}})
-
-
-def test_parquet_keeps_kinds(tmp_path, encoder):
-    arrow = pytest.importorskip("pyarrow")
-    table = arrow.table({"text": ["bee", "ant"], "year": [2020, 1999], "tags": [["x"], []]})
-    write_parquet(tmp_path / "docs.parquet", table)
-    collection = Collection.build(tmp_path / "docs.parquet", encoder=encoder, path=tmp_path / "idx")
-    assert [hit.text for hit in collection.search("bee", filter={"year": {"gte": 2000}, "tags": "x"})] == ["bee"]
-    assert json.dumps(collection.search("bee")[0].metadata) == '{"year": 2020, "tags": ["x"]}'
 
 
 # Mistakes

@@ -106,13 +106,6 @@ class TestEqualsComparingEveryPair:
         assert [len(group) for group in found] == sorted(map(len, found), reverse=True)
 
 
-def test_short_rows_are_used_and_bound_the_cosines():
-    rows = noisy_groups(400, 128)
-    short = matching._shortened(rows, 0.9)
-    assert short.shape[1] < rows.shape[1]
-    assert (short @ short.T >= all_scores(rows) - 1e-5).all()
-
-
 def test_a_thousand_equal_rows_have_one_representative():
     rows = np.repeat(noisy_groups(10, 32)[:1], 1000, axis=0)
     assert deduplicate(rows).kept.tolist() == [0]
@@ -138,13 +131,6 @@ def test_rows_with_more_neighbours_than_an_index_is_asked_for_are_compared_exact
     pytest.importorskip("faiss")
     rows = np.concatenate([np.repeat(noisy_groups(10, 32)[:1], 600, axis=0), noisy_groups(300, 32, seed=1)])
     assert deduplicate(rows, index="sq8").kept.tolist() == deduplicate(rows).kept.tolist()
-
-
-@pytest.mark.parametrize("index", ["hnsw", "ivf-pq", "sq8"])
-def test_a_few_rows_need_no_other_index(index: str):
-    pytest.importorskip("faiss")
-    rows = noisy_groups(11, 32)
-    assert deduplicate(rows, index=index).kept.tolist() == deduplicate(rows).kept.tolist()
 
 
 class TestTexts:

@@ -15,7 +15,7 @@ from embedkit.cli.main import main
 from embedkit.errors import DataError, InputError
 from embedkit.serving.retrieval.documents import Columns, named_records, to_documents
 from embedkit.serving.retrieval.html_sections import read_html
-from embedkit.serving.retrieval.splitting import is_text_source, split_documents
+from embedkit.serving.retrieval.splitting import split_documents
 
 GUIDE = """Before any heading.
 
@@ -81,13 +81,6 @@ class TestMarkdown:
         assert found[-1] == ("Sea", "Music and the sea.")
         assert [window["id"] for window in windows] == [f"guide/house.md#{n}" for n in range(len(windows))]
         assert all(window["text"] == GUIDE[window["start"] : window["end"]] for window in windows)
-
-    def test_line_ends_of_windows_keep_the_places(self, tmp_path, encoder):
-        text = GUIDE.replace("\n", "\r\n")
-        (tmp_path / "a.md").write_bytes(text.encode())
-        windows = list(split_documents(tmp_path / "a.md", encoder))
-        assert {window["section"] for window in windows} == {"", "The house", "The house > The garden", "Sea"}
-        assert all(window["text"] == text[window["start"] : window["end"]] for window in windows)
 
     @pytest.mark.parametrize("end", ["\n", "\r\n"])
     def test_front_matter_is_no_heading(self, tmp_path, encoder, end):
@@ -337,36 +330,11 @@ class TestWindows:
         with pytest.raises(DataError, match=r"has no text, Markdown or HTML: \.htm"):
             list(split_documents(tmp_path, encoder))
 
-    def test_which_sources_are_documents(self, folder, tmp_path):
-        assert is_text_source(folder)
-        assert is_text_source(str(folder / "page.html"))
-        assert not is_text_source(tmp_path / "a.jsonl")
-        assert not is_text_source(["a text"])
-
 
 class TestCommand:
     @pytest.fixture(autouse=True)
     def faiss(self) -> None:
         pytest.importorskip("faiss")
-
-    def test_a_folder_is_built_searched_and_changed(self, folder, toy_bundle, tmp_path, capsys):
-        index = str(tmp_path / "idx")
-        assert main(["index", "build", str(folder), "--split", "-m", str(toy_bundle), "-o", index]) == 0
-        (hit,) = Collection.open(index, encoder=Encoder.load(toy_bundle)).search("Music and the sea.", k=1)
-        assert hit.metadata["document"] in {"guide/house.md", "page.html"}
-        assert hit.metadata["section"] == "Sea"
-        (folder / "notes.txt").write_text("Only a bird. " * 9, encoding="utf-8")
-        assert main(["index", "add", str(folder), index, "--split"]) == 0
-        (folder / "notes.txt").write_text("Only a bird.", encoding="utf-8")
-        capsys.readouterr()
-        assert main(["index", "add", str(folder), index, "--split"]) == 0
-        assert "1 updated" in capsys.readouterr().out
-        collection = Collection.open(index)
-        assert collection.get("notes.txt#0").text == "Only a bird."
-        assert collection.get("notes.txt#1") is None
-        (folder / "notes.txt").write_text("", encoding="utf-8")
-        assert main(["index", "add", str(folder), index, "--split"]) == 0
-        assert Collection.open(index).get("notes.txt#0") is None
 
     @pytest.mark.parametrize("columns", [[], ["--metadata-columns", "section"], ["--metadata-columns", ""]])
     def test_all_windows_of_a_shorter_document_are_removed(self, folder, toy_bundle, tmp_path, columns):

@@ -311,26 +311,6 @@ def test_inversion_reverses_and_twice_gives_the_text_back(ids, rate, seed):
     assert view(found, "inversion", rate, seed) == ids
 
 
-@pytest.mark.parametrize(
-    ("rate", "length", "touched"),
-    [
-        (0.2, 1, 0),
-        (0.2, 2, 0),
-        (0.2, 3, 1),
-        (0.2, 7, 1),
-        (0.2, 8, 2),
-        (0.2, 10, 2),
-        (0.5, 3, 2),
-        (0.5, 5, 2),
-        (0.5, 7, 4),
-    ],
-)
-def test_shares_are_rounded_half_to_even(rate, length, touched):
-    ids = [CLS, *range(10, 10 + length), SEP]
-    assert len(ids) - len(view(ids, "deletion", rate, 0)) == touched
-    assert len(view(ids, "repetition", rate, 0)) - len(ids) == touched
-
-
 PLAIN = ViewsConfig(first="none", second="none")
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import write_parquet
 
 from embedkit.config import from_mapping
 from embedkit.errors import ConfigError, DataError
@@ -65,26 +64,6 @@ class TestForms:
         monkeypatch.setattr(corpus, "texts", lambda rows, view: read.append(len(rows)) or of_rows(rows, view))
         assert list(corpus.stream(1)) == [f"other {number}" for number in range(5)]
         assert read == [2, 2, 1]
-
-    def test_csv_by_column(self, prepare):
-        corpus = prepare("a.csv", "id,body\n1,one\n2,two\n", text_column="body")
-        assert texts(corpus) == ["one", "two"]
-
-    def test_jsonl_by_two_columns(self, prepare):
-        rows = "\n".join(json.dumps({"de": a, "fr": b}) for a, b in self.PAIR)
-        corpus = prepare("a.jsonl", rows, view_columns=("fr", "de"))
-        assert texts(corpus, 0) == ["another text", "fourth text"]
-        assert texts(corpus, 1) == ["one text", "third text"]
-
-    def test_parquet(self, prepare, tmp_path):
-        write_parquet(tmp_path / "a.parquet", {"sentence": ["one", None, "two"]})
-        corpus = prepare(SourceConfig(path=str(tmp_path / "a.parquet")))
-        assert texts(corpus) == ["one", "two"]
-        assert (corpus.cards[0].read, corpus.cards[0].empty) == (3, 1)
-
-    @pytest.mark.parametrize("column", ["text", "sentence", "content", "title"])
-    def test_usual_names_of_the_column_are_found(self, prepare, column):
-        assert texts(prepare("a.jsonl", json.dumps({"id": "x", column: "one"}))) == ["one"]
 
     def test_several_sources_are_read_in_order(self, prepare, tmp_path):
         (tmp_path / "a.txt").write_text("one\ntwo")

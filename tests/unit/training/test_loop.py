@@ -97,11 +97,6 @@ class TestSelection:
         trained, kept = (weights(SentenceEncoder.load(each.model)) for each in (plain, place))
         torch.testing.assert_close(kept, trained.lerp(start, 0.25))
 
-    def test_dev_is_evaluated_at_intervals_and_at_epoch_ends(self, setup):
-        _, go, place = setup(rows=30)  # five steps per epoch
-        go(evaluate=lambda: 0.5)
-        assert [record["step"] for record in records(place) if "dev" in record] == [4, 5, 8, 10, 12]
-
     def test_the_best_is_kept_and_only_strictly_better_counts(self, setup):
         method, go, place = setup()
         scores, kept = iter([0.1, 0.7, 0.7]), []

@@ -217,12 +217,6 @@ class TestAligned:
 
 
 class TestLoadEncoder:
-    def test_a_bundle(self, toy_bundle, make_corpus, cache):
-        corpus, encoder = make_corpus(["a good dog", "the cat"]), Encoder.load(toy_bundle)
-        vectors = load_vectors(TeacherConfig(source=str(toy_bundle)), corpus, cache)
-        assert (vectors.name, vectors.fingerprint) == ("toy", encoder.fingerprint)
-        assert np.allclose(read_all(vectors, corpus), encoder.encode(["a good dog", "the cat"]), atol=1e-6)
-
     @pytest.mark.parametrize("prompt", ["query: ", ""])
     def test_a_bundle_with_a_prompt_of_its_own(self, write_toy_bundle, tmp_path, make_corpus, cache, prompt):
         path = write_toy_bundle(tmp_path / "x.onnx", prompts={"a": "cat "}, default_prompt="a")
@@ -260,10 +254,6 @@ class TestLoadEncoder:
     def test_a_bundle_cannot_be_read_otherwise(self, toy_bundle, setting):
         with pytest.raises(ConfigError, match=r"is a bundle, which determines both"):
             load_encoder(TeacherConfig(source=str(toy_bundle), **setting))
-
-    def test_cards_name_it_as_configured(self, toy_bundle, make_corpus, cache):
-        corpus, config = make_corpus(["one"]), TeacherConfig(source=str(toy_bundle), name="the teacher")
-        assert load_vectors(config, corpus, cache, show_progress=False).name == "the teacher"
 
     def test_a_folder_with_what_the_config_says(self, make_encoder, tmp_path):
         model = make_encoder()

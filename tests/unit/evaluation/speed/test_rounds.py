@@ -91,11 +91,3 @@ def test_interrupted_it_reports_the_rounds_that_were_finished(slow, monkeypatch)
     assert report.rounds == 1
     assert report.notes[-1] == "interrupted after 1 of 2 rounds"
     assert report.models[0].cell("short", 1).calls == 4
-
-
-def test_real_models(toy_bundle, bare_folder):
-    plan = Plan(threads=1, rounds=1, starts=1, seconds=0.01, batches=(1, 2), texts={"short": ["a good dog"]})
-    report = measure([Candidate(source=str(toy_bundle)), Candidate(source=str(bare_folder))], plan)
-    assert [model.label for model in report.models] == ["toy fp32", "bare"]
-    assert all(cell.p50_ms > 0 for model in report.models for cell in model.cells)
-    assert [len(model.cells) for model in report.models] == [2, 2]

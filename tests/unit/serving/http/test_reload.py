@@ -191,26 +191,6 @@ def test_no_request_is_lost_or_mixed_by_reloads(served, bundle, replace, keys):
     assert {0, 3} <= seen <= {0, 1, 2, 3}
 
 
-def test_requests_finish_on_the_model_they_began_with(bundle, replace):
-    service = Service.load([str(bundle)], ServerSettings(threads=1))
-    old = service.registry.embedder().encoder.encode(TEXTS)
-
-    async def run():
-        with service.lease() as registry:
-            replace(5)
-            await service.reload()
-            assert service.registry is not registry
-            done = await registry.embedder().embed(TEXTS)
-        with pytest.raises(RuntimeError, match="shutdown"):  # its threads ended with its last request
-            await registry.embedder().embed(TEXTS)
-        return done.rows
-
-    try:
-        np.testing.assert_array_equal(asyncio.run(run()), old)
-    finally:
-        service.close()
-
-
 def test_a_rebuilt_collection_is_noticed(toy_encoder, write_toy_bundle, tmp_path):
     other = Encoder.load(write_toy_bundle(tmp_path / "other.onnx", name="other", max_length=6), threads=1)
     place = tmp_path / "idx"

@@ -6,12 +6,9 @@ import runpy
 from pathlib import Path
 
 import pytest
-import torch
-from torch.nn import functional
 
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.loop import RunControl
-from embedkit.training.method import Batch
 from embedkit.training.methods import METHODS
 from embedkit.training.run import resolve, run
 
@@ -49,13 +46,3 @@ def test_the_example_trains_and_records_its_metrics(make_encoder, toy_bundle, tm
     ).finished
     assert 0 <= records[-1]["false_negatives"] <= 1
     assert SentenceEncoder.load(tmp_path / "run" / "model").head is None
-
-
-def test_false_negatives_are_left_out_of_the_softmax(debiased, make_encoder, make_view):
-    vectors = torch.tensor([[1.0, 0.1], [1.0, 0.0], [-1.0, 0.2], [0.0, 1.0], [0.1, -1.0]])
-    batch = Batch((make_view(),), ((functional.normalize(vectors, dim=1),),))
-    without, with_them = (
-        debiased(make_encoder(), debiased.settings_class(threshold=threshold), seed=1).eval()(batch).loss
-        for threshold in (0.9, 2.0)
-    )
-    assert without < with_them
