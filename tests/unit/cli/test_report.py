@@ -7,6 +7,7 @@ import json
 import pytest
 
 from embedkit.cli.main import main
+from embedkit.cli.report import is_run, read_entry
 from embedkit.training.run_folder import RunFolder
 
 
@@ -60,3 +61,30 @@ def test_what_is_neither_run_nor_model_is_an_error(tmp_path, monkeypatch, capsys
     assert main(["report", str(tmp_path / "gone")]) == 1
     assert "there is no file or folder" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+CARD = {
+    "name": "mine", "method": "sct", "base": "tiny", "teacher": {"name": "minilm", "fingerprint": "ab"},
+    "corpus": [{"name": "wiki", "rows": 1234, "licence": "CC0"}], "dev": "dev.tsv",
+    "metrics": {"dev_spearman": 0.8312, "steps": 100},
+}  # fmt: skip
+
+
+@pytest.fixture
+def finished(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    folder.start({"method": "sct", "data": "/somewhere", "optim": {"lr": 0.1}}, {}, {}, resume=False)
+    return folder
+
+
+def test_a_finished_run(finished, tmp_path):
+    finished.finish(CARD)
+    (finished.path / "model").mkdir()
+    (finished.path / "model" / "model.safetensors").write_bytes(b"12345")
+    entry = read_entry(str(finished.path), page=tmp_path / "page.html", identify=False)
+    assert is_run(str(finished.path))
+    assert (entry.label, entry.kind, entry.size_bytes) == ("mine fp32 (torch)", "run", 5)
+    assert entry.recipe == {"method": "sct", "optim.lr": "0.1"}  # not the place of the run
+    assert entry.development == pytest.approx(83.12)
+    assert entry.facts["corpus"] == "wiki: 1,234 rows, CC0"
+    assert (entry.facts["teacher"], entry.page) == ("minilm", "runs/mine/report.html")

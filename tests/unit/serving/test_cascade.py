@@ -9,8 +9,9 @@ import pytest
 
 from embedkit import CrossEncoder, Encoder
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
-from embedkit.serving.retrieval import Collection
+from embedkit.serving.retrieval import Collection, SearchOptions
 from embedkit.serving.retrieval.fusion import blend
+from embedkit.serving.retrieval.options import SearchKeywords
 from embedkit.serving.retrieval.store import index_kinds
 from embedkit.serving.retrieval.store.exact import Ranking
 
@@ -255,3 +256,13 @@ def test_no_cosine_exceeds_1(tmp_path):
     found = [hits[0].score for hits in collection.search(texts, 1)]
     assert max(found) == 1
     assert max(hits[0].score for hits in collection.search_embeddings(encoder.encode(texts), 1)) == 1
+
+
+def test_keywords_and_options_have_the_same_names():
+    assert SearchKeywords.__annotations__.keys() == SearchOptions.__dataclass_fields__.keys() - {"k"}
+
+
+@pytest.mark.parametrize("wrong", ["sparse", True])
+def test_another_mode_is_refused(wrong):
+    with pytest.raises(InputError, match=r"mode must be one of hybrid, dense, lexical"):
+        SearchOptions(mode=wrong)

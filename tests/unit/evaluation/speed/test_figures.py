@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedkit.evaluation.speed.figures import Trial, summarise
-from embedkit.evaluation.speed.plan import Workload
+from embedkit.evaluation.speed.plan import Workload, cpu_features
 
 
 def turn(*seconds):
@@ -36,3 +36,16 @@ def test_ratios_are_of_the_same_round():
 def test_a_percentile_needs_enough_calls(calls, has_p95, has_p99):
     found = summarise(Workload("short", 1), [turn(*[0.001] * calls)], None)
     assert (found.p95_ms is not None, found.p99_ms is not None) == (has_p95, has_p99)
+
+
+X86 = "processor\t: 0\nflags\t\t: fpu sse4_2 avx2 avx512f avx512_vnni\nbugs\t\t: spectre_v1\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd aes asimddp i8mm\nCPU part\t: 0xd40\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [(X86, ["avx2", "avx512f", "avx512_vnni"]), (ARM, ["asimd", "asimddp", "i8mm"]), ("model name : toy\n", [])],
+)
+def test_cpu_features(tmp_path, text, features):
+    (tmp_path / "cpuinfo").write_text(text)
+    assert cpu_features(tmp_path / "cpuinfo") == features

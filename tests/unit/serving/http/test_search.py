@@ -8,10 +8,12 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import numpy as np
 import pytest
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.serving.http import collection_service
+from embedkit.serving.http.collection_service import to_plane
 from embedkit.write_lock import write_lock
 
 from .conftest import wait_for
@@ -364,3 +366,21 @@ def test_a_write_waits_for_other_processes_for_a_limited_time(writing, collectio
     assert refused.status_code == 503
     assert "another process is writing" in refused.json()["error"]["message"]
     assert str(collection.path.parent) not in refused.text
+
+
+def test_axes_are_the_principal_ones():
+    rows = np.random.default_rng(1).standard_normal((50, 6)).astype(np.float32) * [9, 1, 5, 1, 1, 1]
+    points, explained = to_plane(rows.astype(np.float32))
+    centred = rows - rows.mean(axis=0)
+    _, lengths, axes = np.linalg.svd(centred, full_matrices=False)
+    for number in (0, 1):
+        assert abs(np.corrcoef(points[:, number], centred @ axes[number])[0, 1]) == pytest.approx(1, abs=1e-5)
+    assert explained == pytest.approx((lengths[:2] ** 2).sum() / (lengths**2).sum(), rel=1e-5)
+    assert points.max(axis=0).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_embeddings_without_variance_share_a_point(count):
+    points, explained = to_plane(np.ones((count, 4), dtype=np.float32))
+    np.testing.assert_array_equal(points, np.zeros((count, 2)))
+    assert explained == 0
