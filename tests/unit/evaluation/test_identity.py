@@ -100,10 +100,8 @@ def test_a_document_judged_twice_and_differently_is_refused(write_lines):
     ("header", "good", "bad"),
     [
         ("anchor,positive,negative", "a,b,c", "a, b,c,d"),
-        ("text1,text2,label", "a,b,1", "a, b,c,1"),
         ("sentence1,sentence2,score", "a,b,1", "a, b,c,1"),
         ("query,document,score", "a,b,1", "a, b,c,1"),
-        ("sentence1\tsentence2\tscore", "a\tb\t1", "a\tb\tc\t1"),
     ],
 )
 def test_surplus_cells_are_refused(write_lines, header, good, bad):

@@ -125,9 +125,7 @@ def test_random_values_and_conditions():
         ({"lang": {"is": "en"}}, "'lang' has no operator 'is'; the operators are eq, ne, in"),
         ({"lang": ["en", "de"]}, "'lang': expected a value for eq"),
         ({"lang": {"in": "en"}}, "expected a list of values for in"),
-        ({"lang": {"in": [["en"]]}}, "expected a list of values for in"),
         ({"year": {"gt": None}}, "a number or a text for gt"),
-        ({"year": {"lt": float("nan")}}, "a number or a text for lt"),
         ({"year": {"exists": 1}}, "true or false for exists"),
     ],
 )
@@ -250,11 +248,9 @@ def test_documents_are_found_counted_changed_and_deleted_by_a_filter(library):
         ({"and": [{}]}, "a filter in and has no conditions"),
         ({"not": {}}, "a filter in not has no conditions"),
         ({"not": {"lang": {}}}, "'lang' has no operator"),
-        ({"or": [3]}, "expected a mapping from fields to values, got int"),
         ({"not": {"lang": {"like": "x"}}}, "'lang' has no operator 'like'"),
         ({"lang": {"contains": 3}}, "expected a text for contains"),
         ({"lang": {"prefix": ""}}, "expected a text for prefix"),
-        ({"lang": np.nan}, "expected a value for eq"),
     ],
 )
 def test_errors_of_combined_filters(conditions, message):

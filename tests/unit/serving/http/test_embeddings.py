@@ -62,18 +62,14 @@ def test_dimensions_are_the_first_ones_scaled(client_of_openai, toy_encoder):
     [
         ({"input": [1, 2, 3]}, "token ids"),
         ({"input": [[1, 2], [3]]}, "token ids"),
-        ({"input": 7}, "token ids"),
         ({"input": []}, "at least one text"),
         ({"input": ["a", None]}, "input: expected a text or a list of texts, got null at position 1"),
         ({"input": [[]]}, "input: expected a text or a list of texts, got a list at position 0"),
-        ({"input": [1.5]}, "input: expected a text or a list of texts, got a number at position 0"),
         ({"input": {"text": "a"}}, "input: Input should be a valid string"),
         ({}, "input: Field required"),
         ({"input": "a", "dimensions": 17}, "from 1 to 16"),
-        ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "prompt_name": "nix"}, "no prompt 'nix'"),
-        ({"input": ["fine", "\ud800"]}, "the request contains '\\ud800', one half of a character"),
     ],
 )
 def test_invalid_requests_get_a_clear_400(client, body, words):
@@ -181,7 +177,6 @@ def test_token_ids_are_embedded_if_the_client_names_the_model(client, toy_encode
         ({"input": [[1] * 13]}, "expected 1 to 12 ids at position 0"),
         ({"input": [[1], []]}, "at position 1"),
         ({"input": [[1], [10**6]]}, "expected token ids from 0 to"),
-        ({"input": [-1]}, "expected token ids from 0 to"),
         ({"input": ["a"]}, "expected token ids"),
         ({"input": [1], "prompt_name": "query"}, "prompt_name"),
         ({"input": [1], "tokenizer": "another"}, "there is no model 'another'"),

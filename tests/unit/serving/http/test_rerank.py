@@ -118,8 +118,6 @@ def test_documents_are_returned_by_default_as_by_jina(client, path, wanted, retu
     ("path", "body", "words"),
     [
         ("/v1/rerank", {"query": QUERY, "documents": []}, "at least one text"),
-        ("/v1/rerank", {"query": QUERY, "documents": [3]}, "documents.0"),
-        ("/v1/rerank", {"documents": DOCUMENTS}, "query: Field required"),
         ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 0}, "top_n"),
         ("/v1/rerank", {"query": QUERY, "documents": ["a"] * 2048}, "at most 2048"),
         ("/rerank", {"query": QUERY, "texts": ["word " * 40], "truncate": False}, "longer than 12 tokens"),

@@ -25,14 +25,10 @@ from embedkit.threads import most_processes
         ({"prot": 1}, "did you mean 'port'"),
         ({"tls_key": "key.pem"}, "belong together"),
         ({"root_path": "embeddings"}, "starts with a slash"),
-        ({"root_path": "/embeddings/"}, "does not end with one"),
         ({"cors_origins": ["app.example.com"]}, "cors_origins: expected https://HOST"),
         ({"hosts": ["app.example.com:8080"]}, "hosts: expected names without port"),
-        ({"hosts": ["https://app.example.com"]}, "hosts: expected names without port"),
         ({"hosts": ["box", "*.example.com"]}, "hosts: expected names without port"),
-        ({"hosts": ["::1"]}, "hosts: expected names without port"),
         ({"on_overflow": "drop"}, "on_overflow is one of truncate, error"),
-        ({"max_items": 0}, "at least 1"),
     ],
 )
 def test_invalid_values_are_refused(mapping, words):
