@@ -1,7 +1,7 @@
 """What every collection store guarantees: a folder, a file of Milvus Lite, a folder of Qdrant's client.
 
-With the URI of a Milvus server in `EMBEDKIT_TEST_MILVUS`, also on that server, in collections that are dropped
-afterwards. Servers before 2.5 have no keyword search and skip the tests that need it.
+With the URI of a Milvus server from version 2.5 on in `EMBEDKIT_TEST_MILVUS`, also on that server, in
+collections that are dropped afterwards.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from embedkit import Collection, Encoder
 from embedkit.errors import CollectionError, DataError, FingerprintError, InputError
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import parse_filter
-from embedkit.serving.retrieval.options import SearchOptions
-from embedkit.serving.retrieval.search import Encode, Score
 
 DOCUMENTS = [
     {"id": "a", "text": "a dog in the garden", "lang": "en", "year": 2019, "tags": ["pet", "green"]},
@@ -67,28 +65,10 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def features(address: str) -> frozenset[str]:
-    """What not every store can do: ``words``."""
-    if not MILVUS_SERVER or not address.startswith(f"milvus:{MILVUS_SERVER}"):
-        return frozenset({"words"})
-    from embedkit.serving import milvus
-
-    with closing(milvus.MilvusClient(MILVUS_SERVER)) as client:
-        has_words = not milvus._WITHOUT_WORDS.match(client.get_server_version())
-    return frozenset({"words"} if has_words else ())
-
-
-@pytest.fixture
-def collection(address: str, encoder: Encoder, features: frozenset[str]) -> Iterator[Collection]:
-    built = Collection.build(DOCUMENTS, encoder=encoder, path=address, lexical="words" in features, source="here")
+def collection(address: str, encoder: Encoder) -> Iterator[Collection]:
+    built = Collection.build(DOCUMENTS, encoder=encoder, path=address, lexical=True, source="here")
     yield built
     built.close()
-
-
-@pytest.fixture
-def words(features: frozenset[str]) -> None:
-    if "words" not in features:
-        pytest.skip("this version of Milvus has no keyword search")
 
 
 def ids(hits: list) -> list[str]:
@@ -119,14 +99,13 @@ def test_it_is_opened_with_its_own_model(
     collection: Collection,
     address: str,
     encoder: Encoder,
-    features: frozenset[str],
     write_toy_bundle,
     tmp_path: Path,
 ) -> None:
     collection.close()
     info = Collection.describe(address)
     assert (info.model, info.fingerprint, info.source) == ("toy", encoder.fingerprint, "here")
-    assert (info.dimension, info.lexical, info.count, info.queries) == (16, "words" in features, 5, None)
+    assert (info.dimension, info.lexical, info.count, info.queries) == (16, True, 5, None)
     again = Collection.open(address, encoder=encoder)
     assert ids(again.search("red apple", 1)) == ["d"]
     again.close()
@@ -253,10 +232,8 @@ def test_a_deletion_returns_the_number_deleted(collection: Collection) -> None:
     ],
     ids=str,
 )
-def test_filters(collection: Collection, features: frozenset[str], conditions: dict, expected: str) -> None:
+def test_filters(collection: Collection, conditions: dict, expected: str) -> None:
     assert sorted(ids(collection.search("the dog", 10, filter=conditions))) == list(expected)
-    if "words" in features:
-        assert sorted(ids(collection.search("the dog", 10, filter=conditions))) == list(expected)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +306,6 @@ def test_mistakes_are_errors(collection: Collection) -> None:
         collection.search_embeddings(np.ones((1, 3), dtype=np.float32))
 
 
-@pytest.mark.usefixtures("words")
 def test_words_of_other_scripts_are_found(address: str, encoder: Encoder) -> None:
     if address.startswith("milvus"):
         pytest.skip("Milvus analyses texts itself")
@@ -339,7 +315,6 @@ def test_words_of_other_scripts_are_found(address: str, encoder: Encoder) -> Non
             assert [hit.id for hit in built.search(query, 4) if "lexical" in hit.scores] == [id_]
 
 
-@pytest.mark.usefixtures("words")
 def test_words_are_found_and_fused(collection: Collection) -> None:
     hits = collection.search("horse", 5)
     (found,) = (hit for hit in hits if hit.id == "e")
@@ -360,17 +335,6 @@ def test_candidates_of_both_rankings_have_embeddings(
     assert (view.vectors(rows) is None) == (address.partition(":")[0] in {"milvus", "qdrant"})
 
 
-def test_words_are_refused_where_there_are_none(
-    collection: Collection, address: str, encoder: Encoder, features: frozenset[str]
-) -> None:
-    if "words" in features:
-        pytest.skip("this store has keyword search")
-    with pytest.raises(InputError, match="built without words"):
-        collection.search("a dog", mode="hybrid")
-    with pytest.raises(CollectionError, match="which has no keyword search"):
-        Collection.build(DOCUMENTS, encoder=encoder, path=f"{address}_words", lexical=True)
-
-
 def test_a_reranker_decides_the_order(collection: Collection) -> None:
     class Shortest:
         name, fingerprint, max_length = "shortest", "s", 100
@@ -381,18 +345,6 @@ def test_a_reranker_decides_the_order(collection: Collection) -> None:
     hits = collection.search("a dog", 2, rerank=Shortest(), candidates=5, rerank_weight=1)
     assert ids(hits) == ["d", "b"]
     assert hits[0].score == -len("red apple")
-
-
-@pytest.mark.usefixtures("words")
-def test_a_server_runs_the_models_of_a_search(collection: Collection, encoder: Encoder) -> None:
-    steps = collection.search_steps("a dog", SearchOptions(k=2, rerank=True, filter={"lang": "en"}))
-    wanted = next(steps)
-    assert isinstance(wanted, Encode)
-    wanted = steps.send(encoder.encode(["a dog"]))
-    assert isinstance(wanted, Score)
-    with pytest.raises(StopIteration) as done:
-        steps.send([np.arange(len(wanted.texts[0]), dtype=np.float32)])
-    assert sorted(ids(done.value.value[0])) == ["a", "c"]
 
 
 def test_documents_and_embeddings_are_copied_to_another_collection(

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from embedkit.runtime.bundle import read_bundle, write_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import bundled_names, find_model, published_models
 from embedkit.runtime.kernel_backend import NATIVE, NATIVE_NUMERICS, KernelBackend, native_instructions
-from embedkit.runtime.network import Layer, Norm, Product, read_network
+from embedkit.runtime.network import Layer, Network, Norm, Product, read_network
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.onnx_backend import CPU, Session
 from embedkit.runtime.tokenization import Tokenizer, Tokens
@@ -541,105 +542,80 @@ def test_few_texts_use_one_thread_and_more_are_distributed(
     assert [count(work) for work in (10**12, 1)] == [1, 9]  # 600 tokens, an eighth of which is 75
 
 
+def layer(graph: Network, **changes: Any) -> Network:
+    """Return the network with another first layer."""
+    first, *others = graph.layers
+    return dataclasses.replace(graph, layers=(dataclasses.replace(first, **changes), *others))
+
+
+def broken_networks(make: Any) -> Iterator[tuple[Network, str]]:
+    """Yield networks of which one array has another size, and what the error says of it."""
+
+    def read(products: str = "fp32", words: str = "float32", **parts: Any) -> Network:
+        graph = read_network(write(make(**parts), products, words))
+        assert graph is not None
+        return graph
+
+    replace, static = dataclasses.replace, read("int8-static", outlier=30.0)
+    for name in ("qkv", "attention_output", "ffn_in", "ffn_out"):
+        product: Product = getattr(static.layers[0], name)
+        for part in ("bias", "scales", "weight", "factors"):
+            if (value := getattr(product, part)) is not None:
+                yield (
+                    layer(static, **{name: replace(product, **{part: value[:-1]})}),
+                    "expected|bytes|intermediate",
+                )
+    for words in WORD_TABLES:
+        graph = read(words=words, memory=128)
+        table, memory = graph.words, graph.memory
+        assert memory is not None
+        width = memory.values.shape[1]
+        yield replace(graph, words=replace(table, values=table.values[:, :-1].copy())), "no table"
+        yield replace(graph, memory=replace(memory, values=memory.values[:-1])), "no table|multiple of 64|weight"
+        for narrow in (width // 4, width // 2):  # 32 wide, and not of the head
+            values = memory.values[:, :narrow].copy()
+            yield replace(graph, memory=replace(memory, values=values)), "no table|multiple of 64|weight"
+        if table.scales is not None and memory.scales is not None:
+            for scales in (table.scales[:-1], None):
+                yield replace(graph, words=replace(table, scales=scales)), "no table"
+            for scales in (memory.scales[:-1], None):
+                yield replace(graph, memory=replace(memory, scales=scales)), "no table|multiple of 64|weight"
+    graph = read()
+    yield replace(graph, norm=replace(graph.norm, bias=graph.norm.bias[1:])), "expected"
+    yield replace(graph, positions=graph.positions[:0]), "positions"
+    yield replace(graph, heads=3), "heads"
+    graph = read(family="mpnet")
+    assert graph.bias is not None
+    yield replace(graph, bias=graph.bias[:, :-1].copy()), "biases"
+    yield replace(graph, bias=graph.bias[:1]), "biases"
+    yield replace(graph, positions=graph.positions[:-1]), "biases"
+    yield replace(graph, positions=graph.positions[:1]), "biases"
+    graph = read(family="modernbert")
+    first, second = graph.rotations
+    yield replace(graph, rotations=(first, second[:-1])), "a rotation has 299 positions"
+    yield replace(graph, rotations=(first[:0], second)), "a rotation has 0 positions"
+    yield replace(graph, rotations=(first, second, second)), "3 rotations"
+    yield replace(graph, rotations=(first,)), "the rotation 1, which does not exist"
+    yield replace(graph, heads=4), "rotations of heads of width 16"
+    yield replace(graph, rotations=(first * np.nan, second)), "NaN or infinite"
+    yield replace(graph, gated=False), "bytes"
+    yield layer(graph, rotation=5), "the rotation 5"
+
+
 class TestSizes:
     """The kernel checks its arguments: a wrong size is an error and causes no read out of bounds."""
 
     @needs_kernel
-    @pytest.mark.parametrize("part", ["bias", "scales", "weight", "factors"])
-    def test_of_a_product(self, make_encoder: Any, part: str) -> None:
-        graph = read_network(write(make_encoder(outlier=30.0), "int8-static"))
-        assert graph is not None
-        for layer in ("qkv", "attention_output", "ffn_in", "ffn_out"):
-            product: Product = getattr(graph.layers[0], layer)
-            if (value := getattr(product, part)) is None:
-                continue
-            cut = dataclasses.replace(product, **{part: value[:-1]})
-            broken = dataclasses.replace(graph.layers[0], **{layer: cut})
-            with pytest.raises(ValueError, match=r"expected|bytes|intermediate"):
-                KernelBackend(dataclasses.replace(graph, layers=(broken,)))
-
-    @needs_kernel
-    @pytest.mark.parametrize("words", WORD_TABLES)
-    def test_of_the_words(self, make_encoder: Any, words: str) -> None:
-        graph = read_network(write(make_encoder(), words=words))
-        assert graph is not None
-        table, scales = graph.words, graph.words.scales
-        broken = [dataclasses.replace(table, values=table.values[:, :-1].copy())]
-        if scales is not None:
-            broken.append(dataclasses.replace(table, scales=scales[:-1]))
-            broken.append(dataclasses.replace(table, scales=None))
-        for each in broken:
-            with pytest.raises(ValueError, match="no table"):
-                KernelBackend(dataclasses.replace(graph, words=each))
-
-    @needs_kernel
-    @pytest.mark.parametrize("words", WORD_TABLES)
-    def test_of_a_memory(self, make_encoder: Any, words: str) -> None:
-        graph = read_network(write(make_encoder(memory=128), words=words))
-        assert graph is not None
-        assert graph.memory is not None
-        table, scales = graph.memory, graph.memory.scales
-        broken = [
-            dataclasses.replace(table, values=table.values[:-1]),
-            dataclasses.replace(table, values=table.values[:, : len(table.values[0]) // 4].copy()),  # 32 wide
-            dataclasses.replace(
-                table, values=table.values[:, : len(table.values[0]) // 2].copy()
-            ),  # not of the head
-        ]
-        if scales is not None:
-            broken.append(dataclasses.replace(table, scales=scales[:-1]))
-            broken.append(dataclasses.replace(table, scales=None))
-        for each in broken:
-            with pytest.raises(ValueError, match=r"no table|multiple of 64|weight"):
-                KernelBackend(dataclasses.replace(graph, memory=each))
-
-    @needs_kernel
-    def test_of_norms_positions_and_heads(self, make_encoder: Any) -> None:
-        graph = read_network(write(make_encoder()))
-        assert graph is not None
-        norm = dataclasses.replace(graph.norm, bias=graph.norm.bias[1:])
-        for broken in (
-            dataclasses.replace(graph, norm=norm),
-            dataclasses.replace(graph, positions=graph.positions[:0]),
-            dataclasses.replace(graph, heads=3),
-        ):
-            with pytest.raises(ValueError, match=r"expected|positions|heads"):
-                KernelBackend(broken)
-
-    @needs_kernel
-    def test_of_biases(self, make_encoder: Any) -> None:
-        graph = read_network(write(make_encoder(family="mpnet")))
-        assert graph is not None
-        assert graph.bias is not None
-        for broken in (
-            dataclasses.replace(graph, bias=graph.bias[:, :-1].copy()),
-            dataclasses.replace(graph, bias=graph.bias[:1]),
-            dataclasses.replace(graph, positions=graph.positions[:-1]),
-            dataclasses.replace(graph, positions=graph.positions[:1]),
-        ):
-            with pytest.raises(ValueError, match="biases"):
-                KernelBackend(broken)
-
-    @needs_kernel
-    def test_of_rotations_and_gates(self, make_encoder: Any) -> None:
-        graph = read_network(write(make_encoder(family="modernbert")))
-        assert graph is not None
-        first, second = graph.rotations
-        layer = graph.layers[0]
-        for broken, message in (
-            (dataclasses.replace(graph, rotations=(first, second[:-1])), "a rotation has 299 positions"),
-            (dataclasses.replace(graph, rotations=(first[:0], second)), "a rotation has 0 positions"),
-            (dataclasses.replace(graph, rotations=(first, second, second)), "3 rotations"),
-            (dataclasses.replace(graph, rotations=(first,)), "the rotation 1, which does not exist"),
-            (dataclasses.replace(graph, heads=4), "rotations of heads of width 16"),
-            (dataclasses.replace(graph, rotations=(first * np.nan, second)), "NaN or infinite"),
-            (dataclasses.replace(graph, gated=False), "bytes"),
-            (dataclasses.replace(graph, layers=(dataclasses.replace(layer, rotation=5),)), "the rotation 5"),
-        ):
+    def test_of_a_network(self, make_encoder: Any) -> None:
+        for broken, message in broken_networks(make_encoder):
             with pytest.raises(ValueError, match=message):
                 KernelBackend(broken)
-        wide = dataclasses.replace(graph, layers=(dataclasses.replace(layer, window=2**31 - 1),))
-        none = dataclasses.replace(graph, layers=(dataclasses.replace(layer, window=None),))
+
+    @needs_kernel
+    def test_of_a_window(self, make_encoder: Any) -> None:
+        graph = read_network(write(make_encoder(family="modernbert")))
+        assert graph is not None
+        wide, none = layer(graph, window=2**31 - 1), layer(graph, window=None)
         tokens = Tokens([[5] * MAX_LENGTH, [6, 7]], [])
         assert np.array_equal(run(KernelBackend(wide), tokens), run(KernelBackend(none), tokens))
 

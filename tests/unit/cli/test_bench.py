@@ -29,11 +29,6 @@ def test_json(toy_bundle, texts, capsys):
     assert [(cell["texts"], cell["batch"]) for cell in model["cells"]] == [("mine.txt", 1), ("mine.txt", 2)]
 
 
-def test_a_missing_model(capsys):
-    assert main(["bench", "gone.onnx", *QUICK]) == 1
-    assert "error: gone.onnx cannot be timed: there is no file or folder gone.onnx" in capsys.readouterr().err
-
-
 def test_too_many_threads(toy_bundle, capsys):
     assert main(["bench", str(toy_bundle), "--threads", "1000000"]) == 1
     assert "available processors" in capsys.readouterr().err

@@ -208,12 +208,6 @@ def test_titles_that_are_missing_are_counted(askubuntu, write_lines):
         load_askubuntu(askubuntu)
 
 
-def test_the_text_file_that_is_missing_is_named(askubuntu):
-    (askubuntu / "text_tokenized.txt.gz").unlink()
-    with pytest.raises(DataError, match=r"text_tokenized\.txt\.gz cannot be read: No such file"):
-        load_askubuntu(askubuntu)
-
-
 PAPERS = {
     "q1": {"title": "Deep parsing", "abstract": "unused"},
     "q2": {"title": None},

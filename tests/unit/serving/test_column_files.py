@@ -70,25 +70,6 @@ def test_no_metadata_at_all(tmp_path):
     assert files.fields == frozenset()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda directory: directory.pop("columns"),
-        lambda directory: directory.update(bytes=10**9),
-        lambda directory: directory["columns"]["f"].pop("codes"),
-        lambda directory: directory["columns"]["f"].update(codes=[0, 10**6, "|u1"]),
-        lambda directory: directory["columns"]["f"].update(codes=[0, 1, "|u1"]),
-        lambda directory: directory["columns"]["f"].update(codes=[0, 8, "|O"]),
-    ],
-)
-def test_damage_is_reported(tmp_path, damage):
-    written(tmp_path, [{"f": value} for value in ("a", "b", 3)])
-    arrays = Arrays(tmp_path / "arrays.bin")
-    damage(arrays.notes["columns"])
-    with pytest.raises(CollectionError, match=r"arrays\.bin is damaged"):
-        ColumnFiles(arrays, 3).column("f")
-
-
 def test_a_directory_that_was_changed_or_nests_too_deeply_is_refused(tmp_path):
     written(tmp_path, [{"f": 1}])
     path = tmp_path / "arrays.bin"

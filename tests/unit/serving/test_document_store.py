@@ -100,14 +100,6 @@ def test_damaged_offsets_are_an_error(tmp_path, value):
         DocumentStore.open(tmp_path, 2, arrays).read(0)
 
 
-def test_damaged_rows_of_ids_are_an_error(tmp_path):
-    _, arrays, _ = written(tmp_path, [Document("a", "text")])
-    hashes, _ = arrays.get("ids", (2, 1), "<u8")
-    arrays.add("ids", np.array([hashes, [2**64 - 1]], dtype=np.uint64))
-    with pytest.raises(CollectionError, match="is damaged"):
-        DocumentStore.open(tmp_path, 1, arrays).find(["a"])
-
-
 def test_metadata_of_all_equals_that_of_each(tmp_path, monkeypatch):
     monkeypatch.setattr(segment_module, "_BLOCK", 3)
     texts = ["a\nb", "\u2028", "c,\n", '"]', "e", "f", "g"]

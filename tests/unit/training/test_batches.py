@@ -148,10 +148,6 @@ class TestStream:
     def alive(self):
         return [thread for thread in threading.enumerate() if thread.name == "embedkit-batches"]
 
-    def test_its_thread_ends_with_it(self, make):
-        assert len(list(make().stream(0, 6))) == 6
-        assert not self.alive()
-
     def test_its_thread_ends_when_it_is_closed_early(self, make):
         stream = make().stream(0, 10_000)
         next(stream)

@@ -9,7 +9,6 @@ import httpx
 import numpy as np
 import pytest
 from huggingface_hub import InferenceClient, close_session
-from huggingface_hub.errors import HfHubHTTPError
 from openai import OpenAI
 
 from embedkit import Encoder
@@ -46,11 +45,6 @@ def test_the_hubs_client_embeds(url, expected):
 def test_the_hubs_client_compares(url, expected):
     found = InferenceClient(model=f"{url}/similarity").sentence_similarity(TEXTS[0], TEXTS[1:])
     np.testing.assert_allclose(found, expected[1:] @ expected[0], atol=1e-6)
-
-
-def test_texts_are_not_cut_at_their_beginning(url):
-    with pytest.raises(HfHubHTTPError, match="truncation_direction: texts can only be truncated at their end"):
-        InferenceClient(model=f"{url}/embed").feature_extraction("a", truncate=True, truncation_direction="left")
 
 
 def test_coheres_client_of_version_2_embeds(url, expected, connection):

@@ -331,12 +331,6 @@ class TestRun:
             with pytest.raises(ModelNotFoundError):
                 run(resolve({**mapping, "student": student}), tmp_path / "run", QUIET)
 
-    def test_a_missing_start_leaves_no_folder(self, mapping, tmp_path):
-        config = resolve({**mapping, "student": {"source": str(tmp_path / "gone")}})
-        with pytest.raises(ModelNotFoundError):
-            run(config, tmp_path / "run", QUIET)
-        assert not (tmp_path / "run").exists()
-
     def test_threads_are_set_for_the_run_and_restored(self, mapping, tmp_path):
         before = torch.get_num_threads()
         run(resolve({**mapping, "threads": 3}), tmp_path / "run", QUIET)
