@@ -115,12 +115,6 @@ def test_surplus_cells_of_a_table_without_a_header_are_refused(write_lines):
         load_task(str(write_lines("mine.csv", "a,b,1", "a, b,c,2")))
 
 
-def test_columns_of_one_name_are_refused(write_lines):
-    path = write_lines("mine.csv", "sentence1,sentence2,score,score", "a,b,1,2")
-    with pytest.raises(DataError, match=r"mine\.csv:1: two columns are called"):
-        load_task(str(path))
-
-
 @pytest.fixture
 def two(words, write_lines):
     """Evaluate a model on two files of one name that order its cosines in opposite ways."""

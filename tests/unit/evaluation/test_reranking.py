@@ -96,19 +96,6 @@ def test_lists_in_a_folder_of_the_hub(write_json_lines, tmp_path, file):
     assert len(load_lists(tmp_path / "repository", name="a").queries) == 2
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"positive": ["p"], "negative": ["n"]}, "expected a column query"),
-        ({"query": "q", "positive": "p", "negative": ["n"]}, "expected a list of strings as positive"),
-        ({"query": ["q"], "positive": ["p"], "negative": ["n"]}, "expected a string as query"),
-    ],
-)
-def test_malformed_lists_name_their_line(write_json_lines, row, message):
-    with pytest.raises(DataError, match=rf"a\.jsonl:2: {message}"):
-        load_lists(write_json_lines("a.jsonl", LISTS[0], row), name="a")
-
-
 def check_tables(found):
     (query,) = found.queries
     assert query.text == "first"

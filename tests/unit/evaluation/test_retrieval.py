@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.errors import DataError, InputError
+from embedkit.errors import DataError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, rank_documents
 from embedkit.evaluation.tasks import evaluate
@@ -114,13 +114,6 @@ def test_missing_files_are_named(beir, tmp_path, write_json_lines):
     write_json_lines("empty/qrels/test.jsonl", {"query-id": "q1", "corpus-id": "d1", "score": 0})
     with pytest.raises(DataError, match="found 4 and 0; 1 without a relevant document"):
         load_retrieval(tmp_path / "empty", name="set")
-
-
-def test_a_cross_encoder_cannot_search(beir, toy_cross_bundle):
-    from embedkit.runtime.cross_encoder import CrossEncoder
-
-    with pytest.raises(InputError, match="toy-cross is a cross-encoder: it scores pairs"):
-        evaluate(CrossEncoder.load(toy_cross_bundle), load_task(str(beir)))
 
 
 def test_broken_embeddings_rank_last():

@@ -90,13 +90,6 @@ def test_csv_quotes_are_quotes(write_lines):
     assert list(read_table(path)) == [(f"{path}:1", ["one, two", "b"]), (f"{path}:3", ["three\nlines", "d"])]
 
 
-def test_a_table_with_a_header_gives_rows(write_lines):
-    rows = list(read_rows(write_lines("a.tsv", "id\tscore", "x\t1.5")))
-    assert [row.fields for row in rows] == [{"id": "x", "score": "1.5"}]
-    with pytest.raises(DataError, match=r"b\.tsv:2: expected 2 cells, found 1"):
-        list(read_rows(write_lines("b.tsv", "id\tscore", "x")))
-
-
 def test_json_lines_and_parquet_give_the_same_rows(write_json_lines, tmp_path):
     objects = [{"query": "a", "positive": ["b"]}, {"query": "c", "positive": ["d", "e"]}]
     write_parquet(tmp_path / "a.parquet", objects)

@@ -49,13 +49,6 @@ def test_one_text_is_refused():
         TextEmbedder().transform("a cat sleeps")
 
 
-def test_a_table_is_refused():
-    frame = pytest.importorskip("pandas").DataFrame({"text": TEXTS})
-    with pytest.raises(InputError, match="a table; give its column of texts"):
-        TextEmbedder(threads=1).fit_transform(frame)
-    assert TextEmbedder(threads=1).fit_transform(frame["text"]).shape == (6, 384)
-
-
 def test_the_cache_of_a_pipeline_distinguishes_models_of_one_path(write_toy_bundle, tmp_path):
     path, found = tmp_path / "model.onnx", []
     for prompts in ({}, {"p": "other words before: "}):

@@ -240,11 +240,6 @@ def test_a_classifier_that_cannot_read_a_batch_is_refused(raw_folder, tokenizer)
         PairEncoder.load(raw_folder)
 
 
-def test_pairs_longer_than_the_positions_are_refused(make_encoder):
-    with pytest.raises(ModelError, match="max_length is 17, but this model supports at most 16"):
-        PairEncoder.from_encoder(make_encoder(), max_length=17, seed=0)
-
-
 def test_a_missing_source_is_an_error(tmp_path):
     with pytest.raises(ModelNotFoundError):
         PairEncoder.load(tmp_path / "nothing")

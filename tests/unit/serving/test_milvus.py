@@ -249,3 +249,17 @@ def test_the_lexical_index_exists_from_the_start_or_never(unchanged: Collection)
 def test_addresses_are_checked(address: str) -> None:
     with pytest.raises(InputError, match=r"expected milvus:http://HOST:PORT#NAME"):
         Collection.open(address)
+
+
+def test_the_token_comes_from_the_environment(monkeypatch) -> None:
+    seen = []
+
+    def refuses(uri: str, token: str) -> None:
+        seen.append((uri, token))
+        raise milvus.MilvusException(message="no")
+
+    monkeypatch.setenv("EMBEDKIT_MILVUS_TOKEN", "root:secret")
+    monkeypatch.setattr(milvus, "MilvusClient", refuses)
+    with pytest.raises(CollectionError):
+        Collection.open("milvus:http://host:19530")
+    assert seen == [("http://host:19530", "root:secret")]

@@ -190,10 +190,6 @@ class TestStream:
 
 
 class TestRefusals:
-    def test_a_corpus_smaller_than_a_batch(self, make):
-        with pytest.raises(ConfigError, match=r"3 rows, fewer than optim.batch_size = 5"):
-            make(3)
-
     @pytest.mark.parametrize("size", [1, 2])
     def test_a_batch_too_small_for_the_method(self, make, size):
         with pytest.raises(ConfigError, match=rf"batches of at least 3 rows, not optim\.batch_size = {size}"):

@@ -228,11 +228,6 @@ def test_frozen_words_do_not_learn(teacher):
     ] == [True, False]
 
 
-def test_heads_that_do_not_divide_are_refused(teacher):
-    with pytest.raises(ConfigError, match="hidden = 128 is not divisible by heads = 5"):
-        build_student(config(teacher, heads=5))
-
-
 @pytest.mark.parametrize(
     "settings",
     [

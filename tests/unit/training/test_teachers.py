@@ -410,15 +410,6 @@ class TestConcurrency:
             fill(cache)
         assert len(open_cache()) == 0
 
-    def test_a_writer_sees_the_additions_of_another(self, open_cache):
-        first, second = open_cache(), open_cache()
-        rows = fill(first)
-        assert len(second) == 0
-        with second.writing():
-            assert np.array_equal(get(second), rows)
-            second.append(text_hashes(["more"]), rows[:1])
-        assert len(open_cache()) == 11
-
     def test_readers_read_while_one_writes(self, open_cache):
         writer = open_cache()
         rows = fill(writer, TEXTS[:5])
