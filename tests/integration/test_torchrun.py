@@ -36,7 +36,7 @@ def test_two_processes_leave_one_run(tmp_path, toy_bundle):
         env={**os.environ, "OMP_NUM_THREADS": "1", **loopback},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1500,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -58,7 +58,7 @@ def test_batches_run_in_parallel(toy_bundle, toy_reference, monkeypatch):
     run, together = Session.run, threading.Barrier(3)
 
     def meet(session, batch, lane=None, **_):
-        together.wait(timeout=30)  # breaks unless three batches run at once
+        together.wait(timeout=250)  # breaks unless three batches run at once
         return run(session, batch, lane=lane)
 
     monkeypatch.setattr(Session, "run", meet)
@@ -108,7 +108,7 @@ def test_an_error_in_one_lane_ends_the_others(toy_bundle, monkeypatch, failing):
 
     def fail(session, batch, lane=None, **_):
         if not ran:
-            together.wait(timeout=30)  # both have started
+            together.wait(timeout=250)  # both have started
         if lane == failing:
             raise KeyboardInterrupt
         time.sleep(0.05)  # time enough for the other to fail

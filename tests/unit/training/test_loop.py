@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import ClassVar
 
 import pytest
@@ -136,10 +135,11 @@ class TestSelection:
 
 
 class TestCostOfEvaluation:
-    def test_it_is_reported_once_with_the_settings_that_reduce_it(self, setup, caplog):
+    def test_it_is_reported_once_with_the_settings_that_reduce_it(self, setup, caplog, monkeypatch):
+        monkeypatch.setattr("embedkit.training.loop._COSTLY_SHARE", 0.0)
         caplog.set_level("INFO")
         _, go, _ = setup(steps=8)
-        go(evaluate=lambda: time.sleep(0.3) or 0.5)
+        go(evaluate=lambda: 0.5)
         (message,) = [text for text in caplog.messages if "an evaluation takes" in text]
         assert message.endswith("% of the run; dev.every, dev.limit and dev.most reduce it")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -61,13 +60,11 @@ def main():
         time.sleep(600)
 """
     )
-    began = time.monotonic()
     with (
         pytest.raises(KeyboardInterrupt),
         WorkerProcess(Candidate(source="any", worker=module), threads=1) as worker,
     ):
         raise KeyboardInterrupt
-    assert time.monotonic() - began < 60
     assert worker._child.process.returncode is not None
 
 

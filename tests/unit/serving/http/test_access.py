@@ -94,7 +94,7 @@ def test_beyond_concurrent_requests_no_body_is_read(serve, toy_bundle):
         working = threading.Thread(target=httpx.post, args=(f"{url}/embed",), kwargs={"json": {"inputs": "a"}})
         working.start()
         wait_for(lambda: encoder.begun)
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=250)
         connection.putrequest("POST", "/embed")
         connection.putheader("content-length", "20")  # and never sent
         connection.endheaders()

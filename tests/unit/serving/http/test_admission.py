@@ -101,7 +101,7 @@ def test_searches_share_the_queue_and_costly_ones_keep_no_thread(serve, build, t
 def test_work_past_its_deadline_is_dropped(serve, toy_bundle):
     encoder = gated(Encoder, "encode_tokens").load(toy_bundle)
     with serve(encoder=encoder) as url, ThreadPoolExecutor(2) as pool:
-        first = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "one"}, timeout=20)
+        first = pool.submit(httpx.post, f"{url}/embed", json={"inputs": "one"}, timeout=250)
         wait_for(lambda: encoder.begun)
         late = httpx.post(f"{url}/embed", json={"inputs": ["two"] * 50}, headers={"x-request-timeout": "0.3"})
         encoder.gate.set()

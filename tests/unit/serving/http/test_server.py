@@ -37,13 +37,11 @@ def test_readiness_is_refused_before_connections_are(start, toy_bundle):
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
 def test_an_interrupt_or_a_second_signal_waits_for_no_load_balancer(start, toy_bundle, signals):
-    server = start(toy_bundle, drain_delay_s=110)
-    began = time.monotonic()
+    server = start(toy_bundle, drain_delay_s=3600)
     for sign in signals[:-1]:
         server.process.send_signal(sign)
-        time.sleep(0.3)
+        wait_for(lambda: httpx.get(f"{server.url}/health/ready").status_code == 503)
     server.end(signals[-1])
-    assert time.monotonic() - began < 100
 
 
 def test_a_new_connection_has_time_to_send_its_first_request(start, toy_bundle):
