@@ -31,7 +31,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def _advice(path: Path) -> str:
-    """What to do where a file of the cache cannot be written."""
+    """The policy for a file of the cache that cannot be written."""
     with contextlib.suppress(InputError):  # there is no home folder, and so no cache
         if path.is_relative_to(cache_folder("")):
             return _ANOTHER_CACHE

@@ -122,7 +122,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any], prefix: str = "") -
     ``prefix`` is the path of both, such as ``"optim."``, for the error.
 
     Raises:
-        ConfigError: a table of ``over`` would replace a value of ``under`` that is none.
+        ConfigError: a table of ``over`` would replace a value of ``under`` that is not a table.
     """
     merged = dict(under)
     for key, value in over.items():
@@ -207,7 +207,7 @@ def _fields(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
 
 
 class _Reader:
-    """Converts values, and collects what is wrong with them."""
+    """Converts values, and collects their errors."""
 
     def __init__(self, *, written: bool) -> None:
         self.problems: list[str] = []

@@ -18,7 +18,7 @@ would catch::
     ├── CacheError (ValueError)               a cache of vectors or texts is damaged or locked by another writer
     ├── CheckpointError (ValueError)          a checkpoint is missing, damaged or from another run
     ├── CollectionError (ValueError)          a collection is missing, damaged, locked or of another format
-    │   ├── CollectionNotFoundError           there is none at a path or address
+    │   ├── CollectionNotFoundError           no collection at a path or address
     │   └── CollectionBusyError               another process or thread is writing to it
     ├── TrainingError (RuntimeError)          training cannot continue (for example, the loss is not finite)
     ├── ExportError (RuntimeError)            a model cannot be exported

@@ -87,7 +87,7 @@ class ObjectStore(NamedTuple):
         """A local copy of the object, or of all objects below as a folder.
 
         Copies are kept in ``~/.cache/embedkit/objects`` (``$XDG_CACHE_HOME/embedkit/objects``) by URL and version:
-        an object that has changed is fetched again, and a copy that is there is not.
+        only an object that has changed is fetched again.
         """
         if self.is_file:
             return self.copy(PurePosixPath(self.path).name, self.version())
@@ -172,7 +172,7 @@ def _reading(url: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, and what to do about credentials."""
+    """The first line of an error, with advice on credentials."""
     said = first_line(error)
     name = type(error).__name__
     if isinstance(error, PermissionError) or "Credential" in name or "Auth" in name:

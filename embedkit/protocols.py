@@ -12,7 +12,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class Model(Protocol):
-    """What encoders and cross-encoders have in common."""
+    """The common attributes of encoders and cross-encoders."""
 
     @property
     def name(self) -> str:

@@ -489,7 +489,7 @@ class HubDataset:
     def _load(self, configuration: str | None, wanted: str) -> Iterator[Record]:
         splits = self._call("get_dataset_split_names", configuration)
         chosen = wanted if wanted in splits or len(splits) != 1 else splits[0]
-        # Streamed, so that datasets does not keep a second copy of what is kept here.
+        # Streamed, so that datasets does not keep a second copy.
         with self._errors():
             yield from self._call("load_dataset", configuration, split=chosen, streaming=True)
 

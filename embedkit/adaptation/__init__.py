@@ -1,4 +1,4 @@
-"""Adapting a model to a user's data: train it further, export it in the same form, and prove what it gained."""
+"""Adapting a model to a user's data: train it further, export it in the same form, and measure the gain."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _TOKENS = 64  # of a labelled text
 
 @dataclass(frozen=True)
 class Plan:
-    """What an adaptation found, and what it will do.
+    """The data that an adaptation found, and its runs.
 
     Attributes:
         parts: the runs in their order. Few labels are divided: each run but the last trains on the labels of the
             others, and is measured on its own. The last run is the one whose result is written.
         lines: a sentence for each source, each decision, and the estimated time.
-        start: a run on documents that all others go on from, if teachers are named besides labels.
+        start: a run on documents, from which all others continue, if there are labels and teachers.
     """
 
     source: Path
@@ -94,7 +94,7 @@ def plan(
     queries_only: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Read the data, write what is trained on into ``folder``, and decide what to do with it.
+    """Read the data, write the training data into ``folder``, and decide on the runs.
 
     Args:
         model: path or name of an encoder's bundle.
@@ -148,7 +148,7 @@ def adapt(
     settings: Mapping[str, Any] | None = None,
     control: RunControl | None = None,
 ) -> Adaptation | None:
-    """Adapt an encoder to data, and write it in the form of its bundle if it is better on what was held out.
+    """Adapt an encoder to data, and write it in the form of its bundle if it is better on the held-out data.
 
     Args:
         model: see :func:`plan`, as for files, teachers, queries_only and settings.
@@ -157,7 +157,7 @@ def adapt(
         folder: the run folder.
         teachers: see :func:`plan`.
         queries_only: keep documents as they are.
-        check: scored pairs that nothing is trained on, such as STS-B's development set, to measure what is lost.
+        check: scored pairs that are not trained on, such as STS-B's development set, to measure losses.
         force: write the bundle even if it is no better.
         settings: of the run.
         control: resume, stop, progress.

@@ -1,4 +1,4 @@
-"""What an adaptation is given: documents, labelled queries, queries without labels, and graded pairs."""
+"""The data of an adaptation: documents, labelled queries, queries without labels, and graded pairs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FEWEST_WORDS = 4
 _SENTENCE = re.compile(r"(?<=[.!?]) ")
 _TEXT = ("text", "content", "body", "passage", "sentence")
 _TRAINED = (None, "train")  # splits
-_SEED = 7  # of what is held out, which is the same for all seeds of a run
+_SEED = 7  # of the held-out data, which are the same for all seeds of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What the files hold, divided into what is trained on and what is held out.
+    """The content of the files, divided into training data and held-out data.
 
     Attributes:
         documents: passages that the encoder does not truncate, each once.
@@ -130,7 +130,7 @@ class _Found:
     lines: list[str] = field(default_factory=list)
 
     def add(self, source: Path) -> None:
-        """Add a source by what it holds: documents, labelled queries or graded pairs."""
+        """Add a source by its content: documents, labelled queries or graded pairs."""
         if source.is_dir() and (source / MANIFEST).is_file():
             collection = Collection.open(source)
             documents, _ = collection.sample(len(collection))
@@ -207,7 +207,7 @@ class _Found:
                 self.titles.append(Judgement(title, text, 1.0))
 
     def divided(self) -> Data:
-        """Return everything, divided into what is trained on and what is held out."""
+        """Return everything, divided into training data and held-out data."""
         documents = [text for text in self.documents if text]
         labelled, held_out = self._labels(documents)
         titles = LabelledQueries.of(self.titles) if self.titles else None

@@ -1,4 +1,4 @@
-"""What an adaptation will do with the data that it is given: the runs, their settings and their teachers."""
+"""The plan of an adaptation: its runs, their settings and their teachers."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ _DOCUMENTS: Mapping[str, Any] = {
 """Settings of the training towards teachers: those of the bundled encoders, for a short run."""
 
 DATA = ".data"
-"""What is trained on, in a run folder."""
+"""The training data, in a run folder."""
 
 SPACE = "space.npz"
-"""The space of the teachers, in the folder of what is trained on."""
+"""The space of the teachers, in the folder of the training data."""
 
 MOST_DOCUMENTS = 3000
 """Passages that teachers embed."""
@@ -87,7 +87,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Planner:
-    """What is asked of an adaptation, besides its data."""
+    """The options of an adaptation."""
 
     path: Path
     encoder: Encoder
@@ -111,7 +111,7 @@ class Planner:
         return dataclasses.replace(self, settings=settings).part(texts, folder)
 
     def part(self, data: Data, folder: Path) -> Part:
-        """Write what is trained on into ``folder``, and decide how.
+        """Write the training data into ``folder``, and decide on the runs.
 
         Raises:
             ConfigError: there is nothing to learn from the data, or a setting is invalid.
@@ -157,7 +157,7 @@ class Planner:
         return merge(merge(_LABELS, {"optim": optim, "settings": settings}), taught)
 
     def _guessed(self, data: Data) -> LabelledQueries:
-        """Label each query with what the old encoder's hybrid search, which is better, finds first; add titles.
+        """Label each query with the first result of the old encoder's hybrid search, which is better; add titles.
 
         Where a cross-encoder scores the passages, spans are queries, too (Wang et al., "GPL", 2022, whose queries
         are generated).

@@ -1,4 +1,4 @@
-"""What an adaptation gained on what was held out, and what the encoder forgot."""
+"""The gain of an adaptation on held-out data, and its loss on other tasks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Proof:
     """The measures by name; the first decides whether the new encoder is better.
 
     Attributes:
-        measures: of search and of graded pairs on what was held out, and of what may have been forgotten.
+        measures: of search and of graded pairs on held-out data, and of tasks that the model may have forgotten.
         agreement: mean cosine of old and new vectors of the documents, or of general text without any; None for
             re-rankers.
         keeps_collections: whether the new encoder's queries find as much among the old encoder's documents as the
@@ -117,7 +117,7 @@ def prove(
     pairs: Mapping[str, ScoredPairs | None],
     texts: Sequence[str],
 ) -> Proof:
-    """Measure both models on what was held out: the rankings of all parts together, and scored pairs by name.
+    """Measure both models on held-out data: the rankings of all parts together, and scored pairs by name.
 
     ``texts`` are documents, to measure the agreement of two encoders.
     """

@@ -2,7 +2,7 @@
 
 Any encoders teach any model: their vectors are joined as in a run with ``[join]``, and turned so that they lie as
 near to the model's own vectors as a rotation can bring them (orthogonal Procrustes; Schoenemann, 1966). Cosines
-between the teachers' vectors stay, and the model keeps most of what it has learned.
+between the teachers' vectors stay, and the model forgets little.
 
 A rotation that fits the documents alone turns all other text away from where the model had it, which is then
 forgotten. So it also fits random words of the model's vocabulary, which stand for text in general.
@@ -82,7 +82,7 @@ def as_bundle(source: str, cache: Path) -> str:
         return str(find_model(source))
     folder = find_folder(source).resolve()
     files = [(str(path), file_signature(path)) for path in sorted(folder.rglob("*")) if path.is_file()]
-    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]  # one that is trained again is another
+    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]  # a run trained again is another model
     bundle = cache / "teachers" / f"{folder.name}-{digest}.onnx"
     if not bundle.exists():
         logger.info("export %s to int8, in which it encodes faster", source)

@@ -9,7 +9,7 @@ from pathlib import Path
 from embedkit.cli.options import add_output, add_settings, apply_settings, check_output, show
 from embedkit.cli.train import stop_control
 
-HELP = "adapt an encoder to your own documents and labels, and measure what it gained"
+HELP = "adapt an encoder to your own documents and labels, and measure its gain"
 EXAMPLES = """
 embedkit adapt tiny handbook/ --pairs questions.jsonl -o mine.onnx
 embedkit adapt tiny docs.jsonl --teacher small -o mine.onnx
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         metavar="FILE",
-        help="scored pairs, such as STS-B's, to measure what is forgotten; not trained on",
+        help="scored pairs, such as STS-B's, to measure how much is forgotten; not trained on",
     )
     add_output(parser, "the bundle to write")
     parser.add_argument("--force", action="store_true", help="write it even if it is no better")
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a better encoder, which embeds the documents; may be repeated; default without labels: those of the "
         "model's family that are on this machine; or a cross-encoder, which scores passages near each query",
     )
-    parser.add_argument("--plan", action="store_true", help="print what was found and would be done, and stop")
+    parser.add_argument("--plan", action="store_true", help="print the data found and the runs planned, and exit")
     parser.add_argument("--steps", type=int, help="training steps; default: by the number of labels")
     parser.add_argument("--lr", type=float, help="peak learning rate")
     parser.add_argument("--seed", type=int, help="seed of all random numbers; default: 1000")
@@ -71,7 +71,7 @@ def _add_files(parser: argparse.ArgumentParser, flag: str, what: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Adapt the encoder, and print what it gained."""
+    """Adapt the encoder, and print its gain."""
     from embedkit.adaptation import Files, adapt, describe, plan
 
     check_output(arguments)

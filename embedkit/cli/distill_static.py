@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Encode the teacher's words, write the bundle, and print what it is."""
+    """Encode the teacher's words, write the bundle, and describe it."""
     from embedkit.evaluation.sts import load_scored_pairs
     from embedkit.export.card import Card
     from embedkit.export.pipeline import export

@@ -157,7 +157,7 @@ def _check_bundled(problems: list[str]) -> dict[str, Report]:
 
 
 def _to_lines(report: Report) -> Iterator[str]:
-    """The verdict, and what it is based on, a line for each."""
+    """The verdict and its reasons, a line for each."""
     problems, runtime, instructions = report["problems"], report["onnxruntime"], report["instructions"]
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"

@@ -330,7 +330,7 @@ def _files(arguments: argparse.Namespace) -> dict[str, bool]:
 
 
 def _changes(done: Synced) -> dict[str, int]:
-    """Return what was done, without what was not."""
+    """Return the counts that are not 0."""
     return {name: count for name, count in done._asdict().items() if count or name == "unchanged"}
 
 

@@ -151,7 +151,7 @@ def in_processes(
 
 
 def report_unknown(model: object) -> None:
-    """Log a warning if an encoder on ONNX Runtime or the kernel did not know a few percent of its tokens."""
+    """Log a warning if an encoder on ONNX Runtime or the kernel met more than a few percent of unknown tokens."""
     share = getattr(model, "unknown_so_far", 0.0)
     if share > _WORTH_REPORTING:
         logger.warning(

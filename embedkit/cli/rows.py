@@ -71,7 +71,7 @@ def spool_stdin(path: str, *, lines: str) -> str:
 
 
 def configure_input(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say what is compared, and how."""
+    """Add the arguments that select the texts and the comparison."""
     parser.add_argument(
         "input",
         metavar="TEXTS",
@@ -267,7 +267,7 @@ def lines_to(output: Path | None) -> Iterator[TextIO]:
 
 
 def report(arguments: argparse.Namespace, result: Mapping[str, Any], sentence: str) -> None:
-    """Print what was done to standard output, or where the rows go there, to standard error, never as JSON."""
+    """Print a summary to standard output, or to standard error if that is taken by rows; never as JSON."""
     to_stdout = arguments.output is None
     if arguments.json and not to_stdout:
         print(json.dumps({"output": str(arguments.output), **result}, indent=2))

@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_serving(parser: argparse.ArgumentParser, when: str = "") -> None:
-    """Add the settings that `embedkit mcp` has, too; ``when`` says when those of HTTP apply."""
+    """Add the settings that `embedkit mcp` has, too; ``when`` describes when the settings of HTTP apply."""
     parser.add_argument(
         "--rerank", "--reranker", dest="reranker", metavar="MODEL", help="cross-encoder that ranks texts"
     )
@@ -58,7 +58,7 @@ def add_serving(parser: argparse.ArgumentParser, when: str = "") -> None:
 
 
 def serving_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return those of the settings that both commands have that are on the command line."""
+    """Return the settings of both commands that are on the command line."""
     flags = explicit(arguments, "collection", "reranker", "host", "port", "threads", "api_key_file")
     return flags | ({"allow_writes": True} if arguments.allow_writes else {})
 

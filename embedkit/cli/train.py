@@ -170,7 +170,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     return resolve(mapping, source=", ".join(arguments.recipe))
 
 
-# Settings of [teacher] that say how any model is run and stored, not how one of them reads text.
+# Settings of [teacher] that apply to any model: how it runs and is stored, not how it tokenizes.
 _OF_ANY_TEACHER = {"precision", "device", "dtype"}
 
 

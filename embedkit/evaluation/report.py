@@ -78,7 +78,7 @@ class _Names:
 
 
 def _telling(source: str, sources: Sequence[str]) -> str:
-    """Return the shortest end of a path that tells it from the other sources; a hub id whole."""
+    """Return the shortest end of a path that distinguishes it from the other sources; a hub id whole."""
     path = PurePath(source)
     ends = (PurePath(*path.parts[-count:]) for count in range(1, len(path.parts) + 1))
     own = (

@@ -105,7 +105,7 @@ _SPLITS = {
 
 
 def split_of(record: Mapping[str, Any]) -> str | None:
-    """Return ``train``, ``dev`` or ``test`` if a column ``split`` says so in one of the usual words."""
+    """Return ``train``, ``dev`` or ``test`` if a column ``split`` has one of its usual names."""
     return _SPLITS.get(re.sub(r"[\W_]+", "", str(record.get("split", "")).lower()))
 
 

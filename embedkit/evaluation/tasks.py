@@ -151,7 +151,7 @@ Conventions = tuple[str, ...]
 
 @dataclass(frozen=True)
 class EvaluationSet(ABC):
-    """Texts and what is known about them, whose figures depend on a model; one class for each family of tasks.
+    """Texts with their labels or judgements, on which models are measured; one class for each family of tasks.
 
     Attributes:
         source: the file, folder or hub id of the set.

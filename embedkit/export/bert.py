@@ -68,7 +68,7 @@ _ACTIVATIONS = {"distilbert": "activation", "modernbert": "hidden_activation"}  
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """What a cross-encoder has after pooling: a product, its activation, a norm if there is one, the last product.
+    """Layers of a cross-encoder after pooling: a product, its activation, perhaps a norm, the last product.
 
     All but the activation are names of weights.
     """
@@ -127,7 +127,7 @@ def _has_known_activation(config: Any) -> bool:
 
 
 def _is_rotated(config: Any) -> bool:
-    """Whether positions of ModernBERT are plain rotations; versions of transformers before 5 know no others."""
+    """Whether positions of ModernBERT are plain rotations; versions of transformers before 5 have no others."""
     rotations = getattr(config, "rope_parameters", None)
     if rotations is None:
         return getattr(config, "rope_scaling", None) is None
@@ -456,7 +456,7 @@ class _ModernWriter(_BodyWriter):
         return int(self.config.local_attention // 2)
 
     def _far(self, length: str) -> str:
-        """Compute what is added to the scores of keys beyond the window: ``(L, L)``."""
+        """Compute the term that is added to the scores of keys beyond the window: ``(L, L)``."""
         graph = self.graph
         distances = graph.add("Abs", "absolute_distances", self._distances(length))
         window = graph.constant("window", np.array(self._window))
@@ -481,7 +481,7 @@ class _ModernWriter(_BodyWriter):
 
 
 class _StaticWriter(_EncoderWriter):
-    """Writes the mean of word vectors, and what follows it."""
+    """Writes the mean of word vectors, and the layers after it."""
 
     def write(self) -> onnx.ModelProto:
         graph = super().write()

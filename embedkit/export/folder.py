@@ -168,7 +168,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def model_card(graphs: Mapping[str, Manifest], library: str, *, name: str, body: str = "") -> str:
-    """A model card: metadata of the hub, how to load the model, what it is, and what its gates measured.
+    """A model card: metadata of the hub, how to load the model, its description, and the figures of its gates.
 
     ``graphs`` maps each file of the repository to the manifest of the bundle that it holds or was made of;
     ``library`` loads the repository. The ``name`` is the title, and in code the model to load; Markdown text in

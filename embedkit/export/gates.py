@@ -317,8 +317,7 @@ def check_operators(
     A graph of the BERT family has exactly the operators that its layers need. A traced graph has at least the
     LayerNormalizations and Gelus that torch called and, if quantized, no product with a float weight. An operator
     that was decomposed or not quantized gives the same results several times slower. They are counted only as
-    written ``for_gpu``, because ONNX Runtime's optimization of float16 for CPUs, where it has few kernels, says
-    nothing about GPUs.
+    written ``for_gpu``, because ONNX Runtime optimizes float16 for CPUs, where it has few kernels, in another way.
     """
     exact = is_bert(model)
     expected = _expect(model, quantized=quantized) if exact else _count_calls(model, quantized=quantized)

@@ -24,10 +24,10 @@ int8      1 byte per value, and a scale for each row
 int4      half a byte per value, and a float16 scale for each 32 values of a row
 
 Looked-up rows are converted to float32 by standard operators that any ONNX runtime supports. ONNX Runtime's own
-GatherBlockQuantized would do the same for int4 in one operator, but no other runtime knows it.
+GatherBlockQuantized would do the same for int4 in one operator, but no other runtime has it.
 
 With float16, all operations on token states become float16, which GPUs multiply several times faster than float32.
-What comes after them stays float32 (pooling, head and normalisation, or a cross-encoder's pooler and classifier):
+Later steps stay float32 (pooling, head and normalisation, or a cross-encoder's pooler and classifier):
 float16 is too imprecise for sums over long texts and for squares, and these steps cost almost nothing.
 """
 
@@ -124,9 +124,8 @@ def multiply(
     return graph.add("Mul", name, product, scale)
 
 
-# Errors of rounding, in steps: the largest one of a weight that was rounded before; and their mean square where
-# weights have nothing to do with the steps, a distance from it that shows that they have, and the number of
-# weights that tells.
+# Errors of rounding, in steps: the largest error of a weight that was rounded before; the mean square if weights
+# are independent of the steps, the smallest significant distance from it, and the number of weights that it needs.
 _UNCHANGED, _UNIFORM, _DISTANCE, _SAMPLE = 1e-3, 1 / 12, 0.005, 4096
 # Moves a typical weight, a quarter of the largest, by a whole step of 64, and most others by a part of one.
 _LARGER = np.float32(16 / 15)

@@ -136,7 +136,7 @@ def _version(package: str) -> str:
 
 
 def is_early() -> bool:
-    """Whether sentence-transformers is there in a version that changes texts: see :func:`_read_early`."""
+    """Whether sentence-transformers is installed in a version that changes texts: see :func:`_read_early`."""
     there = importlib.util.find_spec("sentence_transformers") is not None
     return there and int(_version("sentence_transformers").rpartition(" ")[2].partition(".")[0]) < 6
 

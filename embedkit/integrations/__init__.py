@@ -1,4 +1,4 @@
-"""Adapters of encoders to other packages, one module for each package, and what several of them have in common."""
+"""Adapters of encoders to other packages, one module for each package, and their common class."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from embedkit.runtime.encoder import Encoder
 
 
 class Adapter:
-    """An encoder with the settings of an adapter, which stay what they were when it was loaded."""
+    """An encoder with the settings of an adapter at the time of loading."""
 
     def __init__(
         self, model: str = "tiny", *, truncate_dim: int | None = None, threads: int | None = None

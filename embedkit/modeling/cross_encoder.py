@@ -185,7 +185,7 @@ class PairEncoder(Network):
         return SentenceEncoder(backbone.to(self.device), tokenizer, pooling=pooling, name=self.name)
 
     def fingerprint(self) -> str:
-        """Return the hex SHA-256 of what determines the scores: weights, architecture, tokenizer, length."""
+        """Return the hex SHA-256 of weights, architecture, tokenizer and length, which determine the scores."""
         settings = [*decisive_settings(self.config), "cross-encoder", self.max_length]
         return fingerprint(self, settings, self.tokenizer.json)
 

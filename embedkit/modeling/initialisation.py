@@ -154,8 +154,8 @@ def static_words(teacher: SentenceEncoder, dimension: int) -> SentenceEncoder:
     An embedding is the mean of the words' vectors, which are those of :func:`from_teacher`: a direction reduced by
     PCA, and a weight by smooth inverse frequency. The teacher embeds each word twice in succession, so that
     special tokens have a smaller share in its pooling. If it takes the state of the first token, the mean of the
-    word's own states is taken, which says more about a single word. Principal components are divided by the square
-    roots of their standard deviations, because a few of them would dominate a mean. Special tokens and
+    word's own states is taken, which represents a single word better. Principal components are divided by the
+    square roots of their standard deviations, because a few of them would dominate a mean. Special tokens and
     ``[unused]`` pieces have the vector 0, and none are added to a text. The tokenizer is the teacher's.
 
     Sources: Arora et al. 2017 (smooth inverse frequency); model2vec (words through a teacher, PCA, Zipf).

@@ -1,4 +1,4 @@
-"""What models built on transformers share: names, lengths, fingerprints, seeds, and silence while they load."""
+"""Shared by models built on transformers: names, lengths, fingerprints, seeds, and silence while they load."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Network(nn.Module, ABC):
 
     @property
     def prefixes(self) -> list[str]:
-        """What can precede a text at inference: nothing, and each prompt of an encoder."""
+        """The possible prefixes of a text at inference: none, and each prompt of an encoder."""
         return [""]
 
     @property
@@ -268,13 +268,13 @@ def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
     it without a report. Weights that differ when it is loaded again are random.
 
     Raises:
-        ModelError: a weight has another shape than the configuration says.
+        ModelError: a weight has another shape than in the configuration.
     """
     loaded = load(output_loading_info=True, ignore_mismatched_sizes=True)
     if isinstance(loaded, tuple):
         model, report = loaded
         for weight in sorted(report["mismatched_keys"]):
-            if isinstance(weight, str):  # transformers 4 tells no shapes
+            if isinstance(weight, str):  # transformers 4 reports no shapes
                 raise ModelError(f"{weight} has another shape than by config.json")
             name, stored, expected = weight
             raise ModelError(f"{name} is {_shape(stored)}, but {_shape(expected)} by config.json")

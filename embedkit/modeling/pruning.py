@@ -4,7 +4,7 @@ A text whose pieces were all kept is tokenized as before: WordPiece takes the lo
 Unigram the most likely segmentation, and BPE the first possible merge, where all merges on the way to a kept piece
 are kept; pruning adds no alternatives. In any other text, missing pieces are split into shorter ones, down to
 single characters or bytes, which are all kept. Pieces with a character that the vocabulary does not contain on its
-own are kept, too: nothing that was known before becomes unknown.
+own are kept, too, so no text gets more unknown tokens.
 """
 
 from __future__ import annotations

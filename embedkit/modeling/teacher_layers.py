@@ -14,8 +14,8 @@ The layers are processed from first to last:
 * **write**: the products that add to the state are refitted, from the outputs of the kept heads and units to
   the teacher's state; so are scale and shift of each LayerNorm, column by column.
 
-A cross-encoder is cut likewise, on pairs. Its pooler reads the teacher's last state like a layer and keeps the
-units that change the logit most, and its last product is refitted to the teacher's logits.
+A cross-encoder is cut in the same way, on pairs. Its pooler reads the teacher's last state like a layer and keeps
+the units that change the logit most, and its last product is refitted to the teacher's logits.
 
 The narrower state consists of the leading principal components of the teacher's state (after the embeddings and
 after each kept layer), rotated at random so that all columns carry equal variance, as LayerNorm expects.

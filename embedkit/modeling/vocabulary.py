@@ -42,7 +42,7 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a model folder as transformers reads it.
 
-    ``tokenizer_config.json`` overrides what ``tokenizer.json`` says about case, accents, added tokens and
+    ``tokenizer_config.json`` overrides the settings of ``tokenizer.json`` for case, accents, added tokens and
     truncation, differently in each class of transformers, which therefore applies it. Older formats are converted.
     ``with_types`` is for a network that reads the types of a pair's tokens, which transformers may not give it.
 

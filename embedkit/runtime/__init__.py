@@ -1,1 +1,1 @@
-"""Encoding: numpy, onnxruntime and tokenizers, and nothing else."""
+"""Encoding, with numpy, onnxruntime and tokenizers alone."""

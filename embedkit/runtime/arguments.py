@@ -48,7 +48,7 @@ def check_number(value: Any, name: str) -> float:
 
 
 def check_flag(value: Any, name: str) -> bool:
-    """Return True or False, of Python or numpy, and not "no", for one, which Python takes for true."""
+    """Return True or False, of Python or numpy; other values, such as "no", are an InputError."""
     if not isinstance(value, bool | np.bool):
         raise InputError(f"{name} must be True or False, not {shown(value)}", parameters=[name])
     return bool(value)

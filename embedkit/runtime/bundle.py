@@ -7,7 +7,7 @@ It is an ordinary ONNX model. The ``metadata_props`` contain what ONNX Runtime d
     embedkit.tokenizer    tokenizer.json, or "zlib+base64:" and its compressed form
     embedkit.network      JSON, the fields of NetworkNames; if embedkit's kernel may run it
     embedkit.golden       JSON: texts, token_ids, vectors (base64 of little-endian float32), tolerance, digests;
-                          of a cross-encoder: pairs, token_ids, token_type_ids, scores (likewise), and the same
+                          of a cross-encoder: pairs, token_ids, token_type_ids, scores (as above), and the same
     embedkit.fingerprint  hex SHA-256 over all top-level fields of the file but this one
 
 The fields of the file are in the order of their numbers, so the same parts produce the same bytes.

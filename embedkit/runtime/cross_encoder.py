@@ -27,7 +27,7 @@ _FOLDER_OUTPUTS = ("logits",)
 
 
 class RankedDocument(TypedDict):
-    """A document that :meth:`CrossEncoder.rank` found, in the words of sentence-transformers.
+    """A document that :meth:`CrossEncoder.rank` found, with the keys of sentence-transformers.
 
     ``corpus_id`` is its position among the documents given; ``text`` is the document itself.
     """
@@ -206,7 +206,7 @@ class CrossEncoder(Model[PairTokenizer, PredictCall]):
         return _BUNDLE_OUTPUTS if isinstance(model, Bundle) else _FOLDER_OUTPUTS
 
     @staticmethod
-    def _finish(rows: FloatArray, batch: TokenBatch, manifest: Manifest, *, is_bundle: bool) -> FloatArray:  # noqa: ARG004 - scores know no tokens
+    def _finish(rows: FloatArray, batch: TokenBatch, manifest: Manifest, *, is_bundle: bool) -> FloatArray:  # noqa: ARG004 - scores have no tokens
         return rows if is_bundle else sigmoid(_logits_of(rows))
 
 

@@ -45,7 +45,7 @@ from embedkit.runtime.tokenization import TokenBatch, Tokenizer, Tokens, check_i
 
 logger = logging.getLogger("embedkit")
 
-_MOSTLY = 0.5  # the share of unknown tokens from which the embeddings of texts say little
+_MOSTLY = 0.5  # the share of unknown tokens from which a warning is logged
 _BUNDLE_OUTPUTS = ("sentence_embedding",)
 _FOLDER_OUTPUTS = ("sentence_embedding", "last_hidden_state", "token_embeddings")
 

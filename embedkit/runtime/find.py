@@ -99,7 +99,7 @@ def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Pa
     An existing path takes precedence. A source that looks like a path, or is no string, never uses the network.
     The name of one of embedkit's models may carry ``.onnx``, so code runs with and without such a file; models
     that do not come with the package are fetched once by name. Names of other known models, such as
-    ``all-MiniLM-L6-v2``, lead to their repositories on the hub, which are not asked again once they are here.
+    ``all-MiniLM-L6-v2``, lead to their repositories on the hub, whose files are fetched once.
 
     Args:
         source: a path, a name of a model, a hub id ``org/name``, or the URL of a bundle in an object store

@@ -333,7 +333,7 @@ def check_fetched(folder: Path) -> None:
 
 
 def whole_number(path: Path, settings: dict[str, Any], *names: str) -> int:
-    """Return the first of several settings that is there.
+    """Return the first of several settings that is present.
 
     Raises:
         ModelError: it is not a positive integer.

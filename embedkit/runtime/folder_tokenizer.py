@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder: ``tokenizer.json`` with what transformers applies to it from other files."""
+"""The tokenizer of a model folder: ``tokenizer.json`` with transformers' settings in other files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_tokenizer(layout: Layout) -> str:
 
 
 def _check_tokens(path: Path, content: dict[str, Any], settings: Mapping[str, Any], family: str) -> None:
-    """Refuse tokens and rules that other files describe otherwise than ``tokenizer.json``, the ``path``.
+    """Refuse tokens and rules on which other files contradict ``tokenizer.json``, the ``path``.
 
     transformers adds tokens that the file lacks. Version 4 keeps the file's rules, version 5 takes the family's.
     """
@@ -77,7 +77,7 @@ def _check_tokens(path: Path, content: dict[str, Any], settings: Mapping[str, An
     parts = (content.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
     rules = (model.get("type"), *(part.get("type") for part in parts))
     usual = _REBUILT.get(family)
-    if usual is None or rules[0] != usual[0]:  # of another family, whatever the folder says
+    if usual is None or rules[0] != usual[0]:  # of another family, whatever the folder has
         return
     if rules != usual:
         raise ModelError(f"{path} has the rules {rules}, those of {family} are {usual}; {_DIFFER}")
@@ -112,7 +112,7 @@ def _has_types(path: Path, settings: Mapping[str, Any], network: Mapping[str, An
 def _without_special_tokens(content: dict[str, Any], form: StaticForm) -> dict[str, Any]:
     """Return a ``tokenizer.json`` without special tokens around a text, which no library adds to static models."""
     content["post_processor"] = None
-    if form == "model2vec":  # it truncates on the right, whatever the file says
+    if form == "model2vec":  # it truncates on the right, whatever the file has
         content["truncation"] = None
     return content
 

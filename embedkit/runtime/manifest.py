@@ -1,4 +1,4 @@
-"""The manifest and the golden texts of a bundle, which describe it and verify it elsewhere; gates in words."""
+"""The manifest and the golden texts of a bundle, which describe and verify it; descriptions of gates."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class Manifest:
         """The manifest as canonical JSON: all fields but optional ones that are empty, keys sorted, no spaces.
 
         Raises:
-            BundleError: a field holds something that is not JSON, a NaN for one.
+            BundleError: a field holds a value that is not JSON, such as NaN.
         """
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        for item in fields(self):  # a bundle without them stays readable by versions that do not know them
+        for item in fields(self):  # a bundle without them stays readable by earlier versions
             if item.metadata.get("optional") and not values[item.name]:
                 del values[item.name]
         return _dump(values, "manifest")
@@ -125,7 +125,7 @@ class Golden:
     def to_json(self) -> str:
         """The golden texts or pairs as canonical JSON."""
         values: dict[str, Any] = {"token_ids": _plain(self.token_ids), "tolerance": float(self.tolerance)}
-        if self.digests:  # a bundle without any stays readable by versions that do not know them
+        if self.digests:  # a bundle without any stays readable by earlier versions
             values["digests"] = dict(self.digests)
         if self.type_ids is None:
             values |= {"texts": self.texts, "vectors": pack_floats(self.values)}
@@ -156,7 +156,7 @@ class Golden:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stored:
-    """What golden texts and pairs have in common in JSON."""
+    """The common JSON of golden texts and pairs."""
 
     token_ids: list[list[int]]
     tolerance: float = setting(above=0)

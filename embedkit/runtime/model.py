@@ -1,4 +1,4 @@
-"""What encoders and cross-encoders have in common: loading, the loop of a call, identity, copies."""
+"""The base of encoders and cross-encoders: loading, the loop of a call, identity, copies."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
-    """What a network has besides weights.
+    """The attributes of a network, without its weights.
 
     Attributes:
         heads: number of heads of every layer, a divisor of H; 1 without layers.

@@ -64,7 +64,7 @@ class Session:
         width: size of its last axis, or None where the graph leaves it open or there are no rows but scores.
 
     Raises:
-        ProviderError: a provider is not there or did not start; nothing runs elsewhere in silence.
+        ProviderError: a provider is missing or did not start; no other provider is used instead.
         ModelError: ONNX Runtime refuses the graph, or its inputs and outputs are not an encoder's.
     """
 

@@ -1,4 +1,4 @@
-"""The options of one call of a model, validated once, and what they do with its rows."""
+"""The options of one call of a model, validated once, and their effect on its rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PRECISIONS = get_args(Precision)
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """What happens to the rows of the graph before the caller gets them.
+    """The conversion of the graph's rows into the result.
 
     Attributes:
         dimension: dimensions kept, the first ones.
@@ -221,7 +221,7 @@ class CallOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeCall(CallOptions):
-    """Those of an encoder: the text before every text, and what happens to the rows of its graph."""
+    """The options of an encoder: the text before every text, and the conversion of the graph's rows."""
 
     prompt: str
     packing: Packing

@@ -1,4 +1,4 @@
-"""The part of the protobuf wire format that a bundle needs, and what a bundle needs of an ONNX model in it.
+"""The parts of the protobuf wire format, and of ONNX models in it, that bundles need.
 
 Source: https://protobuf.dev/programming-guides/encoding/. Groups, which ONNX never had, are refused.
 """

@@ -186,9 +186,9 @@ def find_windows(
     """Divide a text into windows of at most ``size`` tokens.
 
     A window ends, in its second half, after a paragraph, else a line, a sentence or a word; each begins at most
-    ``overlap`` tokens before the end of the previous one, likewise after a pause. ``tokens`` are the characters of
-    each token, ascending. ``fits`` tells whether a window, tokenized alone, has at most ``size`` tokens: its first
-    word may have more than in the text. A window that does not fit ends earlier.
+    ``overlap`` tokens before the end of the previous one, and after a pause, too. ``tokens`` are the characters of
+    each token, ascending. ``fits`` checks whether a window, tokenized alone, has at most ``size`` tokens: its
+    first word may have more than in the text. A window that does not fit ends earlier.
 
     Returns:
         the characters of each window, without white space around them; none for a text without tokens.
@@ -224,7 +224,7 @@ def _end(text: str, tokens: Sequence[Span], start: int, size: int, most: int) ->
 
 
 def _pause(text: str, tokens: Sequence[Span], place: int) -> int:
-    """Rank what lies before a token: 4, 3, 2, 1 for the end of a paragraph, line, sentence, word; else 0."""
+    """Rank the boundary before a token: 4, 3, 2, 1 for the end of a paragraph, line, sentence, word; else 0."""
     end, start = tokens[place - 1][1], tokens[place][0] if place < len(tokens) else len(text)
     between = text[end:start]
     lines = between.count("\n")

@@ -102,7 +102,7 @@ class Tokens(NamedTuple):
 
 
 class _FastTokenizer(ABC):
-    """What tokenizers of texts and of pairs have in common. Safe to share between threads.
+    """The base of tokenizers of texts and of pairs. Safe to share between threads.
 
     Args:
         json: content of a ``tokenizer.json``; padding in it is overridden, and truncation except for its side.
@@ -112,7 +112,7 @@ class _FastTokenizer(ABC):
         pad_id: id that fills a token batch; the attention mask is 0 there.
         vocabulary_size: number of ids, added tokens included.
         special_ids: ids of special tokens, e.g. of ``[CLS]`` and ``[SEP]``.
-        unknown_id: id that stands for what is not in the vocabulary; None if there is none.
+        unknown_id: id of the unknown token; None if there is none.
 
     Raises:
         ModelError: ``json`` is not a tokenizer.
@@ -209,7 +209,7 @@ class Tokenizer(_FastTokenizer):
         if isinstance(texts, (str, bytes)):
             raise InputError(f"expected a sequence of texts, got one {type(texts).__name__}; wrap it in a list")
         texts = texts if type(texts) is list else list(texts)
-        if not set(map(type, texts)) <= {str}:  # a tuple, for one, would pass for a pair of texts
+        if not set(map(type, texts)) <= {str}:  # a tuple would pass for a pair of texts
             check_items(texts, first)
         prompted = [prompt + text for text in texts] if prompt else texts
         try:
@@ -412,7 +412,7 @@ def _find_pad_id(tokenizer: tokenizers.Tokenizer) -> int:
 
 
 def _find_unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
-    named = getattr(tokenizer.model, "unk_token", None)  # a Unigram model does not tell
+    named = getattr(tokenizer.model, "unk_token", None)  # of a Unigram model, it is not public
     numbers = (tokenizer.token_to_id(token) for token in ([named] if named else _UNKNOWN_TOKENS))
     return next((number for number in numbers if number is not None), None)
 

@@ -136,7 +136,7 @@ _NOT_PLAIN = re.compile(
 
 
 def first_characters() -> str:
-    """Return the characters that every kernel knows from the beginning."""
+    """Return the characters that every kernel has from the beginning."""
     return _NOT_PLAIN.sub("", "".join(map(chr, range(0x2100))))
 
 
@@ -383,8 +383,8 @@ class _Parts(NamedTuple):
 class UnigramPieces(TokenizerKernel):
     """Ids of texts by Unigram models. Create it with :meth:`find`.
 
-    The kernel knows what SentencePiece's models have: the normalisers `Precompiled`, `Strip` and `Replace` of
-    several spaces, in this order, and the pre-tokenizers `WhitespaceSplit` and `Metaspace`. Texts with added
+    The kernel supports the parts of SentencePiece's models: the normalisers `Precompiled`, `Strip` and `Replace`
+    of several spaces, in this order, and the pre-tokenizers `WhitespaceSplit` and `Metaspace`. Texts with added
     tokens, and a few with rare combinations of characters, are left to the tokenizer.
     """
 
@@ -485,7 +485,7 @@ def character_kinds() -> bytes:
             kinds[_place(code)] = _CONTROL
     for code in _those_that_join(candidates, "{}a"):  # its cluster contains the next character's
         kinds[_place(code)] = _UNCLEAR
-    for code in range(0x10000, _PLANES):  # a later version of Unicode may know it
+    for code in range(0x10000, _PLANES):  # a later version of Unicode may assign it
         if _category(code) == "Cn" and code not in _INDIC:
             kinds[code] = _UNCLEAR
     for character in _ALWAYS_CONTROL:

@@ -185,7 +185,7 @@ class MilvusDocuments(RemoteStore):
         return list(self._client.list_collections())
 
     def _read_facts(self) -> Mapping[str, Any]:
-        """Return what a property or the description holds: some versions of Milvus store only one of them."""
+        """Return the value of a property or of the description: some versions of Milvus store only one of them."""
         described = self._client.describe_collection(self._name)
         for text in ((described.get("properties") or {}).get(_ABOUT), described.get("description")):
             with contextlib.suppress(ValueError):
@@ -359,8 +359,8 @@ def filter_expression(conditions: Sequence[Condition]) -> str:
     """Return the expression that holds if all conditions hold for the JSON field ``metadata``.
 
     Milvus takes a null for an absent field, so a condition on null is an InputError. It does not compare items of
-    a list by their order, and does not know which kinds of value a field has: comparing it with another kind finds
-    nothing.
+    a list by their order, and has no record of the kinds of value in a field: comparing it with another kind
+    matches no document.
     """
     return " and ".join(f"({_expression(condition)})" for condition in conditions)
 
@@ -433,7 +433,7 @@ def _none_of(place: str, values: list[Any]) -> str:
     """Return the negation in two parts, because comparing an absent value is neither true nor false."""
     if not values:
         return 'id != ""'
-    # In parentheses, because Milvus 2.3 takes all that follows `exists` for what exists.
+    # In parentheses, because Milvus 2.3 takes the whole rest as the operand of `exists`.
     return f"not (exists {place}) or not ({_any_of(place, values)})"
 
 

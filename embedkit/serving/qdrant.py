@@ -36,7 +36,7 @@ _USUAL_EF = 128
 _ROWS_PER_REQUEST = 500
 _INEXACT = 2**53  # from here to _MOST, integers of Qdrant have neighbours of the same float64
 _MOST = 2**64
-_SATURATION = 1.5  # k1 of BM25; lengths are not compared, because Qdrant does not know their mean
+_SATURATION = 1.5  # k1 of BM25; lengths are not compared, because Qdrant does not store their mean
 _IDS = uuid.UUID("5c3f4bd2-6c0a-4b6e-9d52-1f0e5d1f7c11")  # namespace of point ids, which must be numbers or UUIDs
 
 
@@ -263,7 +263,7 @@ def _equal(field: str, value: Any) -> Any:
 
 
 def _within(field: str, *operators: str, value: float) -> rest.FieldCondition:
-    """Compare with a number; Qdrant converts it and what it is compared with to float64."""
+    """Compare with a number; Qdrant converts both sides to float64."""
     if _INEXACT <= abs(value) <= _MOST:
         raise InputError(
             f"filter: {field!r}: Qdrant compares numbers as float64, which cannot distinguish integers from 2^53 "

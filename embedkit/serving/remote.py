@@ -131,7 +131,7 @@ class RemoteView:
         return FoundKeywords(self._ranking(self._store.matching(query, k, selection.allowed)))
 
     def vectors(self, rows: RowNumbers, /) -> FloatArray | None:
-        """Return the embeddings of rows, read in one go; None if one of them was deleted meanwhile."""
+        """Return the embeddings of rows, read in one go; None if one of them has been deleted."""
         found = self._store.embedded([self._documents[row].id for row in rows.tolist()])
         embeddings = [one[1] for one in found if one is not None]
         return np.stack(embeddings) if 0 < len(embeddings) == len(found) else None
@@ -164,7 +164,7 @@ class FoundKeywords:
         return Ranking(self.ranking.scores[:k], self.ranking.rows[:k])
 
     def standardised(self, rows: RowNumbers, /) -> FloatArray:
-        """Return estimates: the last of the best rows and all others lie at 0, the first at a usual height."""
+        """Return estimates: 0 for the last of the best rows and all others, and a typical height for the first."""
         scores, found = self.ranking
         estimates = np.zeros(len(rows), np.float32)
         if len(found):
@@ -186,7 +186,7 @@ class RemoteStore(ABC):
     """
 
     _ERRORS: ClassVar[tuple[type[Exception], ...]]
-    """What the client raises where the database refuses a request or is not there."""
+    """Exceptions of the client for a refused request or an unreachable database."""
 
     def __init__(self, address: str) -> None:
         place, _, name = address.partition(":")[2].partition("#")

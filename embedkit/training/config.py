@@ -94,7 +94,7 @@ class StudentConfig:
 
     @property
     def base(self) -> str:
-        """What the student starts from, as shown in model cards."""
+        """The start of the student, as shown in model cards."""
         if self.source is not None:
             return self.source
         values = ((name.replace("_", " "), getattr(self, name)) for name in _SHAPE)

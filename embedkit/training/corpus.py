@@ -199,7 +199,7 @@ class Corpus:
 
 
 def in_chunks(rows: Rows) -> Iterator[Rows]:
-    """Yield rows 4096 at a time, which bounds the memory for what is read or computed of them."""
+    """Yield rows 4096 at a time, which bounds the memory of a chunk."""
     return (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK))
 
 

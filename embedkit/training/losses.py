@@ -1,4 +1,4 @@
-"""What methods share: losses over distributions and keys, queues of past vectors, and a head for training."""
+"""Shared by methods: losses over distributions and keys, queues of past vectors, and a head for training."""
 
 from __future__ import annotations
 

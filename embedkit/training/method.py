@@ -1,4 +1,4 @@
-"""The interface between the loop and a training method, and what methods that imitate a teacher have in common.
+"""The interface between the loop and a training method, and the base of methods that imitate a teacher.
 
 Such a student gets the teacher's width through a dense layer with tanh that is kept at inference.
 """
@@ -32,7 +32,7 @@ Presets = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 @dataclasses.dataclass(frozen=True)
 class BatchSpec:
-    """What a method needs in every batch; checked before step 0.
+    """Requirements of a method for every batch; checked before step 0.
 
     Attributes:
         views: number of views of a sentence, 1 or 2, made according to ``[views]``.
@@ -52,7 +52,7 @@ class BatchSpec:
     scores: bool = False
 
     def teacher_problem(self, count: int) -> str | None:
-        """Return what is wrong with this number of teachers, or None."""
+        """Return the error in this number of teachers, or None."""
         if self.teacher and count == 0:
             return "this method needs a teacher: name one with --teacher or [teacher]"
         if count > 1 and not self.several_teachers:
@@ -145,7 +145,7 @@ class TrainingModule(nn.Module, ABC):
     """A trainable module: networks, queues and pointers as parameters and buffers, and a loss.
 
     Attributes:
-        batch_spec: what the learner needs in a batch.
+        batch_spec: requirements of the module for a batch.
         encoder: the model that is evaluated, checkpointed and exported.
     """
 
@@ -164,7 +164,7 @@ class TrainingModule(nn.Module, ABC):
 
 
 class Method(TrainingModule):
-    """A training method: a learner that trains a sentence encoder.
+    """A training method: a module that trains a sentence encoder.
 
     Attributes:
         settings_class: dataclass of the settings, the table ``[settings]`` of a run.
@@ -188,7 +188,7 @@ class Method(TrainingModule):
 
     @classmethod
     def settings_problem(cls, config: Any, teachers: int) -> str | None:  # noqa: ARG003 - as for ``needs``
-        """Return what is wrong with these settings for this number of teachers, or None."""
+        """Return the error in these settings for this number of teachers, or None."""
         return None
 
     @classmethod

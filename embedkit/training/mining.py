@@ -311,7 +311,7 @@ def nearest_negatives(
     """Return the ``depth`` passages nearest to each query, best first, without those that may answer it.
 
     A passage may answer a query if its cosine exceeds ``margin`` times that of the query's best positive, unless
-    it is ``known`` not to. Where none is left, the last of those considered is returned.
+    it is ``known`` not to. If none is left, the last candidate is returned.
 
     Args:
         queries: ``(Q, D) float32``, unit rows.
@@ -319,7 +319,7 @@ def nearest_negatives(
         positives: rows of passages for each query, which are left out; none for no limit.
         depth: maximum number of passages for each query.
         margin: above 0.
-        known: rows of passages for each query, or nothing.
+        known: rows of passages for each query; may be empty.
     """
     found = list[Rows]()
     for start in range(0, len(queries), _QUERIES_PER_PART):

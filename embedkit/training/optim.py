@@ -1,4 +1,4 @@
-"""The optimizer with its parameter groups and schedule, and what else the loop changes in networks it trains.
+"""The optimizer with its parameter groups and schedule, and other changes to the networks that the loop trains.
 
 A batch uses few rows of a word table. Torch fills a gradient of the whole table for each chunk of each view and
 adds them up, which is slow compared with a small network's step. :func:`by_rows` makes chunks return the gradients
@@ -298,7 +298,7 @@ _WEIGHT = 0.01
 
 
 class ActivationPenalty:
-    """The squares of what exceeds a limit, in magnitude, in the inputs of matrix products, summed over a text."""
+    """The squared excess over a limit, in magnitude, of the inputs of matrix products, summed over a text."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -316,7 +316,7 @@ class ActivationPenalty:
             yield
 
     def take(self) -> Tensor:
-        """Return the penalty of what was recorded since the last call: the mean over texts, a scalar.
+        """Return the penalty recorded since the last call: the mean over texts, a scalar.
 
         A text counts as often as it was encoded: once for each view and each pass.
         """

@@ -57,7 +57,7 @@ def resolve(mapping: Mapping[str, Any], *, source: str = "") -> RunConfig:
 
 
 def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterator[str]:
-    """Yield what is wrong with settings that have no use in a run."""
+    """Yield the errors in settings that have no use in a run."""
     yield from _unused_for_pairs(config, entry, settings)
     imitating = [name for name, method in METHODS.items() if method.matches_teacher_space]
     if config.dev.held_out is not None and config.method not in imitating and not entry.scores_pairs:
@@ -83,7 +83,7 @@ def _unused_settings(config: RunConfig, entry: Recipe, settings: Any) -> Iterato
 
 
 def _unused_for_pairs(config: RunConfig, entry: Recipe, settings: Any) -> Iterator[str]:
-    """Yield what is wrong with settings that training on the scores of pairs does not use."""
+    """Yield the errors in settings that training on the scores of pairs does not use."""
     if not entry.batch_spec.scores:
         return
     method, student, dev = config.method, config.student, config.dev

@@ -253,7 +253,7 @@ def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) ->
 def _warn_of_long_queues(
     settings: Mapping[str, Any], rows: int, published: Mapping[str, Any], table: str = "settings"
 ) -> None:
-    """Warn of a queue that is longer than the corpus; of a published one, which nobody chose, only say so."""
+    """Log a queue that is longer than the corpus, as a warning unless its size is the published default."""
     size = settings.get("queue_size", 0)
     if size > rows:
         logger.log(

@@ -103,7 +103,7 @@ def load_checkpoint(path: Path, method: TrainingModule, optimizer: AdamW) -> Tra
 
 
 def _network(method: TrainingModule) -> dict[str, Any]:
-    """Return what the shapes of tensors do not show: what pools an encoder's states, and what its head applies."""
+    """Return the encoder's pooling and its head's activation, which the shapes of tensors do not show."""
     encoder = getattr(method, "encoder", None)
     head = getattr(encoder, "head", None)
     return {"pooling": getattr(encoder, "pooling", None), "head": head and head.activation}
@@ -147,7 +147,7 @@ def _restore_optimizer(
 
 
 class Savable(Protocol):
-    """What saves itself, atomically: an encoder, or a space of teachers."""
+    """An object that saves itself atomically: an encoder, or a space of teachers."""
 
     def save(self, path: Path, /) -> object:
         """Write a file or a folder."""
@@ -255,7 +255,7 @@ class RunFolder:
         return RunFolder(self.path.joinpath(*names), self._outer or self)
 
     def save(self, network: Savable, path: Path) -> None:
-        """Save what has its own form on disk to a path in the folder, unless another folder has taken its name."""
+        """Save an object to a path in the folder, unless another folder has taken its name."""
         self.check_in_place()
         network.save(path)
 

@@ -110,7 +110,7 @@ def principal_axes(moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinConfig:
-    """How the vectors of the teachers become those of one."""
+    """The map that joins the vectors of several teachers."""
 
     weights: tuple[float, ...] = setting((), "length of each teacher's part of a joined vector; default: 1 each")
     dimension: int | None = setting(

@@ -1,4 +1,4 @@
-"""What to time, how often, on which machine, and the built-in texts.
+"""The plan of a benchmark: models, repetitions, the machine, and the built-in texts.
 
 The texts are English of given lengths, generated from a small grammar: equal on every machine and free of
 copyright. The cost of encoding depends on the number of tokens and hardly on the words. These texts contain
@@ -174,7 +174,7 @@ def built_in_texts() -> dict[str, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to time, and how often.
+    """The models to time, and the repetitions.
 
     Attributes:
         threads: threads of each model, which is bound to the same number of processors.

@@ -22,7 +22,7 @@ Turns = list[dict[Workload, list[Trial]]]
 
 
 def measure(candidates: Sequence[Candidate], plan: Plan) -> SpeedReport:
-    """Time models in turns, and log an estimate of the duration beforehand.
+    """Log an estimate of the duration, then time models in turns.
 
     If interrupted after the first round, it reports the completed rounds.
 

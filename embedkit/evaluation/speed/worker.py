@@ -1,6 +1,6 @@
 """The process in which one model is timed; it exchanges frames (see :mod:`~embedkit.child`).
 
-The first request holds the ``source`` of a model and its ``threads``. Three replies tell when packages are
+The first request holds the ``source`` of a model and its ``threads``. Three replies follow when packages are
 imported, the model is loaded and the first text is encoded; the last describes the model. Then a request with
 ``keep``, a name, and ``texts`` stores these, and one with ``time``, the name, ``batch`` (B), ``calls`` (N) and
 ``warm_up`` (M) is answered by the seconds of each of N calls with B of these texts, after M untimed calls, the

@@ -9,7 +9,7 @@ from embedkit.extras import require
 
 require("pyarrow.parquet", extra="bulk")
 
-from embedkit.serving.bulk.encoding import BulkEncoding, Cost  # noqa: E402 - after the sentence for who lacks pyarrow
+from embedkit.serving.bulk.encoding import BulkEncoding, Cost  # noqa: E402 - after the error for a missing pyarrow
 from embedkit.serving.bulk.shard_encoder import Job  # noqa: E402
 
 __all__ = ["BulkEncoding", "Cost", "Job"]

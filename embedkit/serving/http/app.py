@@ -49,7 +49,7 @@ _MOST_INFLATED_TIMES = 1032  # zlib's largest ratio
 _MOST_LEVELS = 200
 _TOO_DEEP = f"the request's JSON is nested more than {_MOST_LEVELS} levels deep"
 _CONTAINERS = {list, dict}
-_NO_JSON = object()  # the content of a body that is no JSON; the schema says why
+_NO_JSON = object()  # the content of a body that is not JSON; validation reports the reason
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _EARLY_S = 0.001  # the resolution of uvloop's timers
 
@@ -126,7 +126,7 @@ class Request:
 
 
 class Application:
-    """Answers requests; knows nothing of connections."""
+    """Answers requests, independently of connections."""
 
     def __init__(self, routes: Iterable[Route], service: Service, keys: KeyRing) -> None:
         document = Route("GET", "/openapi.json", self._describe, None, None)

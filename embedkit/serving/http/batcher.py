@@ -88,10 +88,10 @@ class _Part(NamedTuple):
 class Batcher:
     """Groups waiting texts and runs them in one thread, batch after batch; belongs to one event loop.
 
-    A text that arrives while nothing is running is run at once. Texts that arrive meanwhile are run together as
-    soon as the current batch is done. Only if that batch contained several requests, whose clients may be about to
-    send their next ones, the oldest text waits for others until ``max_wait_ms`` after its arrival. A long request
-    takes turns with others, with a part of it in each batch.
+    A text that arrives at an idle batcher runs at once. Texts that arrive during a batch form the next one. Only
+    if the last batch contained several requests, whose clients may be about to send further ones, the oldest text
+    waits for others until ``max_wait_ms`` after its arrival. A long request takes turns with others, with a part
+    of it in each batch.
 
     Args:
         run: maps the tokens of N texts to N rows, in their order; called in a thread.

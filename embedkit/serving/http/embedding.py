@@ -223,7 +223,7 @@ class Embedder:
     ) -> tuple[bytes, int]:
         """Return the tokens of texts, not truncated, as JSON, and their number.
 
-        ``special_tokens`` says whether those that the tokenizer adds are among them; a prompt is put before each.
+        ``special_tokens`` includes the special tokens of the tokenizer; a prompt precedes each text.
         """
         self._limits.check(texts)
         characters = sum(map(len, texts))

@@ -313,7 +313,7 @@ class Service:
             return None
 
     async def reload_everywhere(self) -> None:
-        """Reload here, and then in all other workers, even if the caller is gone meanwhile.
+        """Reload here, and then in all other workers, even if the caller has disconnected.
 
         Raises the error of :meth:`reload`, or a WorkerError if another worker keeps its state.
         """

@@ -49,7 +49,7 @@ HTTP_STATUSES: tuple[tuple[type[EmbedkitError], int], ...] = (
     (EmbedkitError, 500),
 )
 
-# Errors whose messages name places on the server's disk -> what clients are told.
+# Errors whose messages name places on the server's disk -> the message for clients.
 _CONCEALED: tuple[tuple[type[EmbedkitError], str], ...] = (
     (CollectionBusyError, "another process is writing to the collection; try again later"),
     (CollectionError, "the collection cannot be used; the server's log has the details"),

@@ -125,7 +125,7 @@ class Listener:
     def start(self) -> None:
         """Listen and accept connections; OSError if another socket is listening on the same address."""
         self._socket.listen(BACKLOG)
-        if sys.platform == "win32":  # where event loops cannot tell when a socket is readable
+        if sys.platform == "win32":  # where event loops cannot detect a readable socket
             self._task = asyncio.get_running_loop().create_task(self._accept_each())
         else:
             self._resume()

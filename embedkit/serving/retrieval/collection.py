@@ -213,9 +213,9 @@ class Collection:
             path: the collection's folder.
             encoder: the model that embedded its documents. It also embeds queries unless ``queries`` is given.
             queries: the model that embeds queries: the one that the collection was built with, the documents'
-                own, or a student of it, which first embeds a sample of the documents if the collection does not
-                know it. Without either model, they are loaded on first use from where the collection recorded
-                them, or by their bundled name, never from a network.
+                own, or a student of it. A student that the collection does not name first embeds a sample of the
+                documents. Without either model, both are loaded on first use from their recorded place, or by
+                their bundled name, never from a network.
 
         Raises:
             InputError: an argument is invalid.
@@ -364,7 +364,7 @@ class Collection:
             folders: a folder, or several; a file stands for itself.
             max_tokens: maximum number of tokens of a window, recorded for these folders; None for the recorded
                 value, at first as many as fit.
-            overlap: maximum number of tokens that consecutive windows share, likewise; at first 0.
+            overlap: maximum number of tokens that consecutive windows share, in the same way; at first 0.
             remove: whether to remove documents whose files in these folders are gone.
             strict: whether a file that cannot be read is an error; otherwise it is left out, logged and counted.
             follow_links: whether to read files outside of a folder to which links in it lead.
@@ -671,7 +671,7 @@ class Collection:
         self.store.verify()
 
     def copy(self, path: str | os.PathLike[str]) -> None:
-        """Copy the collection to a new or empty folder, as it is on disk now; others can read and write meanwhile.
+        """Copy the collection, as it is on disk, to a new or empty folder, without blocking readers and writers.
 
         A copy by other tools while somebody writes may lack files. Every file is compared with its checksum.
 

@@ -46,7 +46,7 @@ class Document:
 
     @property
     def content(self) -> str:
-        """The text below its title and the path of its sections: what is embedded, indexed and re-ranked."""
+        """The text below its title and the path of its sections, as it is embedded, indexed and re-ranked."""
         heading = heading_of(self.metadata or {})
         return f"{heading}\n{self.text}" if heading and not self.text.startswith(heading) else self.text
 

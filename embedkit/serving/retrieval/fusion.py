@@ -25,7 +25,7 @@ FEEDBACK: Final = 1 / 3
 FEEDBACK_DOCUMENTS: Final = 3
 
 ANSWER: Final = 4.5
-"""What a sure answer adds to a candidate, in standard deviations of the search's scores."""
+"""The gain of a sure answer, in standard deviations of the search's scores."""
 
 DOUBT: Final = 0.75
 """What is subtracted from a re-ranker's logits before they become probabilities."""
@@ -56,7 +56,7 @@ class Candidates(Protocol):
     """Access to the embeddings of candidates."""
 
     def vectors(self, rows: RowNumbers, /) -> FloatArray | None:
-        """Return the embeddings of rows, ``(R, D) float32``; None if one of them was deleted meanwhile."""
+        """Return the embeddings of rows, ``(R, D) float32``; None if one of them has been deleted."""
 
     def sample_vectors(self) -> Sample:
         """Return the embeddings of a sample of all documents."""
@@ -138,8 +138,8 @@ def blend(before: Ranking, scores: FloatArray, weight: float | None, *, trusted:
 
     Scores of the ranking are standardised. With a weight, the re-ranker's logits or cosines are, too, and their
     weighted mean counts. Without one, a cross-encoder adds :data:`ANSWER` times the probability that a candidate
-    answers the query, of its logit less :data:`DOUBT`: where none does, a model that was trained on answers knows
-    less than the search, and adds next to nothing. An encoder, which is ``trusted``, has :data:`ENCODER_WEIGHT`.
+    answers the query, of its logit less :data:`DOUBT`: if none does, all probabilities are near 0, and the order
+    of the search remains. An encoder, which is ``trusted``, has :data:`ENCODER_WEIGHT`.
     """
     found, values = _standardised(before.scores), scores.astype(np.float64)
     if not trusted and values.min() >= 0 and values.max() <= 1:  # probabilities

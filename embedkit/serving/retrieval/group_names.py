@@ -1,4 +1,4 @@
-"""Names of groups of texts: the words that tell a group from all texts."""
+"""Names of groups of texts: the words that distinguish a group from all texts."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def matcher(
     *,
     show_progress_bar: bool | None,
 ) -> Matcher:
-    """Return what finds the matches of texts by their embeddings, or those of their windows.
+    """Return the search for matches of texts, by their embeddings or those of their windows.
 
     ``index`` is the kind of an approximate index, ``"exact"``, or ``"auto"``; MissingExtraError if a named one
     needs FAISS, which is not installed.

@@ -128,7 +128,7 @@ def source_of(encoder: TextEncoder | str | os.PathLike[str] | None) -> str | Non
 def recorded_model(info: CollectionInfo | QueryModel, **options: Any) -> Encoder:
     """Load the model that a collection records: by its path, else by its bundled name, with options of ``load``.
 
-    A collection may come from somebody else, so nothing that it records is looked for on a network.
+    A collection may come from an untrusted source, so models that it records are never fetched from a network.
     """
     from embedkit.runtime.encoder import Encoder  # noqa: PLC0415 - imports stay quick
     from embedkit.runtime.find import is_local  # noqa: PLC0415
@@ -210,7 +210,7 @@ class Models:
         return self.queries is None or self.queries.fingerprint in known
 
     def check(self, place: str, info: CollectionInfo) -> None:
-        """Reject an encoder that the collection was not built with; :func:`agreement` judges models of queries."""
+        """Reject an encoder that the collection was not built with; :func:`agreement` checks models of queries."""
         made = info.fingerprint
         if self.encoder is not None and self.encoder.fingerprint != made:
             is_for_queries = info.queries and info.queries.fingerprint == self.encoder.fingerprint

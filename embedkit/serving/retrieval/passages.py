@@ -10,7 +10,7 @@ from typing import Final
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _SHORT: Final = 3
-"""Words no longer than this are in most texts and say little, unless they hold a digit."""
+"""Words no longer than this do not count, because they are in most texts, unless they hold a digit."""
 
 _STEM: Final = 4
 """Two words of which one begins with the other are taken for forms of one word from this length on."""

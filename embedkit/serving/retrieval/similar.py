@@ -173,8 +173,8 @@ def deduplicate(
 ) -> Groups:
     """Find the texts that remain if near-duplicates of earlier texts are removed.
 
-    Texts are judged in their order: one is removed if its cosine with an earlier text that was kept reaches
-    ``threshold``. Hence kept texts are pairwise less similar (apart from what an approximate index misses),
+    Texts are compared in their order: one is removed if its cosine with an earlier text that was kept reaches
+    ``threshold``. Kept texts are therefore pairwise less similar (apart from what an approximate index misses),
     and every removed text has a representative to which it is similar itself, not through a chain of others: the
     most similar of all kept earlier texts. The arguments and errors are those of :func:`similar_pairs`.
 
@@ -209,8 +209,8 @@ def cluster(
     """Group similar texts around the texts that have most neighbours.
 
     As in sentence-transformers' ``community_detection``, texts are taken by their number of neighbours above the
-    threshold, the largest first. Each takes those of its neighbours that are in no cluster yet, if they are enough
-    for one; here a text that is in a cluster already begins no other.
+    threshold, the largest first. Each forms a cluster with its neighbours that are in no cluster yet, if they are
+    enough; unlike there, a text in a cluster begins no other.
 
     A cluster has at least ``min_size`` texts, at least 2, of which exact copies count. ``threshold`` is the
     minimum cosine of a text with the representative of its cluster. The other arguments, and the errors, are those

@@ -36,10 +36,10 @@ logger = logging.getLogger("embedkit")
 _SEPARATOR: Final = " > "
 
 NAMES: Final = ("id", "document", "section")
-"""What each window has besides its text; `sync` finds it by them."""
+"""Metadata of each window, by which `sync` finds it."""
 
 FIELDS: Final = (*NAMES, "start", "end")
-"""What windows have except those of HTML."""
+"""Metadata of windows of all files but HTML."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Folders of documents that a collection is kept in step with.
+"""Synchronisation of a collection with folders of documents.
 
 A collection records the *roots* of its documents: folders, each with a label. A document is named by the path of
 its file below its root, after the root's label and a colon, as ``handbook:guide/install.md``. The folder of a
@@ -45,7 +45,7 @@ _HERE: Final = "./"
 
 
 class Synced(NamedTuple):
-    """What a synchronisation did, in documents: files, or records that were divided.
+    """Result of a synchronisation, in documents: files, or records that were divided.
 
     Attributes:
         added: new ones.

@@ -83,7 +83,7 @@ _LOSSES = {"info-nce": info_nce_of_lists, "margin-mse": margin_mse_of_lists, "kl
 
 
 class Contrastive(TrainingModule):
-    """An encoder learns to tell passages apart, held near the vectors that it started from.
+    """An encoder learns to distinguish passages, held near the vectors that it started from.
 
     A batch has the views queries, passages and, if the anchor holds further texts, those; its ``scores`` are
     ``(B, P)``, labels or a cross-encoder's. With ``scores`` of ``(B,)`` its views are the two sides of graded

@@ -108,7 +108,7 @@ def copy_contrast_loss(embedded: Embedded, *, temperature: float) -> Tensor:
 def _divergence(
     target: tuple[Embedded, Embedded], learner: tuple[Embedded, Embedded], temperature: float, reduction: Reduction
 ) -> Tensor:
-    """Return KL(target | learner) for two pairs of (queries, keys)."""
+    """Return KL(target | student) for two pairs of (queries, keys)."""
     aim, learnt = (peer_logits(*pair, temperature).log_softmax(dim=1) for pair in (target, learner))
     entries = aim.exp() * (aim - learnt)
     return entries.sum(dim=1).mean() if reduction == "sentence" else entries.mean()

@@ -89,7 +89,7 @@ class ContrastiveConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """What a run learns from: labelled queries among all passages, graded pairs, or both."""
+    """The labels of a run: labelled queries among all passages, graded pairs, or both."""
 
     queries: LabelledQueries | None
     graded: ScoredPairs | None
@@ -281,7 +281,7 @@ def _check(config: RunConfig, settings: ContrastiveConfig, corpus: Corpus) -> La
 
 
 def _teacher_problem(settings: ContrastiveConfig, teachers: int) -> str | None:
-    """Return what is wrong with the number of teachers, or None."""
+    """Return the error in the number of teachers, or None."""
     if settings.loss != "info-nce" and not teachers:
         return f"settings.loss = {settings.loss} needs a cross-encoder: name it with --teacher"
     if settings.loss == "info-nce" and teachers:

@@ -48,7 +48,7 @@ def _check(config: RunConfig, settings: RoundsConfig, corpus: Corpus) -> None:
 
 
 def _weights_problem(settings: RoundsConfig, teachers: int) -> str | None:
-    """Return what is wrong with the weights of the first round's teachers, named or trained, or None."""
+    """Return the error in the weights of the first round's teachers, named or trained, or None."""
     return DistillCSE.settings_problem(settings.distillation, teachers or settings.teachers)
 
 

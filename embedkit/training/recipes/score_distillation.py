@@ -5,8 +5,8 @@ the cache, and shared by all runs with the same texts. The student starts from `
 bundle of an encoder, or is cut from the first teacher's layers.
 
 Batches hold groups, consecutive pairs of one query. Mean squared error fits every logit. MarginMSE fits the
-differences between the logits of a query's passages, so that student and teacher may differ in what they give a
-whole query.
+differences between the logits of a query's passages, so that student and teacher may differ by a constant for
+each query.
 
 Source of MarginMSE: Hofstaetter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture
 Knowledge Distillation", 2020, equation 4, here over all pairs of a group, not only one relevant and one irrelevant

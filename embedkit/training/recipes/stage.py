@@ -103,7 +103,7 @@ class RunData:
         split: training and held-out rows.
         teachers: vectors of the corpus.
         pair_teachers: cross-encoders that score pairs.
-        extra: what a recipe reads besides the corpus: queries or labels.
+        extra: further data of a recipe: queries or labels.
     """
 
     corpus: Corpus
@@ -171,7 +171,7 @@ def report_truncation(
 ) -> None:
     """Log the share of a sample of texts or pairs that is truncated; ``limits`` are those of teachers, in tokens.
 
-    A student cannot learn what its teacher says of text that the student does not see.
+    A student cannot imitate its teacher on text that the student does not see.
     """
     cut = tokenizer.tokenize(items).truncated
     reading = "".join(f"; teacher {name} reads {length}" for name, length in limits.items())
@@ -338,13 +338,13 @@ class Recipe(NamedTuple):
         function: trains; called with the stage of the whole run, settings and initial encoder, which is None if
             ``scores_pairs``.
         check: raises a :class:`~embedkit.errors.ConfigError` if the corpus does not fit one of the stages; called
-            with config, settings and corpus before a teacher encodes the corpus. Returns what the recipe reads
-            besides the corpus, of which its settings have ``inputs`` and ``epoch_rows``; or None.
+            with config, settings and corpus before a teacher encodes the corpus. Returns the recipe's own data,
+            whose ``inputs`` and ``epoch_rows`` its settings have; or None.
         presets: settings for each size.
         batch_spec: the requirements of the most demanding stage.
         paper: the publication.
         paired: further presets for values of a setting, as for a method.
-        settings_problem: returns what is wrong with the settings for a number of teachers, or None.
+        settings_problem: returns the error in the settings for a number of teachers, or None.
         scores_pairs: whether it trains a cross-encoder, which it builds itself; then its settings have
             ``dev``.
         pair_teachers: whether teachers are cross-encoders, for pairs of at most ``settings.length`` tokens.

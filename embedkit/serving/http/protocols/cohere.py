@@ -32,7 +32,7 @@ def refuse_type(value: Any) -> Any:
 
 
 def refuse_image(value: Any) -> Any:
-    """Reject images by their name, instead of by what they lack of a text."""
+    """Reject images by their name, instead of by the missing text."""
     if isinstance(value, list) or (isinstance(value, dict) and value.get("type") == "image_url"):
         raise ValueError("images are not supported, only texts")
     return value

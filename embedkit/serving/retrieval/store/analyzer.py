@@ -7,7 +7,7 @@ numbers keep their points (``3.11.2``). A word in Latin script that has another 
 Scripts without spaces, and Hangul, which joins particles to words, are cut into pairs of adjacent characters, and
 Han also into single ones. No word is left out; in queries, the most frequent words of a language count half.
 
-Which languages are stemmed is part of an :class:`Analyzer`, which is recorded with what it has cut.
+Which languages are stemmed is part of an :class:`Analyzer`, which is recorded with its terms.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FREQUENT: Final = {
         "turkish": "ve bir bu için ile de da olarak değil çok daha gibi",
     }.items()
 }
-"""Frequent words of the languages in Latin script, by which they are told apart."""
+"""Frequent words of the languages in Latin script, by which languages are detected."""
 
 _OF_SCRIPT: Final = {
     "ARABIC": "arabic",

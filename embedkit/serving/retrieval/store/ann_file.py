@@ -36,7 +36,7 @@ def check_file(path: Path, rows: int, dimension: int) -> None:
 
 
 class _Reader:
-    """Reads numbers and arrays one after another; ValueErrors say what is wrong."""
+    """Reads numbers and arrays one after another; ValueErrors describe the fault."""
 
     def __init__(self, content: npt.NDArray[np.uint8]) -> None:
         self._content, self._place = content, 0

@@ -423,7 +423,7 @@ class _Writer:
 class ColumnsBuilder:
     """Collects the metadata of documents in row order, and writes the columns of a segment.
 
-    All columns are in memory meanwhile, about 4 to 12 bytes for each value.
+    This holds all columns in memory, about 4 to 12 bytes for each value.
     """
 
     def __init__(self) -> None:

@@ -231,7 +231,7 @@ class Arrays:
 
     Attributes:
         path: the file.
-        notes: what the writer noted beside the arrays.
+        notes: the writer's notes, stored with the arrays.
     """
 
     def __init__(self, path: Path, checksum: Checksum | None = None) -> None:

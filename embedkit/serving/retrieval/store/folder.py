@@ -231,7 +231,7 @@ class FolderStore:
     def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:
         """Write all documents into one segment; does nothing if nothing would change.
 
-        Other writers continue meanwhile, unless the kind of index or lexical indexing changes.
+        Other writers are not blocked, unless the kind of index or lexical indexing changes.
         """
         self.refresh()
         new = self._changed(index=index, lexical=lexical)
@@ -260,7 +260,7 @@ class FolderStore:
         )
 
     def _merge(self, choose: _Choice, *, patience_s: float, show_progress_bar: bool | None) -> bool | None:
-        """Merge the parts chosen, beside other writes, which wait only while the new files are renamed.
+        """Merge the parts chosen; concurrent writes wait only while the new files are renamed.
 
         Returns None if there is nothing to merge, and False if concurrent writes removed the parts.
         """

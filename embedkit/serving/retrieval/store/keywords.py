@@ -49,7 +49,7 @@ _Ints = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class PostingsSize:
-    """Numbers of distinct terms, and of pairs of term and document, in a segment, and what has cut its texts.
+    """Numbers of distinct terms, and of pairs of term and document, in a segment, and its analyzer.
 
     Attributes:
         analyzer: name of the :class:`~.analyzer.Analyzer`.
@@ -147,7 +147,7 @@ class PostingsBuilder:
         return scores
 
     def _languages(self, scores: _Ints) -> dict[str, int]:
-        """Return the number of documents in each language that can be told."""
+        """Return the number of documents in each language that is detected."""
         best = scores.argmax(axis=1)[scores.any(axis=1)]
         counts = {_LATIN[column]: int(number) for column, number in enumerate(np.bincount(best)) if number}
         by_script: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Merging of segments beside other writes: which ones, in which process, and how the result is put in place.
+"""Merging of segments during other writes: the choice, the process, and the commit of the result.
 
 Reading and writing a million documents takes minutes of Python and of FAISS, and in a thread of this process, all
 other threads would wait for the interpreter again and again. Large merges therefore run in a process of their own,
@@ -108,8 +108,8 @@ def commit_merge(
 ) -> bool:
     """Replace parts of a snapshot by the segment that :func:`run_merge` made of them.
 
-    ``before`` is the snapshot that was merged, and ``now`` the state on disk: documents deleted meanwhile are
-    deleted in the segment, too, and what was appended to a merged tail meanwhile is the new tail.
+    ``before`` is the snapshot that was merged, and ``now`` the state on disk: documents deleted since then are
+    deleted in the segment, too, and records appended to a merged tail since then become the new tail.
 
     Returns:
         False if concurrent writes removed those parts, or all their documents; nothing was changed then.
@@ -156,7 +156,7 @@ def _has_same_tail(before: Snapshot, now: Snapshot) -> bool:
 
 
 def _copy_rest(claimed: Claim, before: Snapshot, now: Snapshot, name: str) -> TailEntry | None:
-    """Write what was appended to the tail meanwhile as the next tail; None if that is nothing."""
+    """Write records appended to the tail since then as the next tail; None if there are none."""
     assert before.position is not None
     folder = claimed.folder
     records, _, _ = read_records(folder.path, before.position, now.on_disk.dimension, within=folder)

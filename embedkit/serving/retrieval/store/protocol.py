@@ -122,7 +122,7 @@ class View(Protocol):
         """Return the keyword scores of a query, of which the best ``k`` are wanted."""
 
     def vectors(self, rows: RowNumbers, /) -> FloatArray | None:
-        """Return the embeddings of rows, ``(R, D) float32``; None if one of them was deleted meanwhile."""
+        """Return the embeddings of rows, ``(R, D) float32``; None if one of them has been deleted."""
 
     def sample_vectors(self) -> Sample:
         """Return the embeddings of a sample of all documents."""

@@ -69,7 +69,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """What a snapshot has read of the tail: the rows, which grow, and the position behind its last record."""
+    """Records of the tail that a snapshot has read: the rows, which grow, and the end of the last record."""
 
     rows: TailRows
     position: Position

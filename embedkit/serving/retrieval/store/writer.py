@@ -162,7 +162,7 @@ def stage(folder: OpenFolder, reserved: Manifest | None = None, *, name: str = _
                 reserved.write(place)
             yield place
         except OSError:
-            opened.check()  # that another folder has the name says more
+            opened.check()  # another folder with the name is the better explanation
             raise
         finally:
             opened.remove(place.name)
@@ -288,7 +288,7 @@ def commit(
 
 
 def build(folder: Path, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> None:
-    """Write a collection of these documents, replacing an existing one; other writers are refused meanwhile."""
+    """Write a collection of these documents, replacing an existing one; other writers are refused until then."""
     encoder = options.encoder
     with claim(folder, create=True) as claimed, stage(claimed.folder) as files:
         journal = EmbeddingJournal(claimed.folder, encoder)
