@@ -24,7 +24,7 @@ from embedkit.records import STREAMS, begins_json
 
 if TYPE_CHECKING:
     from embedkit.protocols import TextEncoder
-    from embedkit.serving.retrieval.documents import Document
+    from embedkit.serving.retrieval.documents import Document, NamedRecords
     from embedkit.serving.retrieval.sources import Source
 
 logger = logging.getLogger("embedkit")
@@ -138,7 +138,7 @@ class SpooledRows:
         """Return the texts, and their embeddings if there are any; keeps the rows as they are read."""
         from embedkit.runtime.encoder import Encoder
         from embedkit.serving.retrieval.collection import Collection
-        from embedkit.serving.retrieval.sources import Rows, Source, read_rows
+        from embedkit.serving.retrieval.sources import Source, read_rows
         from embedkit.serving.retrieval.store.protocol import is_collection
 
         if is_collection(self._place):
@@ -147,15 +147,15 @@ class SpooledRows:
             collection = Collection.open(self._place)
             stored = collection.store.source()
             self.encoder = collection.document_encoder if self._model is None else None
-            rows = Rows(map(self._record, stored.documents), stored.embeddings, stored.model)
+            records: NamedRecords = map(self._record, stored.documents)
+            embeddings, model = stored.embeddings, stored.model
         else:
-            rows = read_rows(self._place, self._embeddings)
-        if rows.embeddings is None and self._model is None:
+            records, embeddings, model = read_rows(self._place, self._embeddings)
+        if embeddings is None and self._model is None:
             raise InputError(f"{self._name} has no embeddings yet; name a model, such as -m tiny")
         if self._model is not None:
             self.encoder = Encoder.load(self._model, threads=self._threads)
-        documents = self._documents(rows.records, embedded=rows.embeddings is not None)
-        return Source(documents, rows.embeddings, rows.model)
+        return Source(self._documents(records, embedded=embeddings is not None), embeddings, model)
 
     def __getitem__(self, row: int) -> Mapping[str, Any]:
         start, end = self._offsets[row], self._offsets[row + 1]

@@ -20,6 +20,7 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import joined
 from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.embedding import largest_deviation
 from embedkit.serving.retrieval.filters import (
     ON_TEXTS,
     Comparison,
@@ -38,7 +39,6 @@ from embedkit.serving.retrieval.store.index_kinds import AUTO
 from embedkit.serving.retrieval.store.keywords import PostingsBuilder, recorded_analyzer
 from embedkit.serving.retrieval.store.protocol import BuildOptions, Selection, Upserted
 from embedkit.serving.retrieval.store.segment import DocumentStore, read_documents
-from embedkit.serving.retrieval.vectors import largest_deviation
 
 ScoredDocuments = list[tuple[float, Document]]
 """Documents with their scores, best first."""

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from embedkit.errors import CollectionBusyError, FingerprintError, InputError, shown
@@ -25,7 +26,7 @@ from embedkit.runtime.arguments import (
 )
 from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
-from embedkit.serving.retrieval.embedding import embed_queries
+from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
 from embedkit.serving.retrieval.models import (
     SAMPLE,
@@ -44,7 +45,7 @@ from embedkit.serving.retrieval.search import (
     search_embeddings,
     search_steps,
 )
-from embedkit.serving.retrieval.sources import EmbeddingSource, Source
+from embedkit.serving.retrieval.sources import EmbeddingSource
 from embedkit.serving.retrieval.splitting import Splitter
 from embedkit.serving.retrieval.store.analyzer import LANGUAGES
 from embedkit.serving.retrieval.store.index_kinds import AUTO
@@ -54,7 +55,6 @@ from embedkit.serving.retrieval.store.protocol import (
     Store,
     Upserted,
     find_source,
-    known_embeddings,
     place_of,
     store_class,
 )
@@ -320,15 +320,25 @@ class Collection:
                 another model.
             ModelError: the encoder does not return unit rows of its dimension.
         """
-        merges, shows = check_flag(merge, "merge"), check_progress(show_progress_bar)
-        self._models.of_documents(self.path, self.manifest)  # before the source is read
         columns = Columns(
             text=text_column, id=id_column, metadata=metadata_columns, number_rows=False, skip_empty=skip_empty
         )
-        return self._write(find_source(documents, embeddings, columns), merge=merges, show_progress_bar=shows)
+        merges, shows = check_flag(merge, "merge"), check_progress(show_progress_bar)
+        return self._write(documents, embeddings, columns, merge=merges, show_progress_bar=shows)
 
-    def _write(self, source: Source, *, merge: bool, show_progress_bar: bool | None = None) -> Upserted:
+    def _write(
+        self,
+        documents: DocumentSource | Collection,
+        embeddings: EmbeddingSource | None,
+        columns: Columns,
+        *,
+        replaced: Mapping[str, Document] = MappingProxyType({}),
+        merge: bool = True,
+        show_progress_bar: bool | None = None,
+    ) -> Upserted:
+        """Embed and store documents, made of those that are ``replaced``, if any."""
         encoder = self._models.of_documents(self.path, self.manifest)
+        source = find_source(documents, embeddings, columns)
         source.check_model(encoder)
         first = next(source.documents, None)
         if first is None:
@@ -337,7 +347,8 @@ class Collection:
         source = dataclasses.replace(
             source,
             documents=apart_from_windows(self.store, itertools.chain([first], source.documents)),
-            known=known_embeddings(self.store) if source.embeddings is None else None,
+            stored=self.store.embedded,
+            replaced=replaced,
         )
         warn_of_mixture(self.path, self.manifest.numerics, source.numerics(encoder))
         return self.store.upsert(source, encoder, merge=merge, show_progress_bar=show_progress_bar)
@@ -471,9 +482,9 @@ class Collection:
                 {"id": old.id, "text": old.text, **(old.metadata or {}), **metadata[old.id]}
                 for old in replaced.values()
             ]
-            source = find_source(records, None, Columns(id="id", number_rows=False))
+            columns = Columns(id="id", number_rows=False)
             with contextlib.suppress(DocumentsChangedError):
-                return self._write(dataclasses.replace(source, replaced=replaced), merge=True).replaced
+                return self._write(records, None, columns, replaced=replaced).replaced
         else:
             raise CollectionBusyError(
                 f"{self.path}: others change the same documents all the time; repeat the update"
@@ -639,7 +650,8 @@ class Collection:
         Raises:
             InputError: a query is not a string, or there is no encoder, as for :meth:`search`.
         """
-        return embed_queries(check_texts(queries, "queries"), self._models.of_queries(self.path, self.manifest))
+        encoder = self._models.of_queries(self.path, self.manifest)
+        return embed_texts(check_texts(queries, "queries"), encoder, queries=True)
 
     def search_embeddings(
         self, embeddings: FloatArray, k: int = 10, *, filter: Filter | None = None, effort: float = 1.0

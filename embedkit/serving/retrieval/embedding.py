@@ -1,4 +1,4 @@
-"""Embedding of a collection's texts, validation of the embeddings, and those of an unfinished write.
+"""Embeddings: those of a collection's texts, their validation, and those of an unfinished write.
 
 Embeddings of an unfinished write are saved so that the next attempt can resume: each chunk of texts is a file in
 the folder ``.unfinished`` of the collection, named after the model, its arithmetic and the texts, so that only
@@ -11,25 +11,25 @@ import errno
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from embedkit.atomic import storage_errors
-from embedkit.errors import ModelError, StorageError
-from embedkit.progress import Progress
+from embedkit.errors import DataError, ModelError, StorageError
 from embedkit.protocols import FloatArray, PromptingEncoder, TextEncoder
 from embedkit.runtime.numerics import numerics_of
-from embedkit.serving.retrieval.documents import Document, DocumentRows
-from embedkit.serving.retrieval.vectors import largest_deviation
 from embedkit.write_lock import OpenFolder
 
 UNFINISHED: Final = ".unfinished"
 
-_CHUNK = 4096
-_CHUNKS_PER_PROCESS = 2
 _ATTEMPTS = 3
+_LENGTH_TOLERANCE: Final = 1e-3
 
 
 class EmbeddingJournal:
@@ -76,80 +76,21 @@ class EmbeddingJournal:
         return name
 
 
-Known = Callable[[Sequence[Document]], Sequence[FloatArray | None]]
-"""Returns the embeddings of documents that are known already, ``(D,) float32``, and None for others."""
-
-
-def embed_documents(
-    store: DocumentRows,
-    encoder: TextEncoder,
-    journal: EmbeddingJournal | None,
-    progress: Progress,
-    known: Known = lambda documents: [None] * len(documents),
-) -> Iterator[FloatArray]:
-    """Embed documents in chunks, with ``encode_document`` if the encoder has that method.
-
-    Known embeddings, and those that an earlier attempt left in the journal, are reused. An encoder of several
-    processes gets enough chunks per call to keep them busy.
-    """
-    if len(store) <= _CHUNK:
-        journal = None  # a single chunk is not worth saving
-    group = _CHUNK * _CHUNKS_PER_PROCESS * getattr(encoder, "processes", 0) or _CHUNK
-    for first in range(0, len(store), group):
-        rows = range(first, min(first + group, len(store)))
-        chunks = [[store.read(row) for row in rows[at : at + _CHUNK]] for at in range(0, len(rows), _CHUNK)]
-        known_rows = [known(documents) for documents in chunks]
-        texts = [
-            [document.content for document, row in zip(documents, stored, strict=True) if row is None]
-            for documents, stored in zip(chunks, known_rows, strict=True)
-        ]
-        kept = [journal.find(of_chunk) if journal else None for of_chunk in texts]
-        missing = [of_chunk for of_chunk, embeddings in zip(texts, kept, strict=True) if embeddings is None]
-        made = iter(_split(embed_texts([text for of_chunk in missing for text in of_chunk], encoder), missing))
-        for of_chunk, stored, found in zip(texts, known_rows, kept, strict=True):
-            embeddings = next(made) if found is None else found
-            if found is None and journal:
-                journal.add(of_chunk, embeddings)
-            yield _joined(stored, embeddings)
-            progress.advance(len(stored))
-
-
-def _joined(known: Sequence[FloatArray | None], others: FloatArray) -> FloatArray:
-    """Return the known embeddings, and the others, in their order, in place of None."""
-    if len(others) == len(known):
-        return others
-    rows = np.empty((len(known), others.shape[1]), dtype=np.float32)
-    places = np.array([row is None for row in known])
-    rows[places] = others
-    rows[~places] = np.stack([row for row in known if row is not None])
-    return rows
-
-
-def _split(embeddings: FloatArray, chunks: Sequence[Sequence[str]]) -> list[FloatArray]:
-    ends = np.cumsum([len(texts) for texts in chunks], dtype=np.int64)
-    return np.split(embeddings, ends[:-1])
-
-
-def embed_texts(texts: Sequence[str], encoder: TextEncoder) -> FloatArray:
-    """Embed documents: ``(N, D) float32, unit rows``, by ``encode_document`` if the encoder has that method."""
+def embed_texts(texts: Sequence[str], encoder: TextEncoder, *, queries: bool = False) -> FloatArray:
+    """Embed documents, or queries, by the encoder's own method if it has one: ``(N, D) float32, unit rows``."""
     if not texts:
         return np.empty((0, encoder.dimension), dtype=np.float32)
     if isinstance(encoder, PromptingEncoder):
-        embeddings = encoder.encode_document(list(texts), show_progress_bar=False)
+        encode = encoder.encode_query if queries else encoder.encode_document
+        embeddings = encode(list(texts), show_progress_bar=False)
     else:
         embeddings = encoder.encode(list(texts))
-    return _checked(embeddings, (len(texts), encoder.dimension), encoder.name)
-
-
-def embed_queries(queries: Sequence[str], encoder: TextEncoder) -> FloatArray:
-    """Embed queries, with ``encode_query`` if the encoder has that method: ``(Q, D) float32, unit rows``."""
-    if not queries:
-        return np.empty((0, encoder.dimension), dtype=np.float32)
-    if isinstance(encoder, PromptingEncoder):
-        embeddings = encoder.encode_query(list(queries), show_progress_bar=False)
-    else:
-        embeddings = encoder.encode(list(queries))
-    return _checked(embeddings, (len(queries), encoder.dimension), encoder.name)
+    if embeddings.shape != (shape := (len(texts), encoder.dimension)):
+        raise ModelError(f"expected embeddings of shape {shape} from {encoder.name}, got {embeddings.shape}")
+    row, length = largest_deviation(embeddings)
+    if row is not None:
+        raise ModelError(f"expected unit rows from {encoder.name}, got a row of length {length:.6g}")
+    return embeddings
 
 
 def prompts_of(encoder: TextEncoder) -> dict[str, str]:
@@ -158,10 +99,47 @@ def prompts_of(encoder: TextEncoder) -> dict[str, str]:
     return dict(prompts) if isinstance(prompts, Mapping) else {}
 
 
-def _checked(embeddings: FloatArray, shape: tuple[int, int], model: str) -> FloatArray:
-    if embeddings.shape != shape:
-        raise ModelError(f"expected embeddings of shape {shape} from {model}, got {embeddings.shape}")
-    row, length = largest_deviation(embeddings)
+def largest_deviation(embeddings: FloatArray) -> tuple[int | None, float]:
+    """Return the row of ``(N, D)``, N >= 1, with the largest deviation from unit length, and its length.
+
+    The row is None if that length is acceptable.
+    """
+    lengths = np.linalg.norm(embeddings, axis=1)
+    row = int(np.abs(lengths - 1).argmax())  # NaN counts as the largest
+    return (None if abs(lengths[row] - 1) < _LENGTH_TOLERANCE else row), float(lengths[row])
+
+
+def unit_rows(embeddings: npt.NDArray[Any], before: int = 0) -> FloatArray:
+    """Return given embeddings ``(N, D)`` as float32; DataError unless they are unit rows.
+
+    ``before`` is the number of rows before them, for the error.
+    """
+    rows = np.ascontiguousarray(embeddings, dtype=np.float32)
+    row, length = largest_deviation(rows) if len(rows) else (None, 1.0)
     if row is not None:
-        raise ModelError(f"expected unit rows from {model}, got a row of length {length:.6g}")
-    return embeddings
+        raise DataError(f"embedding {before + row + 1} has length {length:.6g}; expected unit rows")
+    return rows
+
+
+class Spool:
+    """Rows of float32 in a temporary file, which goes with the object and the arrays mapped from it."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the spool
+        self._count = self.width = 0
+        weakref.finalize(self, self._file.close)
+
+    def add(self, rows: FloatArray) -> None:
+        """Append rows ``(N, D)`` or one row; StorageError if there is no space."""
+        rows = np.ascontiguousarray(np.atleast_2d(rows), dtype=np.float32)
+        with storage_errors(Path(tempfile.gettempdir())):
+            self._file.write(rows.data)
+        self._count, self.width = self._count + len(rows), rows.shape[1]
+
+    def rows(self, width: int = 0) -> FloatArray:
+        """Return all rows, mapped into memory; without any, ``(0, width)``."""
+        if not self._count:
+            return np.empty((0, width), dtype=np.float32)
+        with storage_errors(Path(tempfile.gettempdir())):
+            self._file.flush()
+        return np.asarray(np.memmap(self._file, np.float32, "r", shape=(self._count, self.width)))

@@ -12,7 +12,7 @@ import numpy as np
 from embedkit.errors import InputError, ModelError, shown
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.embedding import embed_queries, embed_texts
+from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.fusion import blend, fuse
 from embedkit.serving.retrieval.options import Reranker, SearchOptions
@@ -80,7 +80,7 @@ def rerank_scores(reranker: Reranker, queries: Sequence[str], texts: Sequence[Se
         scores = reranker.predict(pairs) if pairs else np.empty(0, np.float32)
     else:
         flat = [text for candidates in texts for text in candidates]
-        repeated = np.repeat(embed_queries(queries, reranker), lengths, axis=0)
+        repeated = np.repeat(embed_texts(queries, reranker, queries=True), lengths, axis=0)
         scores = inner_products(embed_texts(flat, reranker), repeated)
     return np.split(_checked_scores(scores, sum(lengths), reranker.name), np.cumsum(lengths))[: len(lengths)]
 
@@ -215,7 +215,7 @@ def run_steps(steps: Steps, encoder: Callable[[], TextEncoder], reranker: Rerank
             hits: list[Hits] = done.value
             return hits
         if isinstance(step, Encode):
-            result = embed_queries(step.queries, encoder())
+            result = embed_texts(step.queries, encoder(), queries=True)
         else:
             assert reranker is not None
             result = rerank_scores(reranker, step.queries, step.texts)

@@ -25,7 +25,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import check_iterable, check_number, check_progress, check_text, check_whole
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.embedding import embed_texts
+from embedkit.serving.retrieval.embedding import Spool, embed_texts, unit_rows
 from embedkit.serving.retrieval.matching import BLOCK, ROUNDING, Matcher, Matches, Windows, join_matches
 from embedkit.serving.retrieval.matching import matcher as matcher_of
 from embedkit.serving.retrieval.models import loaded
@@ -33,7 +33,6 @@ from embedkit.serving.retrieval.sources import Source
 from embedkit.serving.retrieval.splitting import Splitter
 from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers
 from embedkit.serving.retrieval.store.index_kinds import AUTO, checked_kind
-from embedkit.serving.retrieval.vectors import Spool, unit_rows
 
 Texts = Iterable[str] | FloatArray | Collection | Source
 

@@ -22,29 +22,27 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import UNKNOWN, numerics_of
 from embedkit.serving.retrieval.documents import (
-    Columns,
     Document,
     DocumentRows,
     DocumentSource,
     NamedRecords,
     named_records,
-    to_documents,
 )
-from embedkit.serving.retrieval.embedding import (
-    EmbeddingJournal,
-    Known,
-    embed_documents,
-    embed_texts,
-)
+from embedkit.serving.retrieval.embedding import EmbeddingJournal, Spool, embed_texts, unit_rows
 from embedkit.serving.retrieval.models import SAMPLE, evenly_spaced
-from embedkit.serving.retrieval.vectors import Spool, unit_rows
 
 EmbeddingSource = str | os.PathLike[str] | npt.NDArray[Any]
+EmbeddingChunks = Callable[[], Iterator[npt.NDArray[Any]]]
+"""Returns embeddings, chunk by chunk in the order of their documents, after all documents are read."""
+
+Stored = Callable[[Sequence[str]], Sequence[tuple[Document, FloatArray] | None]]
+"""Returns the documents of a collection with these ids, with their embeddings; None for unknown ids."""
 
 LEAST_COSINE = 0.95
 """Minimum cosine between a given and a new embedding; int8 models vary slightly by processor and batch."""
 
 _CHUNK = 4096
+_CHUNKS_PER_PROCESS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +60,19 @@ class Source:
 
     Attributes:
         documents: iterator of the documents.
-        embeddings: returns their embeddings, chunk by chunk in the same order, after all documents are read; None
-            if there are none yet.
+        embeddings: their embeddings; None if there are none yet.
         model: the model that computed the embeddings, if recorded.
-        known: finds embeddings of single documents where ``embeddings`` is None.
+        stored: finds documents whose embeddings are reused where the content is the same, under the same id or
+            that in ``reuse``.
         replaced: the stored documents that these were made of, by id; in a folder, a write that finds others is an
             error.
     """
 
     documents: Iterator[Document]
-    embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None
+    embeddings: EmbeddingChunks | None = None
     model: ModelIdentity | None = None
-    known: Known | None = None
+    stored: Stored | None = None
+    reuse: Mapping[str, str] = field(default_factory=dict)
     replaced: Mapping[str, Document] = field(default_factory=dict)
 
     def numerics(self, encoder: TextEncoder) -> tuple[str, ...]:
@@ -91,28 +90,7 @@ class Source:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """As :class:`Source`, with records without their embeddings instead of documents."""
-
-    records: NamedRecords
-    embeddings: Callable[[], Iterator[npt.NDArray[Any]]] | None = None
-    model: ModelIdentity | None = None
-
-
-def read_source(
-    documents: DocumentSource,
-    embeddings: EmbeddingSource | None = None,
-    columns: Columns | None = None,
-) -> Source:
-    """Find documents in columns, and their embeddings if there are any, as :func:`read_rows` does."""
-    chosen, rows = columns or Columns(), read_rows(documents, embeddings)
-    given, skipped = rows.embeddings, list[int]()
-    kept = None if given is None else lambda: _without(given(), skipped)
-    return Source(to_documents(rows.records, chosen, skipped), kept, rows.model)
-
-
-def _without(chunks: Iterable[npt.NDArray[Any]], rows: Sequence[int]) -> Iterator[npt.NDArray[Any]]:
+def without_rows(chunks: Iterable[npt.NDArray[Any]], rows: Sequence[int]) -> Iterator[npt.NDArray[Any]]:
     """Yield embeddings that come in chunks without those of some rows, which are ascending."""
     start, gone = 0, np.asarray(rows, dtype=np.int64)
     for chunk in chunks:
@@ -122,8 +100,10 @@ def _without(chunks: Iterable[npt.NDArray[Any]], rows: Sequence[int]) -> Iterato
             yield np.delete(chunk, here, axis=0) if len(here) else chunk
 
 
-def read_rows(documents: DocumentSource, embeddings: EmbeddingSource | None = None) -> Rows:
-    """Find the records of documents, and their embeddings if there are any.
+def read_rows(
+    documents: DocumentSource, embeddings: EmbeddingSource | None = None
+) -> tuple[NamedRecords, EmbeddingChunks | None, ModelIdentity | None]:
+    """Return the records of documents, their embeddings if there are any, and the model that made these.
 
     Args:
         documents: as for :func:`~embedkit.serving.retrieval.documents.named_records`, or a folder of Parquet.
@@ -138,30 +118,49 @@ def read_rows(documents: DocumentSource, embeddings: EmbeddingSource | None = No
     if embeddings is not None and column is None:
         array = _array(embeddings)
         records = named_records(documents) if shards is None else shards.records()
-        return Rows(records, lambda: _chunks(array))
+        return records, lambda: _chunks(array), None
     if shards is not None:
-        return Rows(shards.records(), shards.embeddings if shards.column else None, shards.model)
+        return shards.records(), shards.embeddings if shards.column else None, shards.model
     if column is None:
-        return Rows(named_records(documents))
+        return named_records(documents), None, None
     spool = Spool()
-    return Rows(_stripped(named_records(documents), column, spool), lambda: _chunks(spool.rows()))
+    return _stripped(named_records(documents), column, spool), lambda: _chunks(spool.rows()), None
 
 
 def embeddings_of(
-    store: DocumentRows,
+    documents: DocumentRows,
     source: Source,
     encoder: TextEncoder,
     progress: Progress,
     journal: EmbeddingJournal | None = None,
 ) -> Iterator[FloatArray]:
-    """Yield the embeddings of a source's documents, chunk by chunk: the given ones after checks, or new ones.
+    """Yield the embeddings of a source's documents in chunks: given ones after checks, or stored and new ones.
 
-    The journal, if any, saves new embeddings for the next attempt. Up to 64 evenly spaced documents with given
-    embeddings are embedded again and compared, which detects misaligned rows and embeddings of another model.
+    The journal, if any, saves new embeddings for the next attempt. An encoder of several processes gets enough
+    texts at once to keep them busy. Up to 64 evenly spaced documents with given embeddings are embedded again and
+    compared, which detects misaligned rows and embeddings of another model.
     """
-    if source.embeddings is None:
-        return embed_documents(store, encoder, journal, progress, *filter(None, [source.known]))
-    return _checked_embeddings(store, encoder, source.embeddings(), progress)
+    if source.embeddings is not None:
+        yield from _checked_embeddings(documents, encoder, source.embeddings(), progress)
+        return
+    if len(documents) <= _CHUNK:
+        journal = None  # a single chunk is not worth saving
+    size = _CHUNK * _CHUNKS_PER_PROCESS * getattr(encoder, "processes", 0) or _CHUNK
+    for start in range(0, len(documents), size):
+        chunk = [documents.read(row) for row in range(start, min(start + size, len(documents)))]
+        olds = source.stored([source.reuse.get(one.id, one.id) for one in chunk]) if source.stored else ()
+        known = {row: old[1] for row, old in enumerate(olds) if old and old[0].content == chunk[row].content}
+        texts = [one.content for row, one in enumerate(chunk) if row not in known]
+        made = journal.find(texts) if journal else None
+        if made is None:
+            made = embed_texts(texts, encoder)
+            if journal:
+                journal.add(texts, made)
+        if known:
+            others = iter(made)
+            made = np.stack([known[row] if row in known else next(others) for row in range(len(chunk))])
+        yield made
+        progress.advance(len(chunk))
 
 
 def _checked_embeddings(

@@ -35,7 +35,7 @@ from embedkit.serving.retrieval.splitting import (
     read_pages,
     warn_of_replaced,
 )
-from embedkit.serving.retrieval.store.protocol import Store, known_embeddings
+from embedkit.serving.retrieval.store.protocol import Store
 
 logger = logging.getLogger("embedkit")
 
@@ -313,7 +313,7 @@ def write_pages(
     documents = changes.windows(pages, splitter, expected)
     first = next(documents, None)
     if first is not None:
-        source = Source(itertools.chain([first], documents), known=known_embeddings(store, changes.reuse))
+        source = Source(itertools.chain([first], documents), stored=store.embedded, reuse=changes.reuse)
         store.upsert(source, encoder, merge=True, show_progress_bar=show_progress_bar, delete=changes.gone)
     elif changes.gone:
         store.delete(changes.gone)

@@ -28,7 +28,7 @@ from embedkit.serving.bulk import encoding as encoding_module  # noqa: E402
 from embedkit.serving.bulk.encoding import ENGINES  # noqa: E402
 from embedkit.serving.bulk.shard_encoder import ShardEncoder  # noqa: E402
 from embedkit.serving.bulk.shards import cut_into_shards, find_inputs, read_shard  # noqa: E402
-from embedkit.serving.retrieval.sources import read_source  # noqa: E402
+from embedkit.serving.retrieval.store.protocol import find_source  # noqa: E402
 from embedkit.threads import most_processes  # noqa: E402
 
 WORDS = ["dog", "sea", "music", "the end", "", "garden book", "rain", "naïve 北京"]
@@ -151,7 +151,7 @@ def test_files_may_store_a_text_differently(prepare, tmp_path, kind):
     prepare(tmp_path / "in").run()
     table = parquet.read_table(tmp_path / "out", columns=["text", "lang"])
     assert table["text"].to_pylist() == table["lang"].to_pylist() == ["a dog", "the sea"]
-    assert [document.text for document in read_source(tmp_path / "in").documents] == ["a dog", "the sea"]
+    assert [document.text for document in find_source(tmp_path / "in").documents] == ["a dog", "the sea"]
 
 
 def test_options_reach_the_encoder(prepare, toy_bundle, tmp_path):

@@ -21,7 +21,7 @@ from embedkit.errors import (
     ModelError,
     StorageError,
 )
-from embedkit.serving.retrieval import Collection, embedding
+from embedkit.serving.retrieval import Collection, sources
 from embedkit.serving.retrieval.store import folder as collection_module
 from embedkit.serving.retrieval.store import index_kinds
 from embedkit.write_lock import OpenFolder
@@ -39,7 +39,7 @@ def snapshot(folder):
 
 
 def test_more_documents_than_a_chunk(tmp_path, encoder, monkeypatch):
-    monkeypatch.setattr(embedding, "_CHUNK", 7)
+    monkeypatch.setattr(sources, "_CHUNK", 7)
     texts = [f"text {i}" for i in range(24)]
     collection = Collection.build(iter(texts), encoder=encoder, path=tmp_path / "idx")
     assert list(map(len, encoder.calls)) == [7, 7, 7, 3]
@@ -76,7 +76,7 @@ def test_threads_may_share_a_collection(collection, documents):
 
 
 def test_memory_does_not_grow_with_the_texts(tmp_path, encoder, monkeypatch):
-    monkeypatch.setattr(embedding, "_CHUNK", 50)
+    monkeypatch.setattr(sources, "_CHUNK", 50)
     monkeypatch.setattr(encoder, "encode", lambda texts: np.tile(np.float32([0.6, 0.8]), (len(texts), 8)) / 8**0.5)
     texts = (f"{i} " + "word " * 500 for i in range(2_000))  # 5 MB
     tracemalloc.start()
@@ -213,7 +213,7 @@ class Interruption:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), RuntimeError("model")], ids=repr)
 def test_an_interrupted_build_leaves_the_old_collection(collection, encoder, monkeypatch, error):
-    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    monkeypatch.setattr(sources, "_CHUNK", 1)
     before = snapshot(collection.path)
     interruption = Interruption(encoder, error)
     with pytest.raises(type(error)):
@@ -228,7 +228,7 @@ def test_an_interrupted_build_leaves_the_old_collection(collection, encoder, mon
 
 
 def test_a_permanent_error_keeps_nothing(collection, encoder, monkeypatch):
-    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    monkeypatch.setattr(sources, "_CHUNK", 1)
     Interruption(encoder, ModelError("wrong"))
     before = snapshot(collection.path)
     with pytest.raises(ModelError):

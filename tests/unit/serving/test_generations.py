@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.serving.retrieval import Collection, embedding
+from embedkit.serving.retrieval import Collection, sources
 from embedkit.serving.retrieval.store import index_kinds, tail
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGK
 BUILD = """
 import os, runpy, shutil, signal, sys
 from pathlib import Path
-from embedkit.serving.retrieval import Collection, embedding
+from embedkit.serving.retrieval import Collection, sources
 from embedkit.serving.retrieval.store import segment
 from embedkit.write_lock import OpenFolder
 
 conftest, path, moment = sys.argv[1:]
 encoder = runpy.run_path(conftest)["WordEncoder"]()
-embedding._CHUNK = 1
+sources._CHUNK = 1
 
 def die(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_files_of_every_kind_are_removed(tmp_path, encoder, monkeypatch, kind):
 def test_a_killed_build_resumes(tmp_path, encoder, monkeypatch):
     path = tmp_path / "idx"
     build_and_die(path, "encoding")
-    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    monkeypatch.setattr(sources, "_CHUNK", 1)
     collection = Collection.build(["first text", "second text"], encoder=encoder, path=path)
     assert encoder.calls == [["second text"]]
     assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
@@ -162,7 +162,7 @@ def test_a_killed_build_resumes(tmp_path, encoder, monkeypatch):
 def test_a_killed_build_resumes_only_with_the_same_documents(tmp_path, encoder, other_encoder, monkeypatch, other):
     path = tmp_path / "idx"
     build_and_die(path, "encoding")
-    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    monkeypatch.setattr(sources, "_CHUNK", 1)
     encoder = other_encoder if other == "model" else encoder
     texts = ["third text", "second text"] if other == "texts" else ["first text", "second text"]
     if other == "a file that was cut":
@@ -173,7 +173,7 @@ def test_a_killed_build_resumes_only_with_the_same_documents(tmp_path, encoder, 
 
 
 def test_an_interrupted_upsert_resumes(tmp_path, encoder, monkeypatch):
-    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    monkeypatch.setattr(sources, "_CHUNK", 1)
     monkeypatch.setattr(tail, "LARGEST_WRITE", 0)
     collection = Collection.build(["a"], encoder=encoder, path=tmp_path / "idx")
     encode = encoder.encode

@@ -123,7 +123,7 @@ def test_values_cannot_escape_a_filter() -> None:
 def test_more_documents_than_a_request_takes(uri: str, encoder: Encoder, monkeypatch) -> None:
     monkeypatch.setattr("embedkit.serving.milvus._ROWS_PER_REQUEST", 7)
     monkeypatch.setattr("embedkit.serving.milvus._IDS_PER_REQUEST", 7)
-    monkeypatch.setattr("embedkit.serving.retrieval.embedding._CHUNK", 25)
+    monkeypatch.setattr("embedkit.serving.retrieval.sources._CHUNK", 25)
     texts = [f"dog {number}" for number in range(60)]
     collection = Collection.build(texts, encoder=encoder, path=f"milvus:{uri}#docs")
     assert len(collection) == 60

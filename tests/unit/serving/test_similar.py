@@ -11,8 +11,8 @@ from embedkit import Collection, Encoder, cluster, deduplicate, similar_pairs
 from embedkit.errors import DataError, FingerprintError, InputError
 from embedkit.serving.retrieval import matching
 from embedkit.serving.retrieval import similar as module
-from embedkit.serving.retrieval.sources import read_source
 from embedkit.serving.retrieval.store import index_kinds
+from embedkit.serving.retrieval.store.protocol import find_source
 
 TEXTS = [
     "a dog in the garden",
@@ -262,4 +262,4 @@ class TestErrors:
         rows = noisy_groups(10, 8) * np.where(np.arange(10) == 6, 2, 1)[:, np.newaxis]
         texts = ["a", "a", *map(str, range(2, 5)), "a", *map(str, range(6, 10))]
         with pytest.raises(DataError, match="embedding 7 has length 2"):
-            deduplicate(read_source(texts, rows))
+            deduplicate(find_source(texts, rows))

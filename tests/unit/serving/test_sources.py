@@ -9,7 +9,8 @@ import pytest
 from toys import write_parquet
 
 from embedkit.errors import DataError, FingerprintError, InputError
-from embedkit.serving.retrieval import Collection, embedding, sources
+from embedkit.serving.retrieval import Collection, sources
+from embedkit.serving.retrieval.store.protocol import find_source
 
 from .conftest import DOCUMENTS
 
@@ -227,7 +228,7 @@ def test_quantized_shards_are_refused(tmp_path, encoder):
 
 
 def test_an_encoder_of_several_processes_gets_several_chunks_at_once(tmp_path, encoder, monkeypatch):
-    monkeypatch.setattr(embedding, "_CHUNK", 10)
+    monkeypatch.setattr(sources, "_CHUNK", 10)
     one = Collection.build(ROWS, encoder=encoder, path=tmp_path / "one")
     encoder.calls.clear()
     encoder.processes = 3
@@ -273,7 +274,7 @@ def test_links_out_of_a_folder_of_parquet_are_left_out(tmp_path, encoder, caplog
     write_parquet(tmp_path / "b.parquet", [{"id": "b", "text": "the sea"}])
     (tmp_path / "docs" / "b.parquet").symlink_to(tmp_path / "b.parquet")
     (tmp_path / "docs" / "c.parquet").symlink_to("a.parquet")
-    documents = list(sources.read_source(tmp_path / "docs").documents)
+    documents = list(find_source(tmp_path / "docs").documents)
     assert [document.text for document in documents] == ["a dog", "a dog"]
     assert "left out links that lead outside of the folder: b.parquet" in caplog.text
-    assert [document.id for document in sources.read_source(tmp_path / "docs" / "b.parquet").documents] == ["b"]
+    assert [document.id for document in find_source(tmp_path / "docs" / "b.parquet").documents] == ["b"]

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from embedkit.errors import CollectionError, DataError, StorageError
-from embedkit.serving.retrieval import Collection, Document, embedding
+from embedkit.serving.retrieval import Collection, Document, sources
 from embedkit.serving.retrieval.store import tail, writer
 from embedkit.write_lock import OpenFolder
 
@@ -274,7 +274,7 @@ def test_a_write_goes_to_the_folder_that_has_the_name_under_the_lock(collection,
 def test_embeddings_of_an_unfinished_write_stay_with_the_folder_that_it_began_in(
     collection, encoder, swap, monkeypatch
 ):
-    monkeypatch.setattr(embedding, "_CHUNK", 1)
+    monkeypatch.setattr(sources, "_CHUNK", 1)
     encode, new = encoder.encode, {path.name for path in (collection.path.parent / "new").iterdir()}
 
     def interrupted(texts):

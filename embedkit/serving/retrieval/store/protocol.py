@@ -7,7 +7,7 @@ embeddings, and proposes candidates.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self, cast
@@ -17,8 +17,8 @@ from embedkit.extras import require
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import check_path
 from embedkit.runtime.numerics import joined
-from embedkit.serving.retrieval.documents import Columns, Document, DocumentRows, DocumentSource, with_metadata
-from embedkit.serving.retrieval.embedding import Known, embed_texts
+from embedkit.serving.retrieval.documents import Columns, Document, DocumentRows, to_documents, with_metadata
+from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.fusion import Keywords, Sample
 from embedkit.serving.retrieval.models import (
@@ -30,7 +30,7 @@ from embedkit.serving.retrieval.models import (
     agreement,
     evenly_spaced,
 )
-from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_source
+from embedkit.serving.retrieval.sources import EmbeddingSource, Source, read_rows, without_rows
 from embedkit.serving.retrieval.store.exact import RowNumbers
 
 MANIFEST: Final = "manifest.json"
@@ -217,38 +217,19 @@ class Store(Protocol):
         """Release files and connections."""
 
 
-def known_embeddings(store: Store, ids: Mapping[str, str] | None = None) -> Known:
-    """Return how embeddings of documents with equal content are found, under the same id or that in ``ids``."""
-    others = ids or {}
-
-    def known(documents: Sequence[Document]) -> list[FloatArray | None]:
-        found = store.embedded([others.get(document.id, document.id) for document in documents])
-        return [
-            None if old is None or old[0].content != document.content else old[1]
-            for old, document in zip(found, documents, strict=True)
-        ]
-
-    return known
-
-
-class Stored(Protocol):
-    """A collection, which has a store."""
-
-    store: Store
-
-
 def find_source(
-    documents: DocumentSource | Stored,
-    embeddings: EmbeddingSource | None = None,
-    columns: Columns | None = None,
+    documents: Any, embeddings: EmbeddingSource | None = None, columns: Columns | None = None
 ) -> Source:
-    """Resolve documents and their embeddings, as accepted by `Collection.build`; also those of a collection."""
+    """Find documents and their embeddings, as accepted by `Collection.build`; also those of a collection."""
     if isinstance(documents, (str, os.PathLike)) and is_collection(check_path(documents, "documents")):
         store = store_class(documents).open(os.fspath(documents), Models())
     elif hasattr(documents, "store"):
         store = documents.store
     else:
-        return read_source(documents, embeddings, columns)
+        records, given, model = read_rows(documents, embeddings)
+        skipped: list[int] = []
+        kept = None if given is None else lambda: without_rows(given(), skipped)
+        return Source(to_documents(records, columns or Columns(), skipped), kept, model)
     if embeddings is not None:
         raise InputError("embeddings: a collection brings its own; leave them out")
     source = store.source()
