@@ -76,14 +76,6 @@ class DocumentRows(Protocol):
         """Return the document at a row."""
 
 
-class DocumentList(list[Document]):
-    """Documents in memory, by row."""
-
-    def read(self, row: int, /) -> Document:
-        """Return the document at a row."""
-        return self[row]
-
-
 class Documents(DocumentRows, Protocol):
     """The documents of a segment, by row and by id."""
 
@@ -92,6 +84,34 @@ class Documents(DocumentRows, Protocol):
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the rows of the documents with these ids, without unknown ids."""
+
+
+class DocumentList:
+    """Documents in memory, by row and by id; of several with one id, the last is found."""
+
+    def __init__(self, documents: Iterable[Document] = ()) -> None:
+        self.all = list(documents)
+        self._rows = {document.id: row for row, document in enumerate(self.all)}
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def add(self, document: Document) -> None:
+        """Add a document behind all others."""
+        self._rows[document.id] = len(self.all)
+        self.all.append(document)
+
+    def read(self, row: int, /) -> Document:
+        """Return the document at a row."""
+        return self.all[row]
+
+    def metadata(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the metadata of all documents by row."""
+        return (document.metadata or {} for document in self.all)
+
+    def find(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the rows of the documents with these ids, without unknown ids."""
+        return {id_: self._rows[id_] for id_ in ids if id_ in self._rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ from embedkit.serving.retrieval.documents import Document, DocumentList
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.models import Models, Root
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
-from embedkit.serving.retrieval.store import merge, tail, writer
+from embedkit.serving.retrieval.store import merge as merging
+from embedkit.serving.retrieval.store import tail, writer
 from embedkit.serving.retrieval.store.index_kinds import checked_kind
 from embedkit.serving.retrieval.store.manifest import Manifest
 from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, DocumentsChangedError, Upserted
@@ -37,9 +38,6 @@ _RETRY_S: Final = 0.02
 _PATIENCE_S: Final = 10.0
 
 Result = TypeVar("Result")
-
-_Choice = Callable[[Snapshot, int], slice | None]
-"""Returns the parts to merge, given the number of the first part that no other merge reads."""
 
 _MOST_FULL: Final = 4
 """Times as many rows as a full tail has, from which also a small write makes a segment."""
@@ -108,16 +106,17 @@ class FolderStore:
 
     def get(self, ids: Sequence[str], /) -> list[Document | None]:
         snapshot = self._snapshot
-        rows = [snapshot.find(id_) for id_ in ids]
-        return [None if row is None else snapshot.read(row) for row in rows]
+        rows = snapshot.rows(ids)
+        return [snapshot.read(rows[id_]) if id_ in rows else None for id_ in ids]
 
     def find(self, conditions: Sequence[Condition], /) -> Iterator[Document]:
         return self._snapshot.matching(conditions)
 
     def embedded(self, ids: Sequence[str], /) -> list[tuple[Document, FloatArray] | None]:
         snapshot = self._snapshot
-        rows = [snapshot.find(id_) for id_ in ids]
-        return [None if row is None else (snapshot.read(row), snapshot.embedding(row)) for row in rows]
+        rows = snapshot.rows(ids)
+        found = (rows.get(id_) for id_ in ids)
+        return [None if row is None else (snapshot.read(row), snapshot.embedding(row)) for row in found]
 
     def keep_roots(self, roots: Sequence[Root], /) -> None:
         with self._writing() as claimed:
@@ -146,9 +145,9 @@ class FolderStore:
             done = self._append(source, encoder, delete, show_progress_bar=show_progress_bar)
         else:
             done = self._add_segment(source, encoder, numerics, delete, show_progress_bar=show_progress_bar)
-        if merge:
+        if merge and merging.choose_parts(self._snapshot) is not None:
             try:
-                self._merge(_first_small, patience_s=0, show_progress_bar=show_progress_bar)
+                self._merge(patience_s=0, show_progress_bar=show_progress_bar)
             except CollectionBusyError:
                 pass  # the next write merges
             except EmbedkitError as error:
@@ -169,13 +168,13 @@ class FolderStore:
     ) -> Upserted:
         """Append a record to the tail."""
         documents = DocumentList(source.documents)
-        lines = tail.lines_of(documents)  # an error now and not after they are embedded
+        lines = tail.lines_of(documents.all)  # an error now and not after they are embedded
         with Progress("encode", len(documents), unit="documents", enabled=show_progress_bar) as progress:
             embeddings = np.concatenate(list(embeddings_of(documents, source, encoder, progress)))
-        record = Record(documents, lines, embeddings, list(dict.fromkeys(deleted)))
+        record = Record(documents.all, lines, embeddings, list(dict.fromkeys(deleted)))
         with self._writing(sweep=False) as claimed:
             self._require(source.replaced)
-            replaced = len(self._snapshot.found([document.id for document in documents]))
+            replaced = len(self._snapshot.rows([document.id for document in documents.all]))
             self._advance(claimed, record)
         return Upserted(len(documents) - replaced, replaced)
 
@@ -215,7 +214,7 @@ class FolderStore:
     def delete(self, ids: Sequence[str], /) -> int:
         is_large = len(ids) > tail.FULL or self._snapshot.has_full_tail(_MOST_FULL)
         with self._writing(sweep=is_large) as claimed:
-            found = sorted(self._snapshot.found(ids))
+            found = sorted(self._snapshot.rows(ids))
             if is_large:
                 if found:
                     writer.delete(claimed, self._snapshot, found)
@@ -226,7 +225,8 @@ class FolderStore:
 
     def merge(self) -> bool:
         """Merge small segments and a full tail; other writers are excluded only while they are replaced."""
-        return bool(self._merge(_first_small, patience_s=_PATIENCE_S, show_progress_bar=False))
+        is_needed = merging.choose_parts(self._snapshot) is not None
+        return is_needed and self._merge(patience_s=_PATIENCE_S, show_progress_bar=False)
 
     def compact(self, *, index: str | None, lexical: bool | None, show_progress_bar: bool | None) -> None:
         """Write all documents into one segment; does nothing if nothing would change.
@@ -238,7 +238,7 @@ class FolderStore:
         checked_kind(new.index)
         if new == self._snapshot.on_disk:
             options: dict[str, Any] = {"patience_s": math.inf, "show_progress_bar": show_progress_bar}
-            while not self._snapshot.is_compact() and not self._merge(_all, **options):
+            while not self._snapshot.is_compact() and not self._merge(everything=True, **options):
                 time.sleep(_RETRY_S)  # until another merge has finished
             return
         with self._writing() as claimed, writer.stage(claimed.folder) as files:
@@ -259,33 +259,31 @@ class FolderStore:
             old, index=old.index if index is None else index, lexical=old.lexical if lexical is None else lexical
         )
 
-    def _merge(self, choose: _Choice, *, patience_s: float, show_progress_bar: bool | None) -> bool | None:
-        """Merge the parts chosen; concurrent writes wait only while the new files are renamed.
+    def _merge(self, *, patience_s: float, show_progress_bar: bool | None, everything: bool = False) -> bool:
+        """Merge small parts, or everything; concurrent writes wait only while the new files are renamed.
 
-        Returns None if there is nothing to merge, and False if concurrent writes removed the parts.
+        Returns False if there is nothing to merge, or concurrent writes removed the parts.
         """
-        if choose is _first_small and choose(self._snapshot, 0) is None:
-            return None
         with contextlib.ExitStack() as held:
             with self._retry_writing(patience_s) as claimed:
                 before = self._snapshot
-                which = choose(before, self._first_free(claimed))
+                which = merging.choose_parts(before, self._first_free(claimed), everything=everything)
                 if which is None:
-                    return None
+                    return False
                 if not sum(before.remaining(which)):
                     writer.delete(claimed, before, [])
                     return True
                 taken = dataclasses.replace(before.manifest, segments=before.manifest.segments[which])
                 files = held.enter_context(writer.stage(claimed.folder, taken))
             path = files / writer.SEGMENT
-            staged = merge.run_merge(
+            staged = merging.run_merge(
                 self.path, path, before, which, self._children, show_progress_bar=show_progress_bar
             )
             if os.name != "nt":  # where mapped files cannot be moved
                 self._merged = Segment.open(path, staged.entry, before.manifest.dimension)
             try:
                 with self._retry_writing(max(patience_s, _PATIENCE_S)) as claimed:
-                    return merge.commit_merge(claimed, files, staged, before, which, self._snapshot)
+                    return merging.commit_merge(claimed, files, staged, before, which, self._snapshot)
             finally:
                 self._merged = None
                 del before  # unmaps the old files, before they are removed
@@ -295,7 +293,7 @@ class FolderStore:
         reserved = writer.reservations(claimed.folder).items()
         merges = [manifest for name, manifest in reserved if not name.startswith(writer.COPYING)]
         taken = frozenset(segment.generation for manifest in merges for segment in manifest.segments)
-        return merge.first_free(self._snapshot.on_disk.segments, taken)
+        return merging.first_free(self._snapshot.on_disk.segments, taken)
 
     def refresh(self, claimed: Claim | None = None) -> bool:
         """Open what other processes have written."""
@@ -362,18 +360,3 @@ def retry_while_busy(write: Callable[[], Result], patience_s: float) -> Result:
             if time.monotonic() > until:
                 raise
             time.sleep(_RETRY_S)
-
-
-def _first_small(snapshot: Snapshot, free: int) -> slice | None:
-    """Choose small segments at the end, with the tail if it is full."""
-    segments = len(snapshot.on_disk.segments)
-    if snapshot.has_full_tail():
-        first = merge.choose_merge(snapshot.remaining(), free)
-        return slice(segments if first is None else first, None)
-    first = merge.choose_merge(snapshot.remaining(slice(0, segments)), min(free, segments))
-    return None if first is None else slice(first, segments)
-
-
-def _all(snapshot: Snapshot, free: int) -> slice | None:
-    """Choose everything, unless parts are being merged."""
-    return None if free or not snapshot.remaining() else slice(0, None)

@@ -37,15 +37,28 @@ _SMALL: Final = 4096
 """Number of documents whose merge takes less time than starting a process."""
 
 
+def choose_parts(snapshot: Snapshot, free: int = 0, *, everything: bool = False) -> slice | None:
+    """Choose the parts to merge: small segments at the end, with the tail if it is full; None if there are none.
+
+    Args:
+        snapshot: the collection.
+        free: number of the first part that no other merge reads.
+        everything: choose all parts, unless some are being merged.
+    """
+    if everything:
+        return None if free or not snapshot.remaining() else slice(0, None)
+    segments, is_full = len(snapshot.on_disk.segments), snapshot.has_full_tail()
+    first = choose_merge(snapshot.remaining(slice(0, None if is_full else segments)), free)
+    if is_full:
+        return slice(segments if first is None else first, None)
+    return None if first is None else slice(first, segments)
+
+
 def choose_merge(counts: Sequence[int], free: int = 0) -> int | None:
     """Return the number of the first segment to merge with all later ones; None if none needs merging.
 
     From the end, a segment is included if it is not larger than all later ones together. There are therefore never
-    more than about log2(N) segments, and a document is never copied more often than that.
-
-    Args:
-        counts: numbers of documents of the segments.
-        free: number of the first segment that no other merge reads.
+    more than about log2(N) segments, and a document is never copied more often than that. ``free`` is as above.
     """
     if free >= len(counts) - 1:
         return None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from embedkit.atomic import identity_of
 from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.documents import Document, DocumentList
 from embedkit.serving.retrieval.filters import Condition, comparisons, selected_rows, unknown_field
 from embedkit.serving.retrieval.fusion import SAMPLE, AllKeywords, Sample
 from embedkit.serving.retrieval.models import Models, evenly_spaced
@@ -25,7 +25,7 @@ from embedkit.serving.retrieval.store.keywords import score_segments
 from embedkit.serving.retrieval.store.manifest import Manifest, SegmentEntry, TailEntry
 from embedkit.serving.retrieval.store.protocol import Selection
 from embedkit.serving.retrieval.store.segment import DocumentStore, Segment, read_alive
-from embedkit.serving.retrieval.store.tail import Position, Record, TailRows, TailSegment, read_records
+from embedkit.serving.retrieval.store.tail import Position, Record, TailSegment, read_records
 from embedkit.write_lock import OpenFolder
 
 _ROW_BLOCK = 4096
@@ -67,14 +67,6 @@ class _Part:
         return len(self.segment) if self.alive is None else int(np.count_nonzero(self.alive))
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
-    """Records of the tail that a snapshot has read: the rows, which grow, and the end of the last record."""
-
-    rows: TailRows
-    position: Position
-
-
 class Snapshot:
     """Documents numbered and searched across all segments and the tail, which is the last part; thread-safe.
 
@@ -89,16 +81,17 @@ class Snapshot:
         folder: Path,
         manifest: Manifest,
         parts: Sequence[_Part],
-        end: _Tail | None = None,
         *,
         identity: tuple[int, int] | None = None,
     ) -> None:
-        self._folder, self._parts, self._tail, self.identity = folder, parts, end, identity
+        self._folder, self._parts, self.identity = folder, parts, identity
         self._sample: Sample | None = None
         self.on_disk = self.manifest = manifest
-        if end is not None:
-            position = end.position
-            entry = TailEntry(name=position.name, bytes=position.end, count=position.count)
+        last = parts[-1].segment if parts else None
+        self._tail = last if isinstance(last, TailSegment) else None
+        if self._tail is not None:
+            end = self._tail.position
+            entry = TailEntry(name=end.name, bytes=end.end, count=end.count)
             self.manifest = dataclasses.replace(manifest, tail=entry)
         pairs = zip(manifest.segments, parts, strict=False)
         self._by_generation = {entry.generation: (entry, part) for entry, part in pairs}
@@ -177,42 +170,41 @@ class Snapshot:
             return self if again.manifest == self.manifest else again
         return self.extended(records, end) if records else self
 
-    def extended(self, records: Sequence[Record], position: Position) -> Snapshot:
-        """Return the state after records of the tail, which end at a position."""
-        rows = self._tail.rows if self._tail else TailRows(self.manifest.dimension)
-        last = self._parts[-1] if self._tail else None
-        segments = self._parts[:-1] if self._tail else self._parts
+    def extended(
+        self, records: Sequence[Record], position: Position, manifest: Manifest | None = None
+    ) -> Snapshot:
+        """Return the state after records of the tail, which end at a position; ``manifest`` names a new tail."""
+        old, manifest = self._tail, manifest or self.on_disk
+        segments = self._parts if old is None else self._parts[:-1]
         touched = list(dict.fromkeys(id_ for record in records for id_ in record.ids))
         segments = [part.without(touched) for part in segments]
-        mask: BoolArray = np.empty(0, np.bool_) if last is None else self.alive(slice(-1, None))[0].copy()
+        documents = DocumentList(() if old is None else old.documents.all)
+        alive = [] if old is None else self.alive(slice(-1, None))[0].tolist()
         for record in records:
-            found = (rows.find(id_, len(mask)) for id_ in record.ids)
-            mask[[row for row in found if row is not None]] = False
-            rows.append(record)
-            mask = np.concatenate([mask, np.ones(len(record.documents), np.bool_)])
-        segment = TailSegment(self._folder / position.name, rows, self.manifest)
-        start = sum(len(part.segment) for part in segments)
-        last = _Part(segment, None if mask.all() else mask, start)
-        return Snapshot(
-            self._folder, self.on_disk, [*segments, last], _Tail(rows, position), identity=self.identity
-        )
-
-    def with_tail(self, manifest: Manifest, records: Sequence[Record], position: Position) -> Snapshot:
-        """Return the state after the first records of a new tail, which this manifest names."""
-        return Snapshot(self._folder, manifest, self._parts, identity=self.identity).extended(records, position)
+            for row in documents.find(record.ids).values():
+                alive[row] = False
+            for document in record.documents:
+                documents.add(document)
+                alive.append(True)
+        before = np.empty((0, manifest.dimension), np.float32) if old is None else old.embeddings
+        embeddings = np.concatenate([before, *(record.embeddings for record in records)])
+        blocks = {} if old is None else old.full_blocks
+        segment = TailSegment(self._folder, manifest, position, documents, embeddings, blocks)
+        last = _Part(segment, None if all(alive) else np.array(alive), sum(len(part.segment) for part in segments))
+        return Snapshot(self._folder, manifest, [*segments, last], identity=self.identity)
 
     @property
     def position(self) -> Position | None:
         """The position in the tail, if there is one."""
-        return self._tail.position if self._tail else None
+        return None if self._tail is None else self._tail.position
 
     def has_full_tail(self, times: int = 1) -> bool:
         """Whether the tail should be merged into a segment."""
         if self._tail is None:
             return False
-        rows, position = len(self._parts[-1].segment), self._tail.position
+        position = self._tail.position
         return (
-            rows >= times * tail.FULL
+            len(self._tail) >= times * tail.FULL
             or position.records >= times * tail.FULL_RECORDS
             or position.end >= times * tail.FULL_BYTES
         )
@@ -221,10 +213,10 @@ class Snapshot:
         """Whether there is at most one segment, without deletions, and no tail."""
         return self._tail is None and len(self._parts) <= 1 and all(part.alive is None for part in self._parts)
 
-    def found(self, ids: Sequence[str]) -> set[str]:
-        """Return those of the ids for which there is a document that is not deleted."""
+    def rows(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the rows of the documents with these ids that are not deleted, without unknown ids."""
         return {
-            id_
+            id_: part.start + row
             for part in self._parts
             for id_, row in part.segment.documents.find(ids).items()
             if part.is_alive(row)
@@ -244,7 +236,7 @@ class Snapshot:
     def without(self, ids: Sequence[str]) -> Snapshot:
         """Return the state without these documents, of which nothing is stored."""
         parts = [part.without(ids) for part in self._parts]
-        return Snapshot(self._folder, self.on_disk, parts, self._tail, identity=self.identity)
+        return Snapshot(self._folder, self.on_disk, parts, identity=self.identity)
 
     def deleted(self) -> dict[str, RowNumbers]:
         """Return for the generations of segments with new deletions all their deleted rows: ``(K,) int64``."""
@@ -281,14 +273,6 @@ class Snapshot:
         """Return the embedding of the document at a row: ``(D,) float32``."""
         part = next(part for part in reversed(self._parts) if part.start <= row)
         return np.asarray(part.segment.embeddings[row - part.start])
-
-    def find(self, id_: str) -> int | None:
-        """Return the row of the document with this id that is not deleted, or None."""
-        for part in reversed(self._parts):
-            row = part.segment.documents.find([id_]).get(id_)
-            if row is not None and (part.alive is None or part.alive[row]):
-                return part.start + row
-        return None
 
     def select(self, conditions: Sequence[Condition]) -> Selection:
         """Return the rows for which all conditions hold, except deleted ones: ``(N,) bool`` for each segment."""

@@ -21,17 +21,16 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 
 from embedkit.errors import CollectionError, DataError
 from embedkit.protocols import FloatArray
-from embedkit.serving.retrieval.documents import Document
-from embedkit.serving.retrieval.store.analyzer import Analyzer
+from embedkit.serving.retrieval.documents import Document, DocumentList
 from embedkit.serving.retrieval.store.exact import ExactIndex
 from embedkit.serving.retrieval.store.files import MemoryArrays, open_stored, reading
 from embedkit.serving.retrieval.store.keywords import LexicalIndex, PostingsBuilder
@@ -58,7 +57,6 @@ MAGIC: Final = b"embedkit tail 1\n"
 _RECORD = b"\xf1rec"
 _LENGTH = struct.Struct("<4sQ")
 _HEADER_BYTES = _LENGTH.size + 4 + 16
-_LEAST_ROWS = 64
 _BLOCK = 32  # rows of a keyword index
 
 
@@ -237,89 +235,45 @@ def check(folder: Path, manifest: Manifest) -> None:
         )
 
 
-class TailRows:
-    """The documents and embeddings of a tail; it only grows, so that earlier views of it stay as they are."""
-
-    def __init__(self, dimension: int) -> None:
-        self.documents: list[Document] = []
-        self.keyword_blocks: dict[tuple[int, int, Analyzer | None], LexicalIndex] = {}
-        self._embeddings: FloatArray = np.empty((_LEAST_ROWS, dimension), np.float32)
-        self._rows: dict[str, list[int]] = {}
-
-    def append(self, record: Record) -> None:
-        """Add the documents of a record; one thread at a time."""
-        count = len(self.documents)
-        end = count + len(record.documents)
-        if end > len(self._embeddings):
-            grown = np.empty((max(end, 2 * count), self._embeddings.shape[1]), np.float32)
-            grown[:count] = self._embeddings[:count]
-            self._embeddings = grown
-        self._embeddings[count:end] = record.embeddings
-        for row, document in enumerate(record.documents, count):
-            self._rows.setdefault(document.id, []).append(row)
-        self.documents.extend(record.documents)
-
-    def embeddings(self, count: int) -> FloatArray:
-        """Return the embeddings of the first ``count`` rows."""
-        return self._embeddings[:count]
-
-    def find(self, id_: str, count: int) -> int | None:
-        """Return the last of the first ``count`` rows with this id."""
-        return next((row for row in reversed(self._rows.get(id_, ())) if row < count), None)
-
-
-@dataclass(frozen=True, slots=True)
-class TailDocuments:
-    """The first ``count`` documents of a tail."""
-
-    rows: TailRows
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, row: int) -> Document:
-        """Return the document at a row."""
-        return self.rows.documents[row]
-
-    def metadata(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the metadata of all documents by row."""
-        return (document.metadata or {} for document in self.rows.documents[: self.count])
-
-    def find(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the rows of the last documents with these ids, without unknown ids."""
-        return {id_: row for id_ in ids if (row := self.rows.find(id_, self.count)) is not None}
-
-
 class TailSegment(Segment):
-    """The documents of a tail as a segment."""
+    """The documents of a tail up to a position, as a segment.
 
-    def __init__(self, path: Path, rows: TailRows, manifest: Manifest) -> None:
-        documents = TailDocuments(rows, len(rows.documents))
-        embeddings = rows.embeddings(len(documents))
+    Its keywords are indexed in blocks of rows on first use; ``full_blocks`` serve later states, too.
+    """
+
+    documents: DocumentList
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        position: Position,
+        documents: DocumentList,
+        embeddings: FloatArray,
+        full_blocks: dict[int, LexicalIndex],
+    ) -> None:
         super().__init__(documents, embeddings, ExactIndex(embeddings), None)
-        self._path, self._manifest = path, manifest
-        self._one_builder, self._shared = threading.Lock(), rows.keyword_blocks
+        self.position, self.full_blocks = position, full_blocks
+        self._path, self._manifest = folder / position.name, manifest
+        self._one_builder = threading.Lock()
         self._blocks: list[LexicalIndex] = []
 
     @property
     def keyword_indexes(self) -> Sequence[LexicalIndex]:
-        """An index for each block of rows, built on first use; those of full blocks serve later snapshots, too."""
+        """An index for each block of rows."""
         with self._one_builder:
-            if self._manifest.lexical and len(self._blocks) < -(-len(self) // _BLOCK):
-                starts = range(0, len(self), _BLOCK)
-                self._blocks = [self._block(start, min(start + _BLOCK, len(self))) for start in starts]
+            if self._manifest.lexical and not self._blocks:
+                self._blocks = [self._block(start) for start in range(0, len(self), _BLOCK)]
             return self._blocks
 
-    def _block(self, start: int, end: int) -> LexicalIndex:
-        analyzer = self._manifest.analyzer()
-        key = start, end, analyzer
-        index = self._shared.get(key)
+    def _block(self, start: int) -> LexicalIndex:
+        index, end = self.full_blocks.get(start), min(start + _BLOCK, len(self))
         if index is None:
             builder, arrays = PostingsBuilder(), MemoryArrays(self._path)
-            for row in range(start, end):
-                builder.add(self.documents.read(row).content)
-            index = LexicalIndex(arrays, builder.build(analyzer).save(arrays), end - start)
+            for document in self.documents.all[start:end]:
+                builder.add(document.content)
+            size = builder.build(self._manifest.analyzer()).save(arrays)
+            index = LexicalIndex(arrays, size, end - start)
             if end - start == _BLOCK:
-                self._shared[key] = index
+                self.full_blocks[start] = index
         return index

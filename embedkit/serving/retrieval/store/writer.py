@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from embedkit import __version__
@@ -73,23 +74,23 @@ class Claim:
         self.folder = folder
         self.committed = False
 
-    def commit(self, manifest: Manifest) -> None:
-        """Replace the manifest."""
-        self.folder.check()
-        with storage_errors(self.folder.path / MANIFEST), self.undoing(_NEW_MANIFEST):
-            self.folder.write(_NEW_MANIFEST, manifest.encode())
-            self.folder.rename(_NEW_MANIFEST, MANIFEST)
-            self.committed = True
-            self.folder.flush()
-
-    @contextlib.contextmanager
-    def undoing(self, name: str) -> Iterator[None]:
-        """Remove a new file if the write fails before it is committed."""
+    def commit(self, manifest: Manifest, beside: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Replace the manifest, after writing new files beside it."""
+        folder = self.folder
         try:
-            yield
+            with storage_errors(folder.path / MANIFEST):
+                for name, content in beside.items():
+                    folder.write(name, content)
+                    folder.flush()
+                folder.check()
+                folder.write(_NEW_MANIFEST, manifest.encode())
+                folder.rename(_NEW_MANIFEST, MANIFEST)
+                self.committed = True
+                folder.flush()
         except BaseException:
             if not self.committed:
-                self.folder.remove(name)
+                for name in (_NEW_MANIFEST, *beside):
+                    folder.remove(name)
             raise
 
 
@@ -119,26 +120,20 @@ def claim(folder: Path, *, create: bool = False, sweep: bool = True) -> Iterator
             if sweep:
                 with storage_errors(folder):
                     _sweep(locked)
-            with _reporting_commits(claimed):
+            try:
                 try:
                     yield claimed
                 finally:
                     if sweep:
                         _sweep(locked, is_done=claimed.committed)
+            except (EmbedkitError, OSError) as error:
+                if not claimed.committed:
+                    raise
+                raise committed_error(error) from error
     finally:
         if is_new:
             with contextlib.suppress(OSError):  # not empty: something was built
                 folder.rmdir()
-
-
-@contextlib.contextmanager
-def _reporting_commits(claimed: Claim) -> Iterator[None]:
-    try:
-        yield
-    except (EmbedkitError, OSError) as error:
-        if not claimed.committed:
-            raise
-        raise committed_error(error) from error
 
 
 def committed_error(error: Exception) -> CommittedError:
@@ -361,7 +356,7 @@ def add_segment(
     old = snapshot.on_disk
     if (staged.entry.words is not None) != old.lexical:
         raise CollectionError(f"{claimed.folder.path} was rebuilt with other settings meanwhile; repeat the write")
-    shared = snapshot.found(snapshot.shared_ids(store))
+    shared = snapshot.rows(snapshot.shared_ids(store))
     rest = snapshot.without([*shared, *deleted])
     new = dataclasses.replace(old, numerics=joined(old.numerics, numerics))
     commit(claimed, files, new, [*with_tail(files, rest), staged], deleted=rest.deleted())
@@ -377,20 +372,16 @@ def delete(claimed: Claim, snapshot: Snapshot, ids: Sequence[str]) -> None:
 
 def append(claimed: Claim, snapshot: Snapshot, record: Record) -> Snapshot:
     """Append a small write to the tail, which is created by the first one; return the state after it."""
-    old, folder = snapshot.on_disk, claimed.folder
-    position = snapshot.position
-    count = snapshot.manifest.count - len(snapshot.found(record.ids)) + len(record.documents)
+    old, folder, position = snapshot.on_disk, claimed.folder, snapshot.position
+    count = snapshot.manifest.count - len(snapshot.rows(record.ids)) + len(record.documents)
     if position is None:
         generation = next(old.next_generations())
-        name = f"tail-{generation.rpartition('-')[2]}.log"
-        content, end = Position.start(name, snapshot.manifest.count).encode(record, count)
-        entry = TailEntry(name=name, bytes=end.end, count=end.count)
+        position = Position.start(f"tail-{generation.rpartition('-')[2]}.log", snapshot.manifest.count)
+        content, end = position.encode(record, count)
+        entry = TailEntry(name=end.name, bytes=end.end, count=count)
         new = dataclasses.replace(old, generation=generation, tail=entry)
-        with storage_errors(folder.path / name), claimed.undoing(name):
-            folder.write(name, MAGIC + content)
-            folder.flush()
-            claimed.commit(new)
-        return snapshot.with_tail(new, [record], end)
+        claimed.commit(new, {end.name: MAGIC + content})
+        return snapshot.extended([record], end, new)
     content, end = position.encode(record, count)
     folder.check()
     with storage_errors(folder.path / position.name):
