@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from embedkit.errors import CollectionBusyError, FingerprintError, InputError, shown
-from embedkit.protocols import FloatArray, TextEncoder
+from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.runtime.arguments import (
     check_choice,
     check_flag,
@@ -40,7 +40,6 @@ from embedkit.serving.retrieval.options import Reranker, SearchKeywords, SearchO
 from embedkit.serving.retrieval.search import (
     Hits,
     Steps,
-    checked_reranker,
     run_steps,
     search_embeddings,
     search_steps,
@@ -594,7 +593,7 @@ class Collection:
             ModelError: a model does not return a unit row for each query, or a finite score for each candidate.
         """
         chosen = SearchOptions(k=k, **options)
-        reranker = self._reranker(options.get("rerank"))
+        reranker = None if chosen.rerank is None else self._reranker(options.get("rerank"))
         steps = self.search_steps(query, chosen)
         hit_lists = run_steps(steps, lambda: self._models.of_queries(self.path, self.manifest), reranker)
         return hit_lists[0] if isinstance(query, str) else hit_lists
@@ -698,10 +697,12 @@ class Collection:
         """Close connections, if any. In a folder, a large merge that is running in another thread fails."""
         self.store.close()
 
-    def _reranker(self, reranker: Reranker | str | os.PathLike[str] | None) -> Reranker | None:
-        """Return the re-ranker, loaded once if it is named."""
+    def _reranker(self, reranker: Any) -> Reranker:
+        """Return a re-ranker, loaded once if it is named; it must score pairs or embed texts."""
+        if isinstance(reranker, (PairScorer, TextEncoder)) and not isinstance(reranker, type):
+            return reranker
         if not isinstance(reranker, (str, os.PathLike)):
-            return checked_reranker(reranker)
+            raise InputError(f"rerank: expected a CrossEncoder or its name, or an Encoder, got {shown(reranker)}")
         name = os.fspath(reranker)
         if name not in self._rerankers:
             from embedkit.runtime.cross_encoder import CrossEncoder  # noqa: PLC0415 - imports stay quick

@@ -83,7 +83,17 @@ class SearchOptions:
             raise InputError(
                 f"expected an effort above 0; 1 is the default and 2 searches twice as broadly; got {self.effort}"
             )
-        self._check_reranking()
+        if self.rerank_weight is None:
+            return
+        if not 0 <= check_number(self.rerank_weight, "rerank_weight") <= 1:
+            raise InputError(
+                f"rerank_weight must be from 0 to 1, not {self.rerank_weight}", parameters=["rerank_weight"]
+            )
+        if not self.reranks:
+            raise InputError(
+                "rerank_weight: there is no re-ranker; give one with rerank",
+                parameters=["rerank_weight", "rerank"],
+            )
 
     @property
     def wanted(self) -> int:
@@ -105,16 +115,3 @@ class SearchOptions:
     def reranks(self) -> bool:
         """Whether a re-ranker orders the candidates."""
         return self.rerank is not None and self.rerank is not False
-
-    def _check_reranking(self) -> None:
-        if self.rerank_weight is None:
-            return
-        if not 0 <= check_number(self.rerank_weight, "rerank_weight") <= 1:
-            raise InputError(
-                f"rerank_weight must be from 0 to 1, not {self.rerank_weight}", parameters=["rerank_weight"]
-            )
-        if not self.reranks:
-            raise InputError(
-                "rerank_weight: there is no re-ranker; give one with rerank",
-                parameters=["rerank_weight", "rerank"],
-            )

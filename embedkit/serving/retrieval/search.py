@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from embedkit.errors import InputError, ModelError, shown
+from embedkit.errors import ModelError, shown
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_texts
@@ -58,15 +58,6 @@ class Hits(list[Hit]):
         super().__init__(hits)
         self.latency_ms = dict(latency_ms)
         self.warnings = list(warnings)
-
-
-def checked_reranker(reranker: Reranker | None) -> Reranker | None:
-    """Return a re-ranker, or None; InputError if it neither scores pairs nor embeds texts."""
-    if reranker is None:  # quickly: it takes long to see whether an object has the members of a protocol
-        return None
-    if not isinstance(reranker, (PairScorer, TextEncoder)) or isinstance(reranker, type):
-        raise InputError(f"rerank: expected a CrossEncoder or its name, or an Encoder, got {shown(reranker)}")
-    return reranker
 
 
 def rerank_scores(reranker: Reranker, queries: Sequence[str], texts: Sequence[Sequence[str]]) -> list[FloatArray]:

@@ -109,28 +109,29 @@ class ExactIndex:
             scores[i], rows[i] = ranking
 
     def _products(self, queries: FloatArray, block: slice, numbers: RowNumbers | None) -> FloatArray:
-        """Return the inner products with some rows of a block, or with all."""
+        """Return float32 inner products with some rows of a block, or with all; for few queries on one thread.
+
+        For so little work, the threads of BLAS wait for each other longer than they compute, especially on a busy
+        machine.
+        """
+        is_small = len(queries) <= _FEW_QUERIES
+        starts = range(0, 1 if numbers is None else len(numbers), _ROW_BLOCK)
+        parts = (self._rows[block if numbers is None else numbers[at : at + _ROW_BLOCK]] for at in starts)
+        products = (
+            np.stack([np.vecdot(rows, query) for query in queries]) if is_small else queries @ rows.T
+            for rows in parts
+        )
         if numbers is None:
-            return _products(queries, self._rows[block])
-        parts = (self._rows[numbers[at : at + _ROW_BLOCK]] for at in range(0, len(numbers), _ROW_BLOCK))
-        nothing = np.empty((len(queries), 0), np.float32)
-        return np.concatenate([nothing, *(_products(queries, part) for part in parts)], axis=1)
+            return next(products)
+        return np.concatenate([np.empty((len(queries), 0), np.float32), *products], axis=1)
 
 
 def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) -> Ranking:
     """Score some rows of ``(N, D)`` for a query ``(D,)`` and return the best ``k``, with ties ordered by row."""
-    (scores,), (best,) = rank_together(query[np.newaxis], rows, candidates[np.newaxis], k)
-    return Ranking(scores, best)
-
-
-def rank_together(
-    queries: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int
-) -> tuple[FloatArray, RowNumbers]:
-    """As :func:`rank`, for queries ``(Q, D)`` with equally many candidates ``(Q, C)``: ``(Q, min(k, C))`` each."""
     with np.errstate(over="ignore", invalid="ignore"):
-        scores = inner_products(rows[candidates], queries[:, np.newaxis])
-    order = np.lexsort((candidates, -scores))[:, :k]
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1)
+        scores = inner_products(rows[candidates], query)
+    order = np.lexsort((candidates, -scores))[:k]
+    return Ranking(scores[order], candidates[order])
 
 
 def inner_products(rows: FloatArray, others: FloatArray) -> FloatArray:
@@ -155,9 +156,15 @@ def score_slack(queries: FloatArray) -> FloatArray:
     return np.asarray(2 * queries.shape[1] * np.finfo(np.float32).eps * norms, dtype=np.float32)
 
 
-def checked_rows(rows: FloatArray) -> FloatArray:
-    """Return the rows of an index as C-contiguous float32, without a copy if possible."""
-    return np.ascontiguousarray(_matrix(rows, "rows"))
+def checked_rows(rows: Any, name: str = "rows") -> FloatArray:
+    """Return rows as a C-contiguous float32 matrix, without a copy if possible; InputError if they are none."""
+    try:
+        matrix = np.asarray(rows, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"expected {name} as a float32 matrix: {error}") from error
+    if matrix.ndim != 2:
+        raise InputError(f"expected {name} as a matrix of two axes, got shape {matrix.shape}")
+    return np.ascontiguousarray(matrix)
 
 
 def checked_queries(
@@ -170,33 +177,13 @@ def checked_queries(
         mask = np.asarray(allowed)
         if mask.dtype != np.bool_ or mask.shape != (count,):
             raise InputError(f"allowed must be {count} booleans, not {mask.dtype} of shape {mask.shape}")
-    queries = np.ascontiguousarray(_matrix(queries, "queries"))
+    queries = checked_rows(queries, "queries")
     if queries.shape[1] != dimension:
         raise InputError(f"expected queries of width {dimension}, as the index has, got width {queries.shape[1]}")
     if not np.isfinite(queries).all():
         broken = np.flatnonzero(~np.isfinite(queries).all(axis=1))
         raise InputError(f"expected finite queries, but query {broken[0]} holds NaN or infinity")
     return queries, min(k, count if allowed is None else int(np.count_nonzero(allowed)))
-
-
-def _products(queries: FloatArray, rows: FloatArray) -> FloatArray:
-    """Return float32 inner products ``(Q, N)``; for few queries on one thread, although BLAS would use all.
-
-    For so little work, its threads wait for each other longer than they compute, especially on a busy machine.
-    """
-    if len(queries) > _FEW_QUERIES:
-        return queries @ rows.T
-    return np.stack([np.vecdot(rows, query) for query in queries])
-
-
-def _matrix(values: Any, name: str) -> FloatArray:
-    try:
-        matrix = np.asarray(values, dtype=np.float32)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"expected {name} as a float32 matrix: {error}") from error
-    if matrix.ndim != 2:
-        raise InputError(f"expected {name} as a matrix of two axes, got shape {matrix.shape}")
-    return matrix
 
 
 def _shortlist(scores: FloatArray, k: int, threshold: np.float32, slack: np.float32) -> RowNumbers:

@@ -277,6 +277,8 @@ class Snapshot:
     def select(self, conditions: Sequence[Condition]) -> Selection:
         """Return the rows for which all conditions hold, except deleted ones: ``(N,) bool`` for each segment."""
         masks = [part.alive for part in self._parts]
+        if not conditions:
+            return Selection(masks, filtered=False, warnings=())
         warnings: dict[str, None] = {}
         for one in comparisons(conditions):
             columns = [part.segment.column(one.field) for part in self._parts]
@@ -290,7 +292,7 @@ class Snapshot:
             except IndexError as error:
                 raise CollectionError(f"{self._folder} has a damaged column: verify it") from error
             masks = [rows if mask is None else mask & rows for mask, rows in zip(masks, selected, strict=True)]
-        return Selection(masks, filtered=bool(conditions), warnings=tuple(warnings))
+        return Selection(masks, filtered=True, warnings=tuple(warnings))
 
     def search(
         self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
@@ -322,13 +324,12 @@ class Snapshot:
                 "`embedkit index compact IDX --lexical`"
             )
         indexes = [index for part in self._parts for index in part.segment.keyword_indexes]
-        scores = score_segments(query, indexes)
-        masks = [
-            np.ones(len(part.segment), np.bool_) if mask is None else mask
-            for part, mask in zip(self._parts, selection.allowed, strict=True)
-        ]
-        is_whole = all(mask is None for mask in selection.allowed)
-        return AllKeywords(_joined(scores, np.float32), None if is_whole else _joined(masks, np.bool_))
+        scores = _joined(score_segments(query, indexes), np.float32)
+        if all(mask is None for mask in selection.allowed):
+            return AllKeywords(scores, None)
+        pairs = zip(self._parts, selection.allowed, strict=True)
+        masks = [np.ones(len(part.segment), np.bool_) if mask is None else mask for part, mask in pairs]
+        return AllKeywords(scores, _joined(masks, np.bool_))
 
     def vectors(self, rows: RowNumbers) -> FloatArray:
         vectors = np.empty((len(rows), self.manifest.dimension), np.float32)
