@@ -177,9 +177,9 @@ def test_a_run_leaves_the_random_numbers_of_the_process(mapping, tmp_path):
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
-        ("import embedkit.training.run", "PASSIVE False"),
-        ("import embedkit.export.pipeline", "PASSIVE False"),
-        ("import torch, embedkit.training", "PASSIVE True"),
+        ("import embedkit.training", "PASSIVE False"),
+        ("import embedkit.export", "PASSIVE False"),
+        ("import sys; sys.modules['torch'] = sys; import embedkit.training", "PASSIVE True"),
     ],
 )
 def test_threads_sleep_while_they_wait_unless_torch_came_first(statement, expected):
