@@ -28,7 +28,7 @@ would catch::
     ├── ProviderError (RuntimeError)          the requested execution provider is not available
     ├── MissingExtraError (ImportError)       an optional package is missing; names the command that installs it
     └── StorageError (OSError)                a file cannot be written: disk full, no permission
-        └── CommittedError                    a write is complete and durable, but what follows it failed
+        └── CommittedError                    a write is complete and durable, but a later step failed
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class StorageError(EmbedkitError, OSError):
 
 
 class CommittedError(StorageError):
-    """A write is complete and durable, but what follows it failed; it need not be repeated."""
+    """A write is complete and durable, but a later step failed; the write need not be repeated."""
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:

@@ -182,7 +182,7 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _scratch(path: str) -> Iterator[Path]:
-    """A temporary file of the same suffix, which goes at the end."""
+    """A temporary file of the same suffix, removed at the end of the block."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder) / PurePosixPath(path).name
 

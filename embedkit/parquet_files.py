@@ -1,4 +1,4 @@
-"""Parquet files as people have them: in folders with Hive's names, with columns that differ, of any compression.
+"""Parquet files in folders with Hive's names, with different columns, of any compression.
 
 The only place where files are found, their schemas joined, and rows read in bounded memory. Needs pyarrow.
 """

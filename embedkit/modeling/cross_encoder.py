@@ -1,11 +1,10 @@
-"""The cross-encoder's network, a transformers classifier with one logit over pairs of texts, and how one begins.
+"""The cross-encoder's network, a transformers classifier with one logit over pairs of texts, and its start.
 
-A cross-encoder that begins as an encoder is preceded by a layer in which words find their equals.
-A cross-encoder compares the words of a query with those of a passage. A new network has to discover attention
-between equal words; here the first layer's heads begin with it. Queries and keys are the same rotation of the
-state, so that their product is the similarity of two words, and one column of each head holds the segment with
-opposite signs, so that words attend to the other text. Layers, words and positions are the encoder's; values,
-feed-forward block and classifier are random.
+A cross-encoder compares the words of a query and of a passage. A new network has to discover attention between
+equal words. A cross-encoder made from an encoder gets an additional first layer, whose heads begin with it.
+Queries and keys are the same rotation of the state, so that their product is the similarity of two words, and one
+column of each head holds the segment with opposite signs, so that words attend to the other text. Layers, words
+and positions are the encoder's; values, feed-forward block and classifier are random.
 """
 
 from __future__ import annotations
@@ -297,8 +296,8 @@ def _match(body: Any, words: list[int]) -> None:
 def _same_words(states: Tensor, half: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Return the weights of queries and keys, ``(H, H)`` each.
 
-    ``states``, ``(N, H)``, are centred states of words in either segment; ``half``, ``(H,)``, is what the first
-    segment adds to a centred state and the second subtracts.
+    ``states``, ``(N, H)``, are centred states of words in either segment; ``half``, ``(H,)``, is the vector that
+    the first segment adds to a centred state and the second subtracts.
     """
     width = states.shape[1]
     by_head = width // heads

@@ -284,7 +284,7 @@ def load_reported(load: Callable[..., Any]) -> tuple[Any, list[str]]:
 
 
 def probe(network: PreTrainedModel, read: Callable[[Any], Read], failure: str) -> Read:
-    """Return what ``read`` finds in a network's output for two texts of two tokens.
+    """Return the result of ``read`` on a network's output for two texts of two tokens.
 
     Raises:
         ModelError: it fails; ``failure`` begins the message.

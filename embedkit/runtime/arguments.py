@@ -112,7 +112,7 @@ def check_texts(texts: Any, name: str) -> list[str]:
 def check_iterable(texts: Any, name: str = "texts") -> Iterable[Any]:
     """Accept iterables of texts, or of pairs; the items are validated when they are tokenized.
 
-    Bytes, and mappings and tables, which iterate over keys or columns, are none.
+    Bytes, and mappings and tables, which iterate over keys or columns, are rejected.
     """
     if type(texts) is list:  # as most are
         return texts

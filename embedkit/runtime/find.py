@@ -249,7 +249,7 @@ class PublishedModel:
         """Return the path of the file, downloaded first if it is not here.
 
         Raises:
-            ModelNotFoundError: it cannot be fetched, or what was fetched is another file.
+            ModelNotFoundError: it cannot be fetched, or the fetched file has another SHA-256.
             StorageError: the cache cannot be written.
         """
         path = self.find()
@@ -387,8 +387,8 @@ def _fetch_graph(hub_id: str, file: str | None) -> Path:
 def _fetch_files(hub_id: str, patterns: Sequence[str], *, ignored: Sequence[str] = ()) -> Path:
     """Return the folder of a repository on the hub, with its files that match a pattern.
 
-    Its client repeats the download of a file, but not the question which files there are; offline, that question
-    fails at once. It is asked a few times more if the server is busy or the connection breaks.
+    The hub's client retries downloads of files, but not the listing of a repository, which fails at once offline.
+    The listing is retried a few times if the server is busy or the connection breaks.
     """
     hub = require("huggingface_hub", extra="train")
     options = {"allow_patterns": list(patterns)} | ({"ignore_patterns": list(ignored)} if ignored else {})

@@ -210,7 +210,7 @@ class CallOptions:
 
     Attributes:
         batch_size: maximum number of items in a batch; None: only the number of tokens is limited.
-        on_overflow: what happens to items longer than the model.
+        on_overflow: handling of items longer than the model's maximum.
         show_progress: as of :class:`~embedkit.progress.Progress`.
     """
 
@@ -229,7 +229,7 @@ class EncodeCall(CallOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictCall(CallOptions):
-    """Those of a cross-encoder: the function that makes scores of logits, and the word for items in messages."""
+    """The options of a cross-encoder: the function from logits to scores, and the word for items in messages."""
 
     activation: str
     unit: str = "pairs"

@@ -361,8 +361,8 @@ class _Parts(NamedTuple):
 
     Attributes:
         charsmap: SentencePiece's precompiled map of characters.
-        space: what replaces a space, and begins a word.
-        spaces: what replaces several spaces, before that.
+        space: replacement of a space, which begins a word.
+        spaces: replacement of several spaces, before that.
         prefix: whether a text, or a part between spaces, begins with `space`.
         split: whether `space` begins a word.
         strip_left: whether spaces are removed on the left.
@@ -471,7 +471,7 @@ _ACUTE = "\u0301"
 def character_kinds() -> bytes:
     """Return the kind of each character, one byte each, as ``kernels/charsmap.h`` reads them.
 
-    The tokenizers package is asked about each character that may join others: whether it joins an "a" before it,
+    For each character that may join others, the tokenizers package shows whether it joins an "a" before it,
     whether an "a" joins it, and whether an accent does not.
     """
     kinds = bytearray(_PLANES + len(_TAGS))

@@ -3,8 +3,8 @@
 The first request holds the ``source`` of a model and its ``threads``. Three replies follow when packages are
 imported, the model is loaded and the first text is encoded; the last describes the model. Then a request with
 ``keep``, a name, and ``texts`` stores these, and one with ``time``, the name, ``batch`` (B), ``calls`` (N) and
-``warm_up`` (M) is answered by the seconds of each of N calls with B of these texts, after M untimed calls, the
-and memory use.
+``warm_up`` (M) is answered by the seconds of each of N calls with B of these texts, after M untimed calls,
+and by the memory use.
 
 Modules that run models in another way call :func:`serve` with their own loader. For a bare folder, one that
 holds only a graph and a tokenizer, mean pooling and normalisation are assumed. That would be wrong for real

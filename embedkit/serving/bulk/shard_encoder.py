@@ -37,7 +37,7 @@ class Job:
         output: folder or URL of the shards, on every machine.
         columns: columns to keep.
         schema: the types of these and of the texts.
-        manifest: what the output records of the run.
+        manifest: the run's description in the output.
     """
 
     model: str
@@ -68,7 +68,7 @@ class Job:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return what determines the contents of the shards, which place and speed do not."""
+        """Return the settings that determine the contents of the shards, without place and speed."""
         return {
             "fingerprint": self.fingerprint,
             "text_column": self.text_column,

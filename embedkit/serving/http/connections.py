@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
         self._check_header_bytes(self._overhead_bytes)
 
     def _check_header_bytes(self, count: int) -> None:
-        """Limit headers, and what surrounds the chunks of a body."""
+        """Limit headers, and the overhead of a chunked body."""
         most = self._registry.settings.max_header_bytes
         if count > most:
             self.give_up(problem("/", 431, f"the request's headers exceed max_header_bytes, {most} bytes"))

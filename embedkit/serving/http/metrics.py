@@ -1,4 +1,4 @@
-"""What operators see of a server: Prometheus metrics, summed over its workers, and log records as lines."""
+"""Monitoring of a server: Prometheus metrics, summed over its workers, and log records as lines."""
 
 from __future__ import annotations
 

@@ -361,14 +361,14 @@ _LARGEST_BYTES = 2**24
 
 
 class Peers:
-    """Answers questions of other workers, and asks them, by sockets in ``folder``; None if there are none."""
+    """Exchanges requests with other workers by sockets in ``folder``; None if there are none."""
 
     def __init__(self, folder: Path | None = None, own: int = 0) -> None:
         self.folder, self._own = folder, f"worker-{own}"
         self._server: asyncio.Server | None = None
 
     async def answer(self, answers: Mapping[str, Callable[[], Awaitable[Any]]]) -> None:
-        """Answer questions from now on, each by a function whose result is serialisable as JSON."""
+        """Answer requests from now on, each by a function whose result is serialisable as JSON."""
         if self.folder is None:
             return
 

@@ -112,7 +112,7 @@ def client_message(error: EmbedkitError) -> str:
     if isinstance(error, StorageError):
         reason = os.strerror(error.errno) if error.errno else "unknown error"
         if isinstance(error, CommittedError):
-            return f"{_COMMITTED}what follows it failed: {reason}"
+            return f"{_COMMITTED}a later step failed: {reason}"
         return f"the server cannot store this: {reason}"
     return next((told for kind, told in _CONCEALED if isinstance(error, kind)), str(error))
 

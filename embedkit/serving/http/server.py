@@ -379,8 +379,8 @@ class Server:
     async def _tick(self, seconds: float) -> None:
         """Wait a moment, enforce the time limits, and look for changed keys.
 
-        A fault of our own in either is logged and goes no further: it must not end the requests in progress, and
-        not keep a revoked key valid.
+        A fault in either is only logged: it must not end the requests in progress, and must not keep a revoked
+        key valid.
         """
         await asyncio.sleep(seconds)
         for due in (self._connections.sweep, self._keys.refresh):

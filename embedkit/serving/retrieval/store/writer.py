@@ -139,7 +139,7 @@ def claim(folder: Path, *, create: bool = False, sweep: bool = True) -> Iterator
 def committed_error(error: Exception) -> CommittedError:
     """Return the error for a failure after a write that is complete."""
     number = getattr(error if isinstance(error, OSError) else error.__cause__, "errno", None)
-    return CommittedError(number, f"the write is complete and durable, but what follows it failed: {error}")
+    return CommittedError(number, f"the write is complete and durable, but a later step failed: {error}")
 
 
 @contextlib.contextmanager
