@@ -9,7 +9,9 @@ in the line above changes this:
 - ``<!-- not run: REASON -->``.
 
 Commands are parsed; those with a block of ``text`` below also run, in a folder with the files below. The others
-need a trained model or a data set. Notebooks run completely.
+need a trained model or a data set. Requests by ``curl`` are sent to a server, whose answers the block of ``json``
+right below shows, shortened: without some fields, with rounded numbers, and "…" for the rest of a list. Notebooks
+run completely.
 """
 
 from __future__ import annotations
@@ -23,18 +25,20 @@ import shlex
 import shutil
 import threading
 import time
+import urllib.request
 import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from embedkit import Collection
+from embedkit import Collection, Encoder
 from embedkit.cli.main import COMMANDS, command_parser, main
 from embedkit.serving.http.access import KeyRing
 from embedkit.serving.http.registry import LoadedModels, Service
 from embedkit.serving.http.server import Server
 from embedkit.serving.http.settings import ServerSettings
+from embedkit.serving.retrieval.splitting import split_documents
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,7 +46,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 WRITTEN = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
     r"(?ms)(?:<!-- (?P<mark>[^>]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$"
-    r"(?:\n\n```text\n(?P<output>.*?)^```$)?"
+    r"(?:\n\n```(?:text|json)\n(?P<output>.*?)^```$)?"
 )
 MARK = re.compile(r"(?P<kind>not run|continues in|needs): (?P<what>.+)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -127,20 +131,39 @@ def commands_with_output():
                 yield pytest.param([words for _, words in command_lines(text)], output, id=f"{path.name}-{number}")
 
 
-@pytest.fixture
-def folder_of_samples(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "embedkit" / "bundled" / "tiny.onnx", tmp_path)
+def requests_with_answers():
+    """Return the address and body of each request by ``curl``, and the shown answers."""
+    for path in DOCUMENTS:
+        for number, (_, text, output) in enumerate(blocks(path, "sh"), start=1):
+            if text.startswith("curl "):
+                words = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines()]
+                requests = [(line[1], dict(zip(line[2::2], line[3::2], strict=True))["-d"]) for line in words]
+                yield pytest.param(requests, output, id=f"{path.name}-{number}")
+
+
+def write_files(folder):
     for name, text in FILES.items():
-        path = tmp_path / name
+        path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
+@pytest.fixture
+def folder_of_samples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "embedkit" / "bundled" / "tiny.onnx", tmp_path)
+    write_files(tmp_path)
+
+
 @pytest.fixture(scope="module")
-def url():
-    """A server of ``embedkit serve tiny --reranker reranker-tiny``."""
-    settings = ServerSettings(port=0, reranker="reranker-tiny")
+def url(tmp_path_factory):
+    """A server of ``embedkit serve tiny --reranker reranker-tiny --collection idx/ --allow-writes``."""
+    folder = tmp_path_factory.mktemp("served")
+    write_files(folder)
+    encoder = Encoder.load("tiny")
+    documents = [*INSECTS, *split_documents(folder / "handbook", encoder)]
+    Collection.build(documents, encoder=encoder, path=folder / "idx")
+    settings = ServerSettings(port=0, reranker="reranker-tiny", collection=str(folder / "idx"), allow_writes=True)
     server = Server(Service(settings, lambda: LoadedModels.load(["tiny"], settings)), KeyRing.of())
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -176,6 +199,34 @@ def test_commands_print_what_is_shown(commands, output, folder_of_samples, capsy
     for words in commands:
         assert main(words) == 0
     assert capsys.readouterr().out == output
+
+
+def shows(shown, answer):
+    """Whether a shortened answer is a part of the whole one."""
+    match shown:
+        case dict():
+            return all(name in answer and shows(value, answer[name]) for name, value in shown.items())
+        case [*first, "…"]:
+            return len(first) < len(answer) and all(map(shows, first, answer))
+        case list():
+            return len(shown) == len(answer) and all(map(shows, shown, answer))
+        case float():
+            return shown == pytest.approx(answer, abs=0.01)
+    return shown == answer
+
+
+@pytest.mark.parametrize(("requests", "output"), [*requests_with_answers()])
+def test_servers_answer_what_is_shown(requests, output, url):
+    for address, body in requests:
+        request = urllib.request.Request(
+            address.replace("http://127.0.0.1:8080", url), body.encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as response:
+            answer = json.load(response)
+        shown, end = json.JSONDecoder().raw_decode(output)
+        assert shows(shown, answer), answer
+        output = output[end:].lstrip()
+    assert output == ""
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in commands()])
