@@ -10,7 +10,7 @@ product   ``.bias``, and ``.weight`` float32 or ``.weight_int8`` with ``.weight_
           are smoothed; ``.activation_scale`` and ``.activation_zero`` if they are rounded in fixed steps
 
 ``positions``, ``types``, ``bias`` and ``rotations`` are complete names. Nothing but the exporter's native gate and
-the golden digests ensures that description and graph compute the same, so whoever changes a graph removes it.
+the golden digests ensures that description and graph compute the same, so a tool that changes a graph removes it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def check_rules(tokenizer: tokenizers.Tokenizer, special_count: int, max_length:
     """Check that a text cannot become much longer than it is; ``special_count`` tokens are added to it.
 
     Raises:
-        ModelError: its rules can make a text more than 100 times as long, repeat it, or add more tokens than it
+        ModelError: its rules can make a text more than 100 times longer, repeat it, or add more tokens than it
             may have itself.
     """
     growth = _Growth()

@@ -28,6 +28,16 @@ DRAWERS = {"base", "common", "core", "helper", "helpers", "misc", "tools", "util
 # Absolute paths that are valid on one machine only; `someone` is a placeholder.
 PLACES = ("/work/", "/root/", "/opt/", "/mnt/", "/Users/", "/home/")
 PRIVATE_PLACE = re.compile(rf"(?<![\w.~}}\])/-])(?!/home/someone)(?:{'|'.join(PLACES)})\w")
+# Phrases with a plainer form: "again" for "anew", "N times slower" for "takes N times as long", "reports" for
+# "tells".
+PHRASES = re.compile(
+    r"\banew\b|\bby and by\b|\b(?:tells?|told|nobody|whoever|meanwhile|likewise|hence)\b|\bfor one[.,;:)]"
+    r"|\botherwise than\b|\btimes as long\b|\bis said\b|\b(?:model|encoder|student|network|kernel)s? knows?\b"
+    r"|\bknows? (?:no|none|nothing)\b",
+    re.IGNORECASE,
+)
+COMMENT = re.compile(r"(?:^|\s)# .*$", re.MULTILINE)
+CODE = re.compile(r"```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
 def name_of(path):
@@ -91,6 +101,16 @@ def test_text_contains_no_path_of_one_machine():
         if any(place in text for place in PLACES)  # which is quick
         for match in PRIVATE_PLACE.finditer(text)
     ]
+    assert not found
+
+
+def test_prose_has_the_plainer_forms_of_phrases():
+    prose = {path: CODE.sub("", path.read_text(encoding="utf-8")) for path in WRITTEN if path.suffix == ".md"}
+    for path, tree in parsed().items():
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docstrings = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+        prose[path] = "\n".join([*docstrings, *COMMENT.findall(path.read_text(encoding="utf-8"))])
+    found = [f"{name_of(path)}: {match[0]}" for path, text in prose.items() for match in PHRASES.finditer(text)]
     assert not found
 
 

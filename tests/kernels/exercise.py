@@ -17,7 +17,7 @@ REFUSALS = (ValueError, ArithmeticError)
 """What the kernels may raise, `OverflowError` among the second."""
 
 KINDS = 0x21000
-"""Characters of which the kernel of Unigram models knows how they join others."""
+"""Characters whose joins the kernel of Unigram models supports."""
 
 ALPHABET = "abcß#. \n€雪\ud800\U0001f600"
 INPUT_BYTES = 400

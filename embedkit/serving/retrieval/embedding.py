@@ -122,7 +122,7 @@ def unit_rows(embeddings: npt.NDArray[Any], before: int = 0) -> FloatArray:
 
 
 class Spool:
-    """Rows of float32 in a temporary file, which goes with the object and the arrays mapped from it."""
+    """Rows of float32 in a temporary file, removed with the object and the arrays mapped from it."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the spool

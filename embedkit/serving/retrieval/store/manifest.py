@@ -181,7 +181,7 @@ class Manifest(CollectionInfo):
         if not self.roots:
             del fields["roots"]
         fields["checksum"] = _checksum(fields)
-        # One line for each field: with an indentation, json takes twenty times as long.
+        # One line for each field: with an indentation, json is twenty times slower.
         lines = (f"{json.dumps(name)}: {_json(value)}" for name, value in fields.items())
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 

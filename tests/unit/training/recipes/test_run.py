@@ -229,7 +229,7 @@ class TestResume:
 
 
 class TestHead:
-    """A head leads into one teacher's space; for another teacher it is fitted anew."""
+    """A head leads into one teacher's space; for another teacher it is fitted again."""
 
     @pytest.fixture
     def heads(self, mapping, make_encoder, tmp_path):
