@@ -211,27 +211,23 @@ def named_records(source: DocumentSource) -> NamedRecords:
             f"expected an iterable of documents, got {type(source).__name__}, a table; give its rows as mappings, "
             "in pandas frame.to_dict('records')"
         )
-    items = _items(check_iterable(source, "documents"))
-    yield from ((f"document {number}", _record(item, number)) for number, item in enumerate(items, 1))
+    yield from _records_of(check_iterable(source, "documents"))
 
 
-def _items(source: Iterable[Any]) -> Iterator[Any]:
+def _records_of(items: Iterable[Any]) -> NamedRecords:
     try:
-        yield from source
+        for number, item in enumerate(items, 1):
+            record = {"text": item} if isinstance(item, str) else item
+            if isinstance(item, tuple) and len(item) == 2:
+                record = {"id": item[0], "text": item[1]}
+            if not isinstance(record, Mapping):
+                raise InputError(
+                    f"document {number}: expected a text, a mapping or a pair (id, text), "
+                    f"got {type(item).__name__}"
+                )
+            yield f"document {number}", record
     except OSError as error:  # from the caller's iterator; it must not look like a write error
         raise DataError(f"reading the documents failed: {error}") from error
-
-
-def _record(item: Any, number: int) -> Mapping[str, Any]:
-    if isinstance(item, str):
-        return {"text": item}
-    if isinstance(item, Mapping):
-        return item
-    if isinstance(item, tuple) and len(item) == 2:
-        return {"id": item[0], "text": item[1]}
-    raise InputError(
-        f"document {number}: expected a text, a mapping or a pair (id, text), got {type(item).__name__}"
-    )
 
 
 def _document(

@@ -28,8 +28,7 @@ from embedkit.serving.retrieval.documents import (
     named_records,
     to_documents,
 )
-from embedkit.serving.retrieval.sections import Page, read_text
-from embedkit.serving.retrieval.text_files import SUFFIXES, find_text_files, is_text_file, read_page
+from embedkit.serving.retrieval.pages import SUFFIXES, Page, find_text_files, is_text_file, read_page, read_text
 
 logger = logging.getLogger("embedkit")
 

@@ -26,7 +26,7 @@ from embedkit.runtime.arguments import check_path
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Comparison
 from embedkit.serving.retrieval.models import Root
-from embedkit.serving.retrieval.sections import Page
+from embedkit.serving.retrieval.pages import Page
 from embedkit.serving.retrieval.sources import Source
 from embedkit.serving.retrieval.splitting import (
     Splitter,

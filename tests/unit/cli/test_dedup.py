@@ -11,8 +11,8 @@ import pytest
 from toys import write_parquet
 
 from embedkit import Collection, Encoder
+from embedkit.cli.cluster import name_groups
 from embedkit.cli.main import main
-from embedkit.serving.retrieval.group_names import name_groups
 
 TEXTS = ["a dog in the garden", "the sea", "", "a dog in the garden", "music", "the sea", "bread"]
 UNIQUE = ["a dog in the garden", "the sea", "music", "bread"]

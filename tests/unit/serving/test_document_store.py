@@ -6,7 +6,7 @@ import pytest
 from embedkit.errors import CollectionError, DataError
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.store import segment as segment_module
-from embedkit.serving.retrieval.store.files import MemoryArrays
+from embedkit.serving.retrieval.store.files import Arrays, ArrayWriter
 from embedkit.serving.retrieval.store.segment import DocumentStore, DocumentWriter
 
 DOCUMENTS = [
@@ -20,15 +20,15 @@ def write_documents(folder, documents):
     return written(folder, documents)[0]
 
 
-def written(folder, documents):
+def written(folder, documents, **damaged):
     with DocumentWriter(folder) as file:
         for document in documents:
             file.add(document)
         store, arrays, checksum = file.finish()
-    kept = MemoryArrays(folder / "arrays.bin")
-    for name, array in arrays.items():
-        kept.add(name, array)
-    return store, kept, checksum
+    with ArrayWriter(folder / "arrays.bin") as kept:
+        for name, array in (arrays | damaged).items():
+            kept.add(name, array)
+    return store, Arrays(folder / "arrays.bin"), checksum
 
 
 def test_what_is_written_is_read_by_row_and_found_by_id(tmp_path):
@@ -38,7 +38,6 @@ def test_what_is_written_is_read_by_row_and_found_by_id(tmp_path):
     assert len(store) == 3
     assert [store.read(row) for row in range(3)] == DOCUMENTS
     assert store.find([*(document.id for document in DOCUMENTS), "c"]) == {"a": 0, "b": 1, "": 2}
-    assert [file.name for file in tmp_path.iterdir()] == ["documents.jsonl"]
 
 
 def test_a_repeated_id_names_both_documents(tmp_path):
@@ -94,8 +93,8 @@ def test_a_damaged_line_is_an_error(tmp_path, line):
 
 @pytest.mark.parametrize("value", [-1, 0, 2**62, -(2**63)])
 def test_damaged_offsets_are_an_error(tmp_path, value):
-    _, arrays, _ = written(tmp_path, [Document("a", "text"), Document("b", "text")])
-    arrays.add("offsets", np.array([0, value, 20], dtype="<i8"))
+    offsets = np.array([0, value, 20], dtype="<i8")
+    _, arrays, _ = written(tmp_path, [Document("a", "text"), Document("b", "text")], offsets=offsets)
     with pytest.raises(CollectionError, match="is damaged"):
         DocumentStore.open(tmp_path, 2, arrays).read(0)
 

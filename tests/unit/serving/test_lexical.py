@@ -14,8 +14,13 @@ import pytest
 from embedkit.errors import CollectionError, InputError, MissingExtraError
 from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.store.analyzer import VERSION, Analyzer
-from embedkit.serving.retrieval.store.files import MemoryArrays
-from embedkit.serving.retrieval.store.keywords import LexicalIndex, PostingsBuilder, PostingsSize, score_segments
+from embedkit.serving.retrieval.store.files import Arrays, ArrayWriter
+from embedkit.serving.retrieval.store.keywords import (
+    LexicalIndex,
+    PostingsBuilder,
+    recorded_analyzer,
+    score_segments,
+)
 
 
 def cut(text, *languages):
@@ -23,10 +28,13 @@ def cut(text, *languages):
 
 
 def index_of(folder, texts, *languages):
-    builder, arrays = PostingsBuilder(), MemoryArrays(folder / "arrays.bin")
+    builder, path = PostingsBuilder(), folder / "arrays.bin"
     for text in texts:
         builder.add(text)
-    return LexicalIndex(arrays, builder.build(Analyzer(languages)).save(arrays), len(texts))
+    folder.mkdir(exist_ok=True)
+    with ArrayWriter(path) as arrays:
+        size = builder.build(Analyzer(languages)).save(arrays)
+    return LexicalIndex.read(Arrays(path), size, len(texts))
 
 
 def found(query, index):
@@ -237,7 +245,7 @@ def test_segments_of_different_analyzers_are_searched_together(tmp_path):
 @pytest.mark.parametrize("version", [1, VERSION + 1])
 def test_terms_of_another_version_are_refused(tmp_path, version):
     with pytest.raises(CollectionError, match=f"has keywords of analysis {version}, this embedkit has {VERSION}"):
-        LexicalIndex(MemoryArrays(tmp_path / "arrays.bin"), PostingsSize(0, 0, "english", version), 1)
+        recorded_analyzer("english", version, tmp_path)
 
 
 def test_a_compaction_tells_the_languages_again(tmp_path, encoder):

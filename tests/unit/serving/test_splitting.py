@@ -14,7 +14,7 @@ from embedkit import Collection, Encoder
 from embedkit.cli.main import main
 from embedkit.errors import DataError, InputError
 from embedkit.serving.retrieval.documents import Columns, named_records, to_documents
-from embedkit.serving.retrieval.html_sections import read_html
+from embedkit.serving.retrieval.pages import read_html
 from embedkit.serving.retrieval.splitting import split_documents
 
 GUIDE = """Before any heading.

@@ -16,7 +16,6 @@ from embedkit.errors import CollectionError, EmbedkitError
 from embedkit.serving.retrieval import Collection
 from embedkit.serving.retrieval.store import files as stored_files
 from embedkit.serving.retrieval.store import index_kinds, tail
-from embedkit.serving.retrieval.store.ann_file import check_file
 from embedkit.serving.retrieval.store.files import Arrays, Checksum
 
 ROWS, WIDTH = 700, 16
@@ -159,16 +158,16 @@ def stored(request, monkeypatch, tmp_path):
 
 def test_files_of_faiss_are_checked_before_it_reads_them(stored, monkeypatch):
     index, path, rows = stored
-    check_file(path, ROWS, WIDTH)
+    index.load(path, rows)
     content = path.read_bytes()
     for damaged in (content[:-1], content + b"\0", b"", b"IxMp" + content[4:], content[:60]):
         path.write_bytes(damaged)
         with pytest.raises(CollectionError):
             index.load(path, rows)
-    for shape in ((ROWS - 1, WIDTH), (ROWS, WIDTH + 1)):
+    for others in (rows[1:], np.hstack([rows, rows[:, :1]])):
         path.write_bytes(content)
-        with pytest.raises(CollectionError):
-            check_file(path, *shape)
+        with pytest.raises(CollectionError, match="is damaged: the index is of"):
+            index.load(path, others)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory as Linux reports it")

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, Self
+from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -175,22 +175,6 @@ def _mapped(descriptor: int) -> mmap.mmap:
     return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
 
-class ArrayStore(Protocol):
-    """Named arrays to which a part of a segment adds its own, and from which it reads them."""
-
-    def add(self, name: str, array: Array) -> None:
-        """Store an array."""
-
-
-class ArrayReader(Protocol):
-    """Named arrays, read-only."""
-
-    path: Path
-
-    def get(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-        """Return an array; CollectionError if it is missing or has another shape or dtype."""
-
-
 class ArrayWriter:
     """Writes named arrays into one file; a context manager, which ends the file with its directory."""
 
@@ -258,22 +242,6 @@ class Arrays:
                 raise ValueError(f"{name} lies beyond the end")
             array: Array = self._content[start : start + size].view(dtype).reshape(shape)
             return array
-
-
-class MemoryArrays:
-    """Named arrays in memory, for segments that are not stored as such."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._arrays: dict[str, Array] = {}
-
-    def add(self, name: str, array: Array) -> None:
-        """Keep an array."""
-        self._arrays[name] = array
-
-    def get(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:  # noqa: ARG002 - as it was added
-        """Return an array."""
-        return self._arrays[name]
 
 
 def text_hash(text: str) -> int:

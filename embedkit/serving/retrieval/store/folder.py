@@ -141,7 +141,14 @@ class FolderStore:
         first = list(itertools.islice(source.documents, tail.LARGEST_WRITE + 1))
         source = dataclasses.replace(source, documents=itertools.chain(first, source.documents))
         numerics = source.numerics(encoder)
-        if len(delete) <= tail.FULL and self._fits_tail(first, numerics):
+        is_small = (
+            0 < len(first) <= tail.LARGEST_WRITE
+            and sum(len(document.text) for document in first) <= tail.LARGEST_BYTES
+            and len(delete) <= tail.FULL
+            and joined(self.info.numerics, numerics) == self.info.numerics
+            and not self._snapshot.has_full_tail(_MOST_FULL)
+        )
+        if is_small:
             done = self._append(source, encoder, delete, show_progress_bar=show_progress_bar)
         else:
             done = self._add_segment(source, encoder, numerics, delete, show_progress_bar=show_progress_bar)
@@ -153,15 +160,6 @@ class FolderStore:
             except EmbedkitError as error:
                 raise writer.committed_error(error) from error
         return done
-
-    def _fits_tail(self, documents: Sequence[Document], numerics: Sequence[str]) -> bool:
-        position = self._snapshot.position
-        return (
-            0 < len(documents) <= tail.LARGEST_WRITE
-            and sum(len(document.text) for document in documents) <= tail.LARGEST_BYTES
-            and joined(self.info.numerics, numerics) == self.info.numerics
-            and (position is None or not self._snapshot.has_full_tail(_MOST_FULL))
-        )
 
     def _append(
         self, source: Source, encoder: TextEncoder, deleted: Sequence[str], *, show_progress_bar: bool | None

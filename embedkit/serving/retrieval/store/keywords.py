@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from embedkit.errors import CollectionError, InputError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.store.analyzer import FREQUENT, PLAIN, VERSION, Analyzer, script_language, tokenize
 from embedkit.serving.retrieval.store.exact import RowNumbers
-from embedkit.serving.retrieval.store.files import ArrayReader, ArrayStore, text_hash
+from embedkit.serving.retrieval.store.files import Arrays, ArrayWriter, text_hash
 
 _K1, _B = 1.5, 0.75
 _BLOCK = 2**16  # tokens
@@ -62,25 +62,6 @@ class PostingsSize:
     version: int = setting(minimum=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Postings:
-    """The postings of a segment, as in its arrays, and the analyzer of its texts."""
-
-    terms: npt.NDArray[np.uint64]
-    starts: RowNumbers
-    rows: npt.NDArray[np.int32]
-    weights: FloatArray
-    analyzer: Analyzer
-
-    def save(self, arrays: ArrayStore) -> PostingsSize:
-        """Store the arrays."""
-        arrays.add(_TERMS, self.terms)
-        arrays.add(_STARTS, self.starts)
-        arrays.add(_POSTINGS, self.rows)
-        arrays.add(_WEIGHTS, self.weights)
-        return PostingsSize(len(self.terms), len(self.rows), self.analyzer.name, VERSION)
-
-
 class PostingsBuilder:
     """Collects the tokens of documents in row order; twelve bytes for each pair of token and document are held.
 
@@ -108,7 +89,7 @@ class PostingsBuilder:
         self._count += len(self._lengths)
         self._tokens, self._lengths = array("i"), array("q")
 
-    def build(self, analyzer: Analyzer | None = None) -> Postings:
+    def build(self, analyzer: Analyzer | None = None) -> LexicalIndex:
         """Return the postings; without an analyzer, the languages of the texts decide. To be called once."""
         self._end_block()
         scores = self._latin_scores()
@@ -227,7 +208,7 @@ def _by_language(analyzer: Analyzer, scores: _Ints) -> Iterator[tuple[str, npt.N
         yield _LATIN[column], best == place
 
 
-def _postings(names: Sequence[str], blocks: Sequence[_Block], count: int, analyzer: Analyzer) -> Postings:
+def _postings(names: Sequence[str], blocks: Sequence[_Block], count: int, analyzer: Analyzer) -> LexicalIndex:
     """Return the postings of the documents in blocks, whose terms are places among the names."""
     numbers, lengths = np.zeros(len(names), np.int64), np.zeros(count)
     for block in blocks:
@@ -247,44 +228,65 @@ def _postings(names: Sequence[str], blocks: Sequence[_Block], count: int, analyz
         rows[places] = block.places + block.rows.start
         weights[places] = block.frequencies / (block.frequencies + norms[rows[places]])
         ends[terms] += sizes
-    return Postings(hashes[order], starts, rows, weights, analyzer)
+    return LexicalIndex(hashes[order], starts, rows, weights, analyzer, count)
 
 
+@dataclass(frozen=True, slots=True)
 class LexicalIndex:
-    """Reads arrays stored by :meth:`Postings.save`; thread-safe. Damage is a CollectionError."""
+    """The postings of ``count`` documents as in a segment's arrays, and the analyzer of their texts; thread-safe.
 
-    def __init__(self, arrays: ArrayReader, size: PostingsSize, count: int) -> None:
-        self.analyzer = recorded_analyzer(size.analyzer, size.version, arrays.path.parent)
-        self._path, self._count = arrays.path, count
-        self._terms = arrays.get(_TERMS, (size.terms,), "<u8")
-        self._starts = arrays.get(_STARTS, (size.terms + 1,), "<i8")
-        self._rows = arrays.get(_POSTINGS, (size.postings,), "<i4")
-        self._weights = arrays.get(_WEIGHTS, (size.postings,), "<f4")
+    Damage of the file at ``path`` is a CollectionError.
+    """
 
-    def __len__(self) -> int:
-        """Number of rows, with or without terms."""
-        return self._count
+    terms: npt.NDArray[np.uint64]
+    starts: RowNumbers
+    rows: npt.NDArray[np.int32]
+    weights: FloatArray
+    analyzer: Analyzer
+    count: int
+    path: Path = Path()
+
+    @classmethod
+    def read(cls, arrays: Arrays, size: PostingsSize, count: int) -> Self:
+        """Read what :meth:`save` stored."""
+        return cls(
+            terms=arrays.get(_TERMS, (size.terms,), "<u8"),
+            starts=arrays.get(_STARTS, (size.terms + 1,), "<i8"),
+            rows=arrays.get(_POSTINGS, (size.postings,), "<i4"),
+            weights=arrays.get(_WEIGHTS, (size.postings,), "<f4"),
+            analyzer=recorded_analyzer(size.analyzer, size.version, arrays.path.parent),
+            count=count,
+            path=arrays.path,
+        )
+
+    def save(self, arrays: ArrayWriter) -> PostingsSize:
+        """Store the arrays."""
+        arrays.add(_TERMS, self.terms)
+        arrays.add(_STARTS, self.starts)
+        arrays.add(_POSTINGS, self.rows)
+        arrays.add(_WEIGHTS, self.weights)
+        return PostingsSize(len(self.terms), len(self.rows), self.analyzer.name, VERSION)
 
     def find(self, terms: Sequence[int]) -> list[slice]:
         """Return the postings of terms, given their hashes."""
         hashes = np.array(terms, np.uint64)
-        starts = self._starts[np.searchsorted(self._terms, hashes)]
-        ends = self._starts[np.searchsorted(self._terms, hashes, side="right")]
-        if not ((starts >= 0) & (starts <= ends) & (ends <= len(self._rows))).all():
-            raise CollectionError(f"{self._path} is damaged: an offset exceeds the postings")
+        starts = self.starts[np.searchsorted(self.terms, hashes)]
+        ends = self.starts[np.searchsorted(self.terms, hashes, side="right")]
+        if not ((starts >= 0) & (starts <= ends) & (ends <= len(self.rows))).all():
+            raise CollectionError(f"{self.path} is damaged: an offset exceeds the postings")
         return list(map(slice, starts.tolist(), ends.tolist()))
 
     def scores(self, postings: Sequence[slice], factors: Sequence[float]) -> FloatArray:
         """Return the scores of all rows, ``(N,) float32``, given factors of the weights in some postings."""
-        scores = np.zeros(self._count, dtype=np.float32)
+        scores = np.zeros(self.count, dtype=np.float32)
         for chosen, factor in zip(postings, factors, strict=True):
             if not factor:
                 continue
-            rows = self._rows[chosen].view(np.uint32).astype(np.intp)  # a damaged file may have negative ones
+            rows = self.rows[chosen].view(np.uint32).astype(np.intp)  # a damaged file may have negative ones
             try:
-                np.add.at(scores, rows, np.float32(factor) * self._weights[chosen])
+                np.add.at(scores, rows, np.float32(factor) * self.weights[chosen])
             except IndexError:
-                raise CollectionError(f"{self._path} is damaged: it names rows that are not there") from None
+                raise CollectionError(f"{self.path} is damaged: it names rows that are not there") from None
         return scores
 
 
@@ -307,7 +309,7 @@ def score_segments(query: str, segments: Sequence[LexicalIndex]) -> list[FloatAr
     }
     terms = list(dict.fromkeys(itertools.chain.from_iterable(weights.values())))
     found = [segment.find(terms) for segment in segments]
-    rows = sum(map(len, segments))
+    rows = sum(segment.count for segment in segments)
     rarities = [
         inverse_frequency(rows, sum(postings.stop - postings.start for postings in of_term))
         for of_term in zip(*found, strict=True)

@@ -35,7 +35,6 @@ from embedkit.serving.retrieval.store.columns import Column, ColumnBuilder, Colu
 from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers
 from embedkit.serving.retrieval.store.files import (
     Array,
-    ArrayReader,
     Arrays,
     ArrayWriter,
     Checksum,
@@ -64,7 +63,7 @@ class DocumentStore:
         self._offsets, self._hashes, self._rows = offsets, hashes, rows
 
     @classmethod
-    def open(cls, folder: Path, count: int, arrays: ArrayReader, checksum: Checksum | None = None) -> Self:
+    def open(cls, folder: Path, count: int, arrays: Arrays, checksum: Checksum | None = None) -> Self:
         """Open the documents of a segment, comparing lengths."""
         hashes, rows = arrays.get("ids", (2, count), "<u8")
         lines = map_bytes(folder / DOCUMENTS, checksum)
@@ -272,7 +271,7 @@ class Segment:
             DocumentStore.open(folder, entry.count, arrays, entry.files[DOCUMENTS]),
             embeddings,
             kind.load(folder / kind.FILE, embeddings) if kind.FILE else kind.build(embeddings),
-            LexicalIndex(arrays, entry.words, entry.count) if entry.words else None,
+            LexicalIndex.read(arrays, entry.words, entry.count) if entry.words else None,
             ColumnFiles(arrays, entry.count),
             entry.files,
         )

@@ -189,7 +189,7 @@ class Snapshot:
         before = np.empty((0, manifest.dimension), np.float32) if old is None else old.embeddings
         embeddings = np.concatenate([before, *(record.embeddings for record in records)])
         blocks = {} if old is None else old.full_blocks
-        segment = TailSegment(self._folder, manifest, position, documents, embeddings, blocks)
+        segment = TailSegment(manifest, position, documents, embeddings, blocks)
         last = _Part(segment, None if all(alive) else np.array(alive), sum(len(part.segment) for part in segments))
         return Snapshot(self._folder, manifest, [*segments, last], identity=self.identity)
 

@@ -32,7 +32,7 @@ from embedkit.errors import CollectionError, DataError
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document, DocumentList
 from embedkit.serving.retrieval.store.exact import ExactIndex
-from embedkit.serving.retrieval.store.files import MemoryArrays, open_stored, reading
+from embedkit.serving.retrieval.store.files import open_stored, reading
 from embedkit.serving.retrieval.store.keywords import LexicalIndex, PostingsBuilder
 from embedkit.serving.retrieval.store.manifest import Manifest, TailEntry
 from embedkit.serving.retrieval.store.segment import Segment, document_line, parse_document
@@ -245,7 +245,6 @@ class TailSegment(Segment):
 
     def __init__(
         self,
-        folder: Path,
         manifest: Manifest,
         position: Position,
         documents: DocumentList,
@@ -254,8 +253,7 @@ class TailSegment(Segment):
     ) -> None:
         super().__init__(documents, embeddings, ExactIndex(embeddings), None)
         self.position, self.full_blocks = position, full_blocks
-        self._path, self._manifest = folder / position.name, manifest
-        self._one_builder = threading.Lock()
+        self._manifest, self._one_builder = manifest, threading.Lock()
         self._blocks: list[LexicalIndex] = []
 
     @property
@@ -269,11 +267,10 @@ class TailSegment(Segment):
     def _block(self, start: int) -> LexicalIndex:
         index, end = self.full_blocks.get(start), min(start + _BLOCK, len(self))
         if index is None:
-            builder, arrays = PostingsBuilder(), MemoryArrays(self._path)
+            builder = PostingsBuilder()
             for document in self.documents.all[start:end]:
                 builder.add(document.content)
-            size = builder.build(self._manifest.analyzer()).save(arrays)
-            index = LexicalIndex(arrays, size, end - start)
+            index = builder.build(self._manifest.analyzer())
             if end - start == _BLOCK:
                 self.full_blocks[start] = index
         return index
