@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import time
+import types
 from pathlib import Path
 
 import httpx
@@ -174,18 +175,22 @@ def test_requests_behind_a_pending_one_are_bounded(serve, toy_bundle, dial):
     assert answers.count(b"HTTP/1.1 429 ") == 1
 
 
-def test_a_request_that_the_server_does_not_read_yet_is_not_late(serve, toy_bundle, dial):
+def test_a_request_that_the_server_does_not_read_yet_is_not_late(serve, toy_bundle, dial, monkeypatch):
+    ahead_s = 0.0
+    clock = types.SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() + ahead_s})
+    monkeypatch.setattr("embedkit.serving.http.connections.time", clock)
     encoder = gated(Encoder, "encode_tokens").load(toy_bundle, threads=1)
     body = b'{"inputs": "a"}'
     last = head(len(body)).replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + body
-    with serve(encoder=encoder, header_timeout_s=2, body_timeout_s=2) as url:
+    with serve(encoder=encoder, header_timeout_s=100, body_timeout_s=100) as url:
         for cut in (20, len(last) - 3):
             begun = len(encoder.begun)
             connection = dial(url, (head(len(body)) + body) * 2 + last[:cut])
             wait_for(lambda begun=begun: len(encoder.begun) > begun)
-            time.sleep(2.2)
+            ahead_s += 200
+            time.sleep(0.3)  # a few looks at what is late
             encoder.gate.set()
-            time.sleep(0.5)  # a few looks at what is late, since the server reads again
+            time.sleep(0.3)  # and others since the server reads again
             connection.sendall(last[cut:])
             answers = rest(connection)
             encoder.gate.clear()
