@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "embedkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "transformers", "onnx", "faiss", "scipy", "sklearn", "datasets", "huggingface_hub", "pyarrow"}
-HEAVY |= {"fastapi", "pydantic", "starlette", "uvicorn"}
+HEAVY |= {"asyncio", "fastapi", "httptools", "multiprocessing", "pydantic", "starlette", "uvicorn"}
 MODULES = {"faiss-cpu": "faiss", "scikit-learn": "sklearn", "markdown-it-py": "markdown_it", "pyyaml": "yaml"}
 RUN_GRAPHS = [PACKAGE / "runtime" / "model.py"]
 

@@ -7,7 +7,6 @@ import pytest
 
 from embedkit.errors import InputError
 from embedkit.protocols import VectorIndex
-from embedkit.serving.retrieval.store.exact import ExactIndex
 from embedkit.serving.retrieval.store.index_kinds import index_class
 
 WIDTH = 24
@@ -44,12 +43,6 @@ def assert_same(found, expected):
 def test_agrees_with_the_slow_reference(index_kind, k):
     rows, queries = unit_rows(300), unit_rows(7, seed=1)
     assert_same(index_kind.build(rows).search(queries, k), oracle(rows, queries, k))
-
-
-@pytest.mark.parametrize("queries", [1, 19, 20, 21, 300])  # FAISS changes its algorithm at 20
-def test_agrees_with_the_exact_index_over_many_blocks(index_kind, queries):
-    rows, wanted = unit_rows(20_000), unit_rows(queries, seed=2)
-    assert_same(index_kind.build(rows).search(wanted, 12), ExactIndex(rows).search(wanted, 12))
 
 
 def test_equal_rows_keep_their_order(index_kind):

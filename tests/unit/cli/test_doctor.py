@@ -102,6 +102,15 @@ def test_another_projects_embedkit_is_a_problem(tmp_path, monkeypatch, capsys, f
         assert "`pip uninstall -y embedkit embedkit-onnx`, then run `pip install embedkit-onnx`" in problem
 
 
+def test_bundled_models_of_both_kinds_are_checked(bundled, toy_bundle, toy_cross_bundle, capsys):
+    shutil.copy(toy_bundle, bundled / "toy.onnx")
+    shutil.copy(toy_cross_bundle, bundled / "pairs.onnx")
+    code, found = report(capsys)
+    assert code == 0
+    assert found["bundled"]["toy"]["passed"] is True
+    assert found["bundled"]["pairs"]["passed"] is True
+
+
 def test_a_bundled_model_that_computes_something_else_is_a_problem(bundled, toy_bundle, monkeypatch, capsys):
     shutil.copy(toy_bundle, bundled / "toy.onnx")
     finding = {"passed": False, "texts": 3, "same_tokens": True, "difference": 0.5, "tolerance": 1e-4}

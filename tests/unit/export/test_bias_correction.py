@@ -104,6 +104,35 @@ def test_a_bias_of_several_products_is_left_unchanged(shared):
     assert shared or (found["second.bias"] == 1).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"calibration": PROBE_TEXTS[:5]}, {"vocabulary": PROBE_TEXTS[:40]}])
+def test_an_export_measures_the_texts_it_was_given(make_encoder, tmp_path, monkeypatch, options):
+    seen = []
+
+    def measure(model, texts):
+        seen.extend(texts)
+        return measure_inputs(model, texts)
+
+    monkeypatch.setattr("embedkit.export.pipeline.measure_inputs", measure)
+
+    report = export(make_encoder(head=16), tmp_path / "toy.onnx", precision="int8", **options)
+
+    assert seen == next(iter(options.values()), PROBE_TEXTS)
+    assert report.manifest.gates["weights"]["largest_error_in_steps"]["float32"] == 0
+
+
+def test_many_texts_are_measured_at_even_distances(make_encoder, tmp_path, monkeypatch):
+    seen = []
+    encoder = make_encoder(head=16)
+    measured = measure_inputs(encoder, PROBE_TEXTS)
+    monkeypatch.setattr("embedkit.export.pipeline.measure_inputs", lambda _, texts: seen.extend(texts) or measured)
+
+    export(encoder, tmp_path / "toy.onnx", precision="int8", calibration=[str(number) for number in range(1000)])
+
+    assert len(seen) == 256
+    steps = np.diff([int(text) for text in seen])
+    assert (seen[0], set(steps.tolist())) == ("0", {3, 4})
+
+
 def test_other_exports_measure_nothing(make_encoder, make_pair_encoder, tmp_path, monkeypatch):
     monkeypatch.setattr("embedkit.export.pipeline.measure_inputs", lambda *_: pytest.fail("measured"))
 

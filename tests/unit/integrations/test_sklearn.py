@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
+from embedkit import Encoder
 from embedkit.errors import InputError, ModelNotFoundError
 from embedkit.integrations.sklearn import TextEmbedder
 
@@ -64,3 +65,8 @@ def test_an_embedder_whose_model_is_elsewhere_can_be_pickled(tmp_path):
     embedder = pickle.loads(pickle.dumps(TextEmbedder(str(tmp_path / "none.onnx"))))
     assert embedder.get_params()["model"] == str(tmp_path / "none.onnx")
     assert TextEmbedder("tiny").dimension == len(TextEmbedder("tiny").get_feature_names_out())
+
+
+def test_features_are_the_embeddings():
+    rows = TextEmbedder("tiny", threads=1).fit_transform(TEXTS)
+    assert np.array_equal(rows, Encoder.load("tiny", threads=1).encode(TEXTS))

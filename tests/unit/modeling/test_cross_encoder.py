@@ -225,6 +225,15 @@ def test_missing_weights_are_an_error(raw_folder):
         PairEncoder.load(raw_folder)
 
 
+def test_a_network_that_returns_tuples_is_read(pair_encoder, tmp_path):
+    pair_encoder.save(tmp_path)
+    edit_json(tmp_path / "config.json", return_dict=False)
+
+    found = TorchCrossEncoder(PairEncoder.load(tmp_path)).predict(PAIRS)
+
+    np.testing.assert_array_equal(found, TorchCrossEncoder(pair_encoder).predict(PAIRS))
+
+
 def test_several_labels_are_refused(raw_folder):
     config = json.loads((raw_folder / "config.json").read_text())
     network = AutoModelForSequenceClassification.from_config(BertConfig(**config | {"num_labels": 3}))

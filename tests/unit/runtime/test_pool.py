@@ -216,6 +216,12 @@ def test_errors_keep_what_they_say():
     assert (found.errno, found.strerror) == (errno.ENOSPC, "cannot write idx: full")
 
 
+def test_errors_keep_the_parameters_that_they_name(pool):
+    with pytest.raises(TextOverflowError, match="on_overflow") as caught:
+        pool.encode([LONG], on_overflow="error")
+    assert caught.value.parameters == ("on_overflow",)
+
+
 def test_a_closed_pool_has_no_processes(encoder):
     pool = encoder.pool(2, threads=1)
     pool.encode(TEXTS)

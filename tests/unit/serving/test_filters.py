@@ -266,6 +266,16 @@ def test_a_filter_nested_without_end_is_an_error():
         parse_filter(conditions)
 
 
+def test_other_kinds_are_exact_under_a_filter(tmp_path, encoder):
+    pytest.importorskip("faiss")
+    documents = [{"id": str(n), "text": f"{n} bee {n % 7}", "even": n % 2 == 0} for n in range(900)]
+    queries = [f"{n} bee" for n in range(20)]
+    other, exact = (
+        Collection.build(documents, encoder=encoder, path=tmp_path / kind, index=kind) for kind in ("sq8", "exact")
+    )
+    assert other.search(queries, filter={"even": True}) == exact.search(queries, filter={"even": True})
+
+
 def test_a_comparison_that_can_never_hold_is_reported(library):
     with pytest.raises(
         InputError, match=r"'year' holds values of kind number \(\d+\), none of kind text as '2020'"

@@ -81,6 +81,19 @@ def unit_rows(count, width, seed):
 
 
 @pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_blocks_do_not_change_the_answer(k):
+    rows, queries = unit_rows(40, 8, 0)[np.arange(90) % 40], unit_rows(11, 8, 1)
+    exact = (rows.astype(np.float64) @ queries.astype(np.float64).T).T
+    scores, numbers = ExactIndex(rows).search(queries, k)
+    for i in range(len(queries)):
+        # numbers 0-39, 40-79 and 80-89 repeat the same rows
+        order = sorted(range(90), key=lambda row: (-exact[i, row % 40], row))
+        assert numbers[i].tolist() == order[:k]
+    np.testing.assert_allclose(scores, np.take_along_axis(exact, numbers, axis=1), atol=1e-7)
+
+
+@pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
 def test_damaged_rows_neither_crash_nor_hide_the_others(value):
     rows, queries = unit_rows(30, 8, 2), unit_rows(4, 8, 3)

@@ -65,6 +65,10 @@ class TestForms:
         assert list(corpus.stream(1)) == [f"other {number}" for number in range(5)]
         assert read == [2, 2, 1]
 
+    @pytest.mark.parametrize("column", ["text", "sentence", "content", "title"])
+    def test_usual_names_of_the_column_are_found(self, prepare, column):
+        assert texts(prepare("a.jsonl", json.dumps({"id": "x", column: "one"}))) == ["one"]
+
     def test_several_sources_are_read_in_order(self, prepare, tmp_path):
         (tmp_path / "a.txt").write_text("one\ntwo")
         (tmp_path / "b.jsonl").write_text('{"text": "three"}')

@@ -255,6 +255,10 @@ class TestLoadEncoder:
         with pytest.raises(ConfigError, match=r"is a bundle, which determines both"):
             load_encoder(TeacherConfig(source=str(toy_bundle), **setting))
 
+    def test_cards_name_it_as_configured(self, toy_bundle, make_corpus, cache):
+        corpus, config = make_corpus(["one"]), TeacherConfig(source=str(toy_bundle), name="the teacher")
+        assert load_vectors(config, corpus, cache, show_progress=False).name == "the teacher"
+
     def test_a_folder_with_what_the_config_says(self, make_encoder, tmp_path):
         model = make_encoder()
         model.save(tmp_path / "teacher")

@@ -46,6 +46,20 @@ def test_a_request_is_refused_by_its_headers_alone(serve, headers, status):
         connection.close()
 
 
+def test_a_connection_outlives_refusals(serve):
+    with serve(keys=(KEY,)) as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+        connection.connect()
+        connection.auto_open = 0  # and is never opened again
+        for key, status in [("nix", 401), (KEY, 200), ("nix", 401), (KEY, 200)]:
+            headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+            connection.request("POST", "/embed", json.dumps({"inputs": "a dog"}), headers)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == status
+        connection.close()
+
+
 def test_requests_of_one_connection_are_answered_in_their_order(serve):
     def request(text, *more):
         body = json.dumps({"inputs": text}).encode()

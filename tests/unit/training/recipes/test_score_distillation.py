@@ -26,6 +26,7 @@ from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, load_pair
 from embedkit.training.recipes.score_distillation import (
     PairGroups,
     ScoreDistillationConfig,
+    _student,
     prepare_pairs,
     ranking_evaluation,
 )
@@ -201,6 +202,17 @@ def test_a_student_starts_from_the_bundle_of_an_encoder_and_keeps_its_words(reci
     )
     assert torch.equal(words, tiny.backbone.get_input_embeddings().weight)
     assert not torch.equal(types[0], types[1])
+
+
+def test_dropout_and_frozen_words_are_set_for_students_from_layers_too(recipe, corpora):
+    config = resolve({**recipe, "student": {**recipe["student"], "dropout": 0.25, "freeze_words": True}})
+    settings = from_mapping(ScoreDistillationConfig, config.settings)
+    candidates = np.zeros((len(QUERIES), 8), dtype=np.int64)
+
+    student = _student(config, settings, Pairs(*corpora, candidates, candidates.astype("f4")))
+
+    assert {module.p for module in student.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+    assert not student.body.get_input_embeddings().weight.requires_grad
 
 
 def test_teachers_and_batches_read_fewer_tokens_than_the_student(recipe, toy_cross_bundle, tmp_path, monkeypatch):

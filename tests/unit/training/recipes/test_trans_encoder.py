@@ -1,5 +1,6 @@
 """Trans-Encoder's cycles, followed stage by stage on toys."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -219,6 +220,22 @@ def test_interrupted_in_its_second_cycle_it_ends_with_the_same_bits(mapping, tmp
     for loader, name in ((SentenceEncoder, "model"), (PairEncoder, "cross-model")):
         whole, parts = (loader.load(tmp_path / run_name / name) for run_name in ("whole", "parts"))
         assert whole.fingerprint() == parts.fingerprint()
+
+
+def test_labelling_lies_between_the_steps_where_a_signal_ends_the_run(mapping, tmp_path, monkeypatch):
+    stepping, label, places = [], trans_encoder._label, []
+
+    @contextlib.contextmanager
+    def steps():
+        stepping.append(True)
+        yield
+        stepping.pop()
+
+    monkeypatch.setattr(
+        trans_encoder, "_label", lambda *arguments: places.append(len(stepping)) or label(*arguments)
+    )
+    go(mapping(), tmp_path / "run", should_stop=lambda: not stepping, stepping=steps)
+    assert places == [0] * 4
 
 
 def test_damaged_labels_are_reported(mapping, tmp_path):
