@@ -104,33 +104,33 @@ def test_a_bias_of_several_products_is_left_unchanged(shared):
     assert shared or (found["second.bias"] == 1).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"calibration": PROBE_TEXTS[:5]}, {"vocabulary": PROBE_TEXTS[:40]}])
-def test_an_export_measures_the_texts_it_was_given(make_encoder, tmp_path, monkeypatch, options):
-    seen = []
+@pytest.fixture
+def seen(monkeypatch):
+    """Return the texts whose inputs an export measures, filled by it."""
+    measured = []
 
     def measure(model, texts):
-        seen.extend(texts)
+        measured.extend(texts)
         return measure_inputs(model, texts)
 
     monkeypatch.setattr("embedkit.export.pipeline.measure_inputs", measure)
+    return measured
 
+
+@pytest.mark.parametrize("options", [{}, {"calibration": PROBE_TEXTS[:5]}, {"vocabulary": PROBE_TEXTS[:40]}])
+def test_an_export_measures_the_texts_it_was_given(make_encoder, tmp_path, seen, options):
     report = export(make_encoder(head=16), tmp_path / "toy.onnx", precision="int8", **options)
 
     assert seen == next(iter(options.values()), PROBE_TEXTS)
     assert report.manifest.gates["weights"]["largest_error_in_steps"]["float32"] == 0
 
 
-def test_many_texts_are_measured_at_even_distances(make_encoder, tmp_path, monkeypatch):
-    seen = []
-    encoder = make_encoder(head=16)
-    measured = measure_inputs(encoder, PROBE_TEXTS)
-    monkeypatch.setattr("embedkit.export.pipeline.measure_inputs", lambda _, texts: seen.extend(texts) or measured)
+def test_many_texts_are_measured_at_even_distances(make_encoder, tmp_path, seen):
+    numbers = [str(number) for number in range(1000)]
+    export(make_encoder(head=16), tmp_path / "toy.onnx", precision="int8", calibration=numbers)
 
-    export(encoder, tmp_path / "toy.onnx", precision="int8", calibration=[str(number) for number in range(1000)])
-
-    assert len(seen) == 256
-    steps = np.diff([int(text) for text in seen])
-    assert (seen[0], set(steps.tolist())) == ("0", {3, 4})
+    assert (len(seen), seen[0]) == (256, "0")
+    assert set(np.diff([int(text) for text in seen]).tolist()) == {3, 4}
 
 
 def test_other_exports_measure_nothing(make_encoder, make_pair_encoder, tmp_path, monkeypatch):

@@ -204,7 +204,7 @@ def test_a_student_starts_from_the_bundle_of_an_encoder_and_keeps_its_words(reci
     assert not torch.equal(types[0], types[1])
 
 
-def test_dropout_and_frozen_words_are_set_for_students_from_layers_too(recipe, corpora):
+def test_a_student_cut_from_layers_has_the_dropout_and_the_frozen_words_asked_for(recipe, corpora):
     config = resolve({**recipe, "student": {**recipe["student"], "dropout": 0.25, "freeze_words": True}})
     settings = from_mapping(ScoreDistillationConfig, config.settings)
     candidates = np.zeros((len(QUERIES), 8), dtype=np.int64)

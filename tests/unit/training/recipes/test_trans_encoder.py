@@ -223,7 +223,11 @@ def test_interrupted_in_its_second_cycle_it_ends_with_the_same_bits(mapping, tmp
 
 
 def test_labelling_lies_between_the_steps_where_a_signal_ends_the_run(mapping, tmp_path, monkeypatch):
-    stepping, label, places = [], trans_encoder._label, []
+    stepping, places, label = [], [], trans_encoder._label
+
+    def note(*arguments):
+        places.append(len(stepping))
+        return label(*arguments)
 
     @contextlib.contextmanager
     def steps():
@@ -231,9 +235,7 @@ def test_labelling_lies_between_the_steps_where_a_signal_ends_the_run(mapping, t
         yield
         stepping.pop()
 
-    monkeypatch.setattr(
-        trans_encoder, "_label", lambda *arguments: places.append(len(stepping)) or label(*arguments)
-    )
+    monkeypatch.setattr(trans_encoder, "_label", note)
     go(mapping(), tmp_path / "run", should_stop=lambda: not stepping, stepping=steps)
     assert places == [0] * 4
 
