@@ -400,7 +400,8 @@ def _fetch_files(hub_id: str, patterns: Sequence[str], *, ignored: Sequence[str]
             pause_s = next(pauses_s, None) if _is_transient(error) else None
             if pause_s is None and isinstance(error, _HUB_ERRORS):
                 reason = first_line(error).removesuffix(".")
-                raise ModelNotFoundError(f"{hub_id!r} is neither here nor on the hub: {reason}") from error
+                message = f"there is no folder {hub_id!r} on this machine, and the hub did not return it: {reason}"
+                raise ModelNotFoundError(message) from error
             if pause_s is None:
                 raise
             logger.warning("%s; trying again in %g s", first_line(error), pause_s)

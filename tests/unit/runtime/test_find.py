@@ -235,7 +235,7 @@ def test_a_failing_hub_is_reported_in_one_sentence(monkeypatch, refusal):
         raise refusal
 
     monkeypatch.setattr(find, "require", lambda *_, **__: SimpleNamespace(snapshot_download=refuse))
-    with pytest.raises(ModelNotFoundError, match="'org/model' is neither here nor on the hub") as caught:
+    with pytest.raises(ModelNotFoundError, match="no folder 'org/model' on this machine") as caught:
         find_folder("org/model")
     assert "\n" not in str(caught.value)
 
