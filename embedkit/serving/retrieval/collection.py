@@ -59,11 +59,11 @@ from embedkit.serving.retrieval.store.protocol import (
 )
 from embedkit.serving.retrieval.sync import (
     NamedPage,
-    Roots,
     Synced,
     absolute_paths,
     apart_from_windows,
     stored_windows,
+    sync_folders,
     write_pages,
 )
 
@@ -388,26 +388,17 @@ class Collection:
             DataError: a folder does not exist or has no text, or another document has the id of a new window.
             FingerprintError, ModelError: as for :meth:`upsert`.
         """
-        paths, shows = absolute_paths(folders), check_progress(show_progress_bar)
-        reading = {
-            "strict": check_flag(strict, "strict"),
-            "follow_links": check_flag(follow_links, "follow_links"),
-        }
-        limits = {
-            "max_tokens": None if max_tokens is None else check_whole(max_tokens, "max_tokens"),
-            "overlap": None if overlap is None else check_whole(overlap, "overlap", least=0),
-        }
-        encoder, remove = self._models.of_documents(self.path, self.manifest), check_flag(remove, "remove")
-        if not isinstance(encoder, Splitter):
-            raise InputError(f"{encoder.name} does not divide texts; it has no method windows")
-        encoder.windows(["a"], max_tokens=limits["max_tokens"], overlap=overlap or 0, role="document")
-        stored = stored_windows(self.store)
-        roots = Roots(self.manifest.roots).with_paths(paths, stored, **limits)
-        if roots.all != self.manifest.roots:
-            self.store.keep_roots(roots.all)
-        expected = roots.below(paths, stored) if remove else []
-        pages = itertools.chain.from_iterable(roots.pages(path, **reading) for path in paths)
-        return write_pages(self.store, encoder, encoder, pages, stored, expected, show_progress_bar=shows)
+        return sync_folders(
+            self.store,
+            self._models.of_documents(self.path, self.manifest),
+            absolute_paths(folders),
+            max_tokens=None if max_tokens is None else check_whole(max_tokens, "max_tokens"),
+            overlap=None if overlap is None else check_whole(overlap, "overlap", least=0),
+            remove=check_flag(remove, "remove"),
+            strict=check_flag(strict, "strict"),
+            follow_links=check_flag(follow_links, "follow_links"),
+            show_progress_bar=check_progress(show_progress_bar),
+        )
 
     def write_pages(self, pages: Iterable[NamedPage], splitter: Splitter) -> Synced:
         """Write the windows of new and changed pages, divided by ``splitter``; raises as :meth:`upsert`."""

@@ -102,12 +102,13 @@ class Roots:
         holding = [root for root in self.all if path.is_relative_to(root.path)]
         return max(holding, key=lambda root: len(root.path), default=None)
 
-    def pages(self, path: Path, *, strict: bool, follow_links: bool) -> Iterator[NamedPage]:
-        """Yield the pages in a folder, or of a file, below a root."""
-        for file, page in read_pages(path, strict=strict, follow_links=follow_links):
-            root = self.of(file)
-            assert root is not None
-            yield NamedPage(self._name(file, root), page, root.max_tokens, root.overlap)
+    def pages(self, paths: Sequence[Path], *, strict: bool, follow_links: bool) -> Iterator[NamedPage]:
+        """Yield the pages in folders, or of files, below a root."""
+        for path in paths:
+            for file, page in read_pages(path, strict=strict, follow_links=follow_links):
+                root = self.of(file)
+                assert root is not None
+                yield NamedPage(self._name(file, root), page, root.max_tokens, root.overlap)
 
     @staticmethod
     def _name(file: Path, root: Root) -> str:
@@ -180,9 +181,7 @@ def new_windows(
     paths = absolute_paths(folders)
     roots = Roots(()).with_paths(paths, {}, max_tokens=max_tokens, overlap=overlap)
     changes = Changes(lambda ids: [None] * len(ids), {})
-    pages = itertools.chain.from_iterable(
-        roots.pages(path, strict=strict, follow_links=follow_links) for path in paths
-    )
+    pages = roots.pages(paths, strict=strict, follow_links=follow_links)
     documents = changes.windows(pages, encoder, ())
     return roots, ({**(one.metadata or {}), "id": one.id, "text": one.text} for one in documents)
 
@@ -293,6 +292,31 @@ class Changes:
                 raise DataError(
                     f"the collection has a document {document.id!r} that is not a window of {name!r}; rename one"
                 )
+
+
+def sync_folders(
+    store: Store,
+    encoder: TextEncoder,
+    paths: Sequence[Path],
+    *,
+    max_tokens: int | None,
+    overlap: int | None,
+    remove: bool,
+    strict: bool,
+    follow_links: bool,
+    show_progress_bar: bool | None,
+) -> Synced:
+    """Bring a collection in step with folders, as :meth:`Collection.sync` says."""
+    if not isinstance(encoder, Splitter):
+        raise InputError(f"{encoder.name} does not divide texts; it has no method windows")
+    encoder.windows(["a"], max_tokens=max_tokens, overlap=overlap or 0, role="document")  # or an InputError
+    stored = stored_windows(store)
+    roots = Roots(store.info.roots).with_paths(paths, stored, max_tokens=max_tokens, overlap=overlap)
+    if roots.all != store.info.roots:
+        store.keep_roots(roots.all)
+    expected = roots.below(paths, stored) if remove else []
+    pages = roots.pages(paths, strict=strict, follow_links=follow_links)
+    return write_pages(store, encoder, encoder, pages, stored, expected, show_progress_bar=show_progress_bar)
 
 
 def write_pages(

@@ -115,8 +115,11 @@ class FolderStore:
     def embedded(self, ids: Sequence[str], /) -> list[tuple[Document, FloatArray] | None]:
         snapshot = self._snapshot
         rows = snapshot.rows(ids)
-        found = (rows.get(id_) for id_ in ids)
-        return [None if row is None else (snapshot.read(row), snapshot.embedding(row)) for row in found]
+        vectors = snapshot.vectors(np.fromiter(rows.values(), np.int64))
+        found = {
+            id_: (snapshot.read(row), vector) for (id_, row), vector in zip(rows.items(), vectors, strict=True)
+        }
+        return [found.get(id_) for id_ in ids]
 
     def keep_roots(self, roots: Sequence[Root], /) -> None:
         with self._writing() as claimed:
@@ -241,7 +244,6 @@ class FolderStore:
             return
         with self._writing() as claimed, writer.stage(claimed.folder) as files:
             new = self._changed(index=index, lexical=lexical)
-            writer.log_cost(new, self.info.count)
             segments = []
             if self.info.count:
                 segments.append(

@@ -27,10 +27,6 @@ SMALL: Final = 20_000
 _SCANNED_BYTES = 200_000_000  # of float32: up to this size, a scan takes less than about 20 ms and is exact
 _HUGE = 10_000_000  # from this size on, the links of a graph need too much memory
 
-# Numbers of the rows for each millisecond of a search, on one thread of a server processor with rows that exceed
-# its caches (benchmarks/search).
-_SEARCHED_PER_MS = {"exact": 2.4e6, "sq8": 4.6e6, "hnsw": 4e8, "ivf-pq": 8e7}
-
 
 class StoredIndex(VectorIndex, Protocol):
     """An index over the rows of a segment, which are stored separately.
@@ -88,16 +84,6 @@ def kind_for(name: str, count: int, dimension: int) -> str:
     if name in ("hnsw", "ivf-pq") and count <= SMALL:
         return "exact"
     return name
-
-
-def describe_cost(kind: str, count: int, dimension: int) -> str:
-    """Return a line with the estimated times of building an index and of a search, on one thread."""
-    numbers = count * dimension
-    search_ms = numbers / _SEARCHED_PER_MS[kind]
-    build_s = {"hnsw": numbers / 3e6 * (count / 1e5) ** (1 / 3), "ivf-pq": numbers / 6e6}.get(kind, 0.0)
-    search = f"about {search_ms:,.0f} ms" if search_ms >= 1 else "less than 1 ms"
-    build = f"about {build_s:,.0f} s" if build_s >= 1 else "nothing"
-    return f"index {kind}: building takes {build}, a search {search}"
 
 
 def index_class(kind: str) -> type[StoredIndex]:

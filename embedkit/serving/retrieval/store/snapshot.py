@@ -269,11 +269,6 @@ class Snapshot:
         part = next(part for part in reversed(self._parts) if part.start <= row)
         return part.segment.documents.read(row - part.start)
 
-    def embedding(self, row: int) -> FloatArray:
-        """Return the embedding of the document at a row: ``(D,) float32``."""
-        part = next(part for part in reversed(self._parts) if part.start <= row)
-        return np.asarray(part.segment.embeddings[row - part.start])
-
     def select(self, conditions: Sequence[Condition]) -> Selection:
         """Return the rows for which all conditions hold, except deleted ones: ``(N,) bool`` for each segment."""
         masks = [part.alive for part in self._parts]
@@ -374,13 +369,9 @@ class Snapshot:
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """Return evenly spaced documents and their embeddings: see :meth:`Collection.sample`."""
-        alive = np.concatenate([np.empty(0, np.int64), *(part.start + _rows(part) for part in self._parts)])
+        alive = _joined([part.start + _rows(part) for part in self._parts], np.int64)
         chosen = alive[evenly_spaced(len(alive), most)]
-        embeddings = [np.empty((0, self.manifest.dimension), np.float32)]
-        for part in self._parts:
-            here = chosen[(chosen >= part.start) & (chosen < part.start + len(part.segment))] - part.start
-            embeddings.append(np.array(part.segment.embeddings[here]))
-        return [self.read(int(row)) for row in chosen], np.concatenate(embeddings)
+        return [self.read(int(row)) for row in chosen], self.vectors(chosen)
 
 
 def _rows(part: _Part) -> RowNumbers:

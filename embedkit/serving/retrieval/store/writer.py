@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ from embedkit.serving.retrieval.sources import Source, embeddings_of
 from embedkit.serving.retrieval.store import tail
 from embedkit.serving.retrieval.store.exact import RowNumbers
 from embedkit.serving.retrieval.store.files import PIECE_BYTES, FlushingWriter, open_stored, reading
-from embedkit.serving.retrieval.store.index_kinds import describe_cost, kind_for
 from embedkit.serving.retrieval.store.manifest import (
     Manifest,
     SegmentEntry,
@@ -58,8 +56,6 @@ _CONTENT = re.compile(r"documents\.jsonl|arrays\.bin|deleted-\d{6,9}\.i64|[a-z0-
 
 SEGMENT: Final = "segment"
 """Folder of a new segment inside a staging folder."""
-
-logger = logging.getLogger(__name__)
 
 
 class Claim:
@@ -298,7 +294,6 @@ def build(folder: Path, source: Source, options: BuildOptions, *, show_progress_
             prompts=prompts_of(encoder),
             created_by=f"embedkit {__version__}",
         )
-        log_cost(manifest, len(store))
         entry = _embed(journal, segment, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
         commit(claimed, files, manifest, [Staged(files / SEGMENT, entry)])
 
@@ -438,12 +433,6 @@ def stage_parts(
         segment.write_documents(progress.over(snapshot.documents(which)))
     entry = segment.finish(snapshot.embeddings(which), manifest, show_progress_bar=show_progress_bar)
     return Staged(path, entry)
-
-
-def log_cost(manifest: Manifest, count: int) -> None:
-    """Log the estimated cost of the index of that many documents."""
-    kind = kind_for(manifest.index, count, manifest.dimension)
-    logger.info("%s", describe_cost(kind, count, manifest.dimension))
 
 
 def _stage_documents(
