@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 
 from embedkit.evaluation import tasks
-from embedkit.evaluation.tasks import PairPool, cosines
+from embedkit.evaluation.tasks import EmbeddingCache, PairPool, cosines
 from embedkit.progress import Progress
+from embedkit.runtime import batching
 
 
 class Overlap:
@@ -42,3 +43,12 @@ def test_equal_texts_tie_exactly_at_any_position():
     random = np.random.default_rng(3)
     rows = random.standard_normal((300, 384)).astype(np.float32)
     assert set(cosines(rows, rows)) == {np.float32(1)}
+
+
+def test_texts_are_encoded_once_over_several_calls(words, monkeypatch):
+    monkeypatch.setattr(batching, "_CHUNK_ITEMS", 2)
+    texts = ["a", "b", "a", "c", "b", "d e"]
+    pool = EmbeddingCache(words, ((None, text) for text in texts), label="pool")
+    assert words.seen == ["a", "b", "c", "d e"]
+    assert len(pool) == 4
+    np.testing.assert_allclose(pool.similarities(["a", "d e", "d e"], ["a", "d e", "b"]), [1, 1, 0], atol=1e-7)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.errors import DataError
+from embedkit import CrossEncoder
+from embedkit.errors import DataError, InputError
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, load_retrieval, rank_documents
 from embedkit.evaluation.tasks import evaluate
@@ -114,6 +115,11 @@ def test_missing_files_are_named(beir, tmp_path, write_json_lines):
     write_json_lines("empty/qrels/test.jsonl", {"query-id": "q1", "corpus-id": "d1", "score": 0})
     with pytest.raises(DataError, match="found 4 and 0; 1 without a relevant document"):
         load_retrieval(tmp_path / "empty", name="set")
+
+
+def test_a_cross_encoder_cannot_search(beir, toy_cross_bundle):
+    with pytest.raises(InputError, match="toy-cross is a cross-encoder: it scores pairs, so it supports tasks of"):
+        evaluate(CrossEncoder.load(toy_cross_bundle), load_task(str(beir)))
 
 
 def test_broken_embeddings_rank_last():
