@@ -267,7 +267,8 @@ class FolderStore:
         with contextlib.ExitStack() as held:
             with self._retry_writing(patience_s) as claimed:
                 before = self._snapshot
-                which = merging.choose_parts(before, self._first_free(claimed), everything=everything)
+                free = merging.first_free(claimed.folder, before.on_disk.segments)
+                which = merging.choose_parts(before, free, everything=everything)
                 if which is None:
                     return False
                 if not sum(before.remaining(which)):
@@ -287,13 +288,6 @@ class FolderStore:
             finally:
                 self._merged = None
                 del before  # unmaps the old files, before they are removed
-
-    def _first_free(self, claimed: Claim) -> int:
-        """Return the number of the first part that no merge reads; the collection's lock is needed."""
-        reserved = writer.reservations(claimed.folder).items()
-        merges = [manifest for name, manifest in reserved if not name.startswith(writer.COPYING)]
-        taken = frozenset(segment.generation for manifest in merges for segment in manifest.segments)
-        return merging.first_free(self._snapshot.on_disk.segments, taken)
 
     def refresh(self, claimed: Claim | None = None) -> bool:
         """Open what other processes have written."""

@@ -30,6 +30,7 @@ from embedkit.serving.retrieval.store.segment import write_tombstones
 from embedkit.serving.retrieval.store.snapshot import Snapshot
 from embedkit.serving.retrieval.store.tail import MAGIC, Position, read_records
 from embedkit.serving.retrieval.store.writer import Claim, Staged, stage_parts
+from embedkit.write_lock import OpenFolder
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +70,11 @@ def choose_merge(counts: Sequence[int], free: int = 0) -> int | None:
     return first if first < len(counts) - 1 else None
 
 
-def first_free(segments: Sequence[SegmentEntry], taken: AbstractSet[str]) -> int:
-    """Return the number of the first segment behind all that are being merged: the generations ``taken``."""
+def first_free(folder: OpenFolder, segments: Sequence[SegmentEntry]) -> int:
+    """Return the number of the first segment behind all that merges read; the collection's lock is needed."""
+    reserved = writer.reservations(folder).items()
+    merges = [manifest for name, manifest in reserved if not name.startswith(writer.COPYING)]
+    taken = {segment.generation for manifest in merges for segment in manifest.segments}
     return next((n for n in range(len(segments), 0, -1) if segments[n - 1].generation in taken), 0)
 
 

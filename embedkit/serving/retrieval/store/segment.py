@@ -186,32 +186,32 @@ def parse_document(line: bytes) -> Document:
 
 
 class SegmentWriter:
-    """Writes a segment into an empty folder: all documents first, then their embeddings, and nothing twice.
+    """Writes a segment into a new folder: all documents first, then their embeddings, and nothing twice.
 
-    ``manifest`` determines the width of embeddings and how they are indexed.
+    DataError if there are no documents or an id is not unique. ``lexical`` says whether keywords are indexed.
+
+    Attributes:
+        documents: what was written.
     """
 
-    def __init__(self, folder: Path, *, lexical: bool) -> None:
+    def __init__(self, folder: Path, documents: Iterable[Document], *, lexical: bool) -> None:
         self._folder = folder
         self._columns = ColumnsBuilder()
         self._keywords = PostingsBuilder() if lexical else None
-
-    def write_documents(self, documents: Iterable[Document]) -> DocumentStore:
-        """Write and analyse the documents; DataError if there are none or an id is not unique."""
-        with DocumentWriter(self._folder) as file:
+        folder.mkdir()
+        with DocumentWriter(folder) as file:
             for document in documents:
                 file.add(document)
                 self._columns.add(document.metadata or {})
                 if self._keywords is not None:
                     self._keywords.add(document.content)
-            self._store, self._arrays, self._checksum = file.finish()
-        return self._store
+            self.documents, self._arrays, self._checksum = file.finish()
 
     def finish(
         self, embeddings: Iterable[FloatArray], manifest: Manifest, *, show_progress_bar: bool | None
     ) -> SegmentEntry:
-        """Write embeddings and indexes, and return the entry, which lacks the name of its generation."""
-        count, folder = len(self._store), self._folder
+        """Write embeddings and indexes as ``manifest`` says; return the entry, which has no generation yet."""
+        count, folder = len(self.documents), self._folder
         files, words = {DOCUMENTS: self._checksum}, None
         with ArrayWriter(folder / ARRAYS) as arrays:
             arrays.add_rows("vectors", (count, manifest.dimension), "<f4", embeddings)

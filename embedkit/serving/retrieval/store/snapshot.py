@@ -270,7 +270,7 @@ class Snapshot:
         return part.segment.documents.read(row - part.start)
 
     def select(self, conditions: Sequence[Condition]) -> Selection:
-        """Return the rows for which all conditions hold, except deleted ones: ``(N,) bool`` for each segment."""
+        """See `View`; ``allowed`` is ``(N,) bool`` for each segment, None for all its rows."""
         masks = [part.alive for part in self._parts]
         if not conditions:
             return Selection(masks, filtered=False, warnings=())
@@ -292,12 +292,7 @@ class Snapshot:
     def search(
         self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
     ) -> tuple[FloatArray, RowNumbers]:
-        """Return the best ``k`` selected rows for each query, with ties ordered by row.
-
-        Returns:
-            scores ``(Q, min(k, N)) float32`` in descending order and rows ``(Q, min(k, N)) int64``, where N is
-            the number of selected rows.
-        """
+        """See `View`; ties are ordered by row, and k is at most the number of selected rows."""
         queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
         nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         results = [nothing]

@@ -283,18 +283,19 @@ def build(folder: Path, source: Source, options: BuildOptions, *, show_progress_
     encoder = options.encoder
     with claim(folder, create=True) as claimed, stage(claimed.folder) as files:
         journal = EmbeddingJournal(claimed.folder, encoder)
-        segment, store = _stage_documents(files, source, lexical=options.lexical, show=show_progress_bar)
+        with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
+            segment = SegmentWriter(files / SEGMENT, progress.over(source.documents), lexical=options.lexical)
         has_old = MANIFEST in claimed.folder.names()
         old = Manifest.read(folder, claimed.folder).generation if has_old else generation_name(0)
         manifest = Manifest(
-            **options.info_fields(store, source),
+            **options.info_fields(segment.documents, source),
             generation=old,
             segments=(),
             tail=None,
             prompts=prompts_of(encoder),
             created_by=f"embedkit {__version__}",
         )
-        entry = _embed(journal, segment, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
+        entry = _embed(journal, segment, source, encoder, manifest, show_progress_bar=show_progress_bar)
         commit(claimed, files, manifest, [Staged(files / SEGMENT, entry)])
 
 
@@ -330,10 +331,11 @@ def staged_upsert(
     """Write documents as a segment that :func:`add_segment` puts in place; without the lock."""
     with storage_errors(folder), open_folder(folder) as opened, stage(opened) as files:
         journal = EmbeddingJournal(opened, encoder)
-        segment, store = _stage_documents(files, source, lexical=manifest.lexical, show=show_progress_bar)
-        entry = _embed(journal, segment, store, source, encoder, manifest, show_progress_bar=show_progress_bar)
+        with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
+            segment = SegmentWriter(files / SEGMENT, progress.over(source.documents), lexical=manifest.lexical)
+        entry = _embed(journal, segment, source, encoder, manifest, show_progress_bar=show_progress_bar)
         flush_folder(files / SEGMENT)
-        yield files, store, Staged(files / SEGMENT, entry)
+        yield files, segment.documents, Staged(files / SEGMENT, entry)
         journal.clear()
 
 
@@ -424,30 +426,18 @@ def stage_parts(
 ) -> Staged:
     """Write the documents of some parts of a snapshot as one segment, not named by any manifest; needs no lock."""
     manifest = manifest or snapshot.on_disk
-    path.mkdir()
     count = sum(snapshot.remaining(which))
     if count == len(snapshot):
         manifest = dataclasses.replace(manifest, segments=())  # the languages of all texts decide again
-    segment = SegmentWriter(path, lexical=manifest.lexical)
     with Progress("compact", count, unit="documents", enabled=show_progress_bar) as progress:
-        segment.write_documents(progress.over(snapshot.documents(which)))
+        segment = SegmentWriter(path, progress.over(snapshot.documents(which)), lexical=manifest.lexical)
     entry = segment.finish(snapshot.embeddings(which), manifest, show_progress_bar=show_progress_bar)
     return Staged(path, entry)
-
-
-def _stage_documents(
-    files: Path, source: Source, *, lexical: bool, show: bool | None
-) -> tuple[SegmentWriter, DocumentStore]:
-    (files / SEGMENT).mkdir()
-    segment = SegmentWriter(files / SEGMENT, lexical=lexical)
-    with Progress("read", unit="documents", enabled=show) as progress:
-        return segment, segment.write_documents(progress.over(source.documents))
 
 
 def _embed(
     journal: EmbeddingJournal,
     segment: SegmentWriter,
-    store: DocumentStore,
     source: Source,
     encoder: TextEncoder,
     manifest: Manifest,
@@ -460,8 +450,9 @@ def _embed(
     """
 
     def embeddings() -> Iterator[FloatArray]:
-        with Progress("encode", len(store), unit="documents", enabled=show_progress_bar) as progress:
-            yield from embeddings_of(store, source, encoder, progress, journal)
+        documents = segment.documents
+        with Progress("encode", len(documents), unit="documents", enabled=show_progress_bar) as progress:
+            yield from embeddings_of(documents, source, encoder, progress, journal)
 
     try:
         return segment.finish(embeddings(), manifest, show_progress_bar=show_progress_bar)
