@@ -42,7 +42,7 @@ class OpenFolder:
         return self._descriptor
 
     def check(self, name: str | None = None) -> None:
-        """Raise the refusal if another folder has the name now: what is written there would be mixed with it.
+        """Raise the refusal if another folder has the name now: a write would mix the two.
 
         With the name of an entry, also if the folder is another one than that in which this entry was made.
         """
@@ -79,7 +79,7 @@ class OpenFolder:
             os.mkdir(self.at(name), dir_fd=self._descriptor)
 
     def at(self, name: str) -> str | Path:
-        """Return what to pass to functions of `os` together with ``dir_fd=folder.descriptor``."""
+        """Return the argument of functions of `os` together with ``dir_fd=folder.descriptor``."""
         return self.path / name if self._descriptor is None else name
 
     def open(self, name: str, flags: int) -> int:

@@ -45,7 +45,7 @@ def labelled_pairs(labelled: LabelledQueries, encoder: Encoder) -> Iterator[dict
 
 
 def rerank(old: CrossEncoder, new: CrossEncoder, encoder: Encoder, held_out: LabelledQueries) -> Rankings:
-    """Return how both order the passages that an encoder finds for held-out queries."""
+    """Return the orders of both for the passages that an encoder finds for held-out queries."""
     none = [rows[:0] for rows in held_out.positives]
     candidates = nearest_negatives(*_vectors(held_out, encoder), none, depth=_CANDIDATES, margin=np.inf)
     before, after = ([*_rankings(scorer, held_out, candidates)] for scorer in (old, new))

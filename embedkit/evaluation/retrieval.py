@@ -315,7 +315,7 @@ SEARCH_MEASURES: Final[dict[str, Measure]] = {
 
 
 def evaluate_search(collection: Any, task: Task, options: dict[str, Any]) -> Evaluation:
-    """Search a :class:`~embedkit.Collection` for the queries of a task, and judge the results.
+    """Search a :class:`~embedkit.Collection` for the queries of a task, and measure the results.
 
     This is the quality of the search that users get: windows, both rankings, filters and a re-ranker.
     ``options`` are those of :meth:`Collection.search`.

@@ -1,6 +1,6 @@
 """Pairs for a cross-encoder: passages mined for each query, scored by teachers, cached and resumable.
 
-Hard negatives alone hide what the teacher thinks of the rest. So candidates of a query are drawn from the best
+Hard negatives alone hide the teacher's scores of other passages. So candidates of a query are drawn from the best
 passages of an encoder and of BM25, and at random; batches draw from the whole range of their scores
 (arXiv 2604.04734).
 

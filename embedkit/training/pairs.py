@@ -1,4 +1,4 @@
-"""Labelled queries: what an encoder learns from, in every form in which people have it.
+"""Labelled queries, from which an encoder learns, in all supported file formats.
 
 A file has a row for each pair, ``query`` and ``passage``; further columns are optional. A row may also list all
 passages of its query, or a folder may hold a set in BEIR's form::

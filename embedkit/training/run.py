@@ -68,7 +68,7 @@ class Run:
 
     Attributes:
         config: a result of :func:`resolve`.
-        recipe: what trains it.
+        recipe: the recipe that trains it.
         data: corpus and development pairs, and the teachers once :meth:`read_teachers` has read them.
         control: resume, stop, progress.
     """

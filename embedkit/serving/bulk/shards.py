@@ -384,7 +384,7 @@ def open_place(output: Path | str) -> Place:
 
 @contextlib.contextmanager
 def _claimed(place: Place) -> Iterator[Callable[[], None]]:
-    """Create a folder if necessary, and lock out other writers; yields what raises if another has its name.
+    """Create a folder if necessary, and lock out other writers; yields a check that no other has its name.
 
     Object stores have no locks, but two runs of one job write the same bytes and do no harm.
     """

@@ -609,7 +609,7 @@ class Collection:
         split: str = "test",
         **options: Unpack[SearchKeywords],
     ) -> dict[str, float]:
-        """Judge this search, with its windows, rankings, filter and re-ranker, on queries with relevant documents.
+        """Measure this search, with windows, rankings, filter and re-ranker, on queries with relevant documents.
 
         Args:
             task: a retrieval task by name, or the path of a set in BEIR's form, whose ids the documents have.

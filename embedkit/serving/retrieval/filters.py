@@ -153,7 +153,7 @@ def _all(conditions: Any, operator: str) -> Condition:
 
 
 def read_filter(text: str) -> dict[str, Any]:
-    """Read a filter as a person writes it: ``lang = en, year >= 2020``, or a JSON object.
+    """Read a filter in its text form: ``lang = en, year >= 2020``, or a JSON object.
 
     A value is a number, ``true``, ``false``, ``null``, a text in quotation marks, or else the text itself. The
     name of a field may be in quotation marks, too. Further forms are ``title contains bees``, ``path prefix a/``,

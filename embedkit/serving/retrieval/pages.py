@@ -194,7 +194,7 @@ def read_html(text: str) -> Page:
 
 
 class _Reader:
-    """Collects the text of a file that is seen."""
+    """Collects the visible text of a file."""
 
     def __init__(self, source: str) -> None:
         self.sections: list[Section] = []
@@ -421,7 +421,7 @@ def read_page(path: Path) -> Page:
 
 
 def _decoded(content: bytes, path: Path, *, is_html: bool) -> str:
-    """Decode UTF-8, what begins with a byte order mark, and HTML as it declares; line ends remain as they are."""
+    """Decode UTF-8, files with a byte order mark, and HTML by its declaration; line ends remain."""
     encoding = next((encoding for mark, encoding in _MARKS if content.startswith(mark)), "utf-8")
     declared = _declared_encoding(content) if is_html and encoding == "utf-8" else None
     if declared == "iso2022_jp":  # its bytes are ASCII, too

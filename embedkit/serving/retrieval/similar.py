@@ -259,7 +259,7 @@ class _Distinct:
     windows: Windows | None = None
 
     def matcher(self, threshold: float, index: str, *, show_progress_bar: bool | None) -> Matcher:
-        """Return what compares these texts."""
+        """Return the matcher of these texts."""
         return matcher_of(self.embeddings, self.windows, threshold, index, show_progress_bar=show_progress_bar)
 
     def expand(self, representatives: RowNumbers, scores: FloatArray) -> Groups:

@@ -6,7 +6,7 @@ above it, and, except in HTML, its characters in the file, so a hit can be found
     {"id": "guide/install.md#3", "text": "...", "document": "guide/install.md", "section": "Install > GPUs",
      "start": 1204, "end": 1837}
 
-The title of a page and the fields of its front matter are further fields of its windows. What is embedded is the
+The title of a page and the fields of its front matter are further fields of its windows. The embedded text is the
 window below its title and headings (see :attr:`~embedkit.serving.retrieval.documents.Document.content`).
 """
 

@@ -199,7 +199,7 @@ class StoredWindows:
 
 
 def stored_windows(store: Store) -> dict[str, StoredWindows]:
-    """Return what a collection has of each divided document, by its name."""
+    """Return the windows of each divided document in a collection, by its name."""
     found: dict[str, StoredWindows] = {}
     for document in store.find([Comparison("document", "exists", value=True)]):
         if name := window_of(document):
@@ -229,7 +229,7 @@ class Changes:
 
     Attributes:
         get: returns documents of the collection by their ids.
-        stored: what the collection has of each document.
+        stored: the windows of each document in the collection.
         gone: ids of windows to delete, complete when all pages are read.
         reuse: id of a new window -> id of a stored one with the same content.
         counts: the fields of :class:`Synced`.

@@ -195,7 +195,7 @@ def prepare_pairs(
 
 
 def _missing(settings: ScoreDistillationConfig, teachers: int) -> str | None:
-    """Return what a configuration lacks, or None."""
+    """Return the error in an incomplete configuration, or None."""
     if not teachers:
         return "score-distillation needs a teacher: name a cross-encoder with --teacher or [teacher]"
     if not settings.queries:

@@ -276,7 +276,7 @@ class Stage:
         """Fit the head to the teacher's space on a sample of the training text, unless it leads there already.
 
         A fitted head is worse than one that a long run has trained, even if that run's teacher was, for instance,
-        rounded in another way. So what the embeddings show decides, not what the model records.
+        rounded in another way. The embeddings therefore decide, not the model's record.
         """
         corpus, tokenizer = self.data.corpus, method.encoder.tokenizer
         rows = np.random.default_rng(0).permutation(self.data.split.train)[:_HEAD_SAMPLE]

@@ -8,8 +8,8 @@ missed.
 With a filter, the compact index proposes only allowed rows, and searches more widely the fewer there are. A few
 thousand rows are scanned instead, and so are queries for which too few candidates are proposed.
 
-FAISS allocates what a file asks for, and follows the numbers in it without looking: a changed length takes all
-memory, and a changed neighbour reads beyond the rows. A checksum does not help if both come from a stranger, so
+FAISS trusts the lengths and numbers in a file: a changed length takes all
+memory, and a changed neighbour reads beyond the rows. A checksum does not help if an attacker wrote both, so
 files are checked before FAISS reads them: every length fits into the file, sizes agree with the rows of the
 segment, and every number of a row, level or list is in its range. The layout is that of FAISS 1.7 and later
 (``impl/index_write.cpp``).
@@ -185,7 +185,7 @@ class RescoredIndex(abc.ABC):
 
 
 class _FileWriter:
-    """Receives what FAISS writes, and keeps the error if that fails."""
+    """Receives FAISS's output, and keeps the error if that fails."""
 
     def __init__(self, file: FlushingWriter) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Stored files: checksums, arrays, and the one way in which files that may come from strangers are read.
+"""Stored files: checksums, arrays, and the reader of files from untrusted sources.
 
 Small files are read when they are opened, and their checksums compared: that costs little, and a mapped file
 occupies a descriptor. Larger ones are mapped into memory, and their lengths compared.
@@ -51,7 +51,7 @@ Array = npt.NDArray[Any]
 
 @contextlib.contextmanager
 def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
-    """Turn whatever reading or parsing a stored file raises into a CollectionError that names the file.
+    """Turn errors of reading or parsing a stored file into a CollectionError that names the file.
 
     With ``missing``, that there is no such file stays a FileNotFoundError or NotADirectoryError.
     """

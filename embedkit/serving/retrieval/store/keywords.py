@@ -65,7 +65,7 @@ class PostingsSize:
 class PostingsBuilder:
     """Collects the tokens of documents in row order; twelve bytes for each pair of token and document are held.
 
-    Pairs are in blocks of whole documents, so that what is computed from them takes memory for one block only.
+    Pairs are in blocks of whole documents, so that computations need memory for one block only.
     """
 
     def __init__(self) -> None:

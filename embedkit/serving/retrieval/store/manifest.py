@@ -118,7 +118,7 @@ class Manifest(CollectionInfo):
         return self.tail.count if self.tail else sum(segment.remaining for segment in self.segments)
 
     def analyzer(self) -> Analyzer | None:
-        """Return what cuts further texts into terms; None if their languages are to decide.
+        """Return the analyzer of further texts; None if it depends on their languages.
 
         Without a named language, it is the analyzer of the largest segment.
         """

@@ -158,7 +158,7 @@ class Store(Protocol):
         """Metadata of the collection."""
 
     def stats(self) -> dict[str, Any]:
-        """Return what `embedkit index` reports beyond :attr:`info`."""
+        """Return the figures of `embedkit index` beyond :attr:`info`."""
 
     def view(self) -> View:
         """Return the view of a search that starts now."""

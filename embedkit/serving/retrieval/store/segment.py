@@ -10,7 +10,7 @@ One folder holds it, written in one pass by :class:`SegmentWriter` and never cha
                       terms ...  the keyword index, if there is one (see `lexical`)
     hnsw.faiss        the index of the vectors, if its kind has a file
 
-Whatever reads a file raises a CollectionError if it is missing or damaged.
+Reading a missing or damaged file raises a CollectionError.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _new_staging(folder: OpenFolder, name: str, held: contextlib.ExitStack) -> P
 
 
 def reservations(folder: OpenFolder) -> dict[str, Manifest]:
-    """Return what each running merge or copy reads, by its folder; the collection's lock is needed."""
+    """Return the manifest of each running merge or copy, by its folder; the collection's lock is needed."""
     reserved = {}
     for name in filter(_STAGED.fullmatch, folder.names()):
         with contextlib.suppress(CollectionError):  # it reads nothing, or has just ended
