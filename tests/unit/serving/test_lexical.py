@@ -102,7 +102,16 @@ def test_many_marks_are_cut_into_words_in_linear_time(marks):
     assert cut(unicodedata.normalize("NFD", text[:21])) == cut(text[:21])
 
 
-IDENTIFIERS = ["max_body_bytes", "getUserName", "AX-4410", "3.11.2", "CVE-2024-1234", "HTTPServer", "e-mail"]
+IDENTIFIERS = [
+    "max_body_bytes",
+    "getUserName",
+    "AX-4410",
+    "3.11.2",
+    "CVE-2024-1234",
+    "HTTPServer",
+    "e-mail",
+    "parseJSON7Dict",
+]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +129,9 @@ IDENTIFIERS = ["max_body_bytes", "getUserName", "AX-4410", "3.11.2", "CVE-2024-1
         ("cve-2024-1234", 4),
         ("http server", 5),
         ("email", 6),
+        ("json", 7),
+        ("7 dict", 7),
+        ("parse_json7dict", 7),
     ],
 )
 def test_identifiers_are_found_by_their_parts_and_whole(tmp_path, query, row):

@@ -236,7 +236,7 @@ def test_collections_of_earlier_versions_are_refused(collection: Collection, uri
     facts = {name: value for name, value in collection.manifest.facts().items() if name != "analysis"}
     properties = {"embedkit": json.dumps(facts)}
     monkeypatch.setattr(MilvusClient, "describe_collection", lambda *_: {"properties": properties})
-    with pytest.raises(CollectionError, match="has keywords of analysis 1, this embedkit has 4: build"):
+    with pytest.raises(CollectionError, match="has keywords of analysis 1, this embedkit has 5: build"):
         Collection.open(f"milvus:{uri}#docs")
 
 

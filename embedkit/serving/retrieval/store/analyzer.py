@@ -2,8 +2,8 @@
 
 A word is a run of letters, digits, underscores and combining marks, and gives one term: its Snowball stem (Porter,
 https://snowballstem.org) in its language, without regard to case, accents and Unicode form (NFKC). An identifier
-gives its parts and the whole, without what joins them: ``max_body_bytes``, ``getUserName``, ``AX-4410``;
-numbers keep their points (``3.11.2``). A word in Latin script that has another stem without accents gives both.
+gives its parts and the whole, without what joins them: ``max_body_bytes``, ``getUserName``, ``JSON2Dict``; numbers
+keep their points (``3.11.2``). A word in Latin script that has another stem without accents gives both.
 Scripts without spaces, and Hangul, which joins particles to words, are cut into pairs of adjacent characters, and
 Han also into single ones. No word is left out; in queries, the most frequent words of a language count half.
 
@@ -27,7 +27,7 @@ from embedkit.runtime.arguments import check_choice
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the analysis; texts cut by another one have to be indexed again."""
 
 PLAIN: Final = "none"
@@ -77,7 +77,10 @@ _LEAST_SHARE = 0.05  # of the texts of a collection, for a language to count
 
 _TOKEN = re.compile(r"\w+(?:[-.]\w+)*", re.ASCII)
 _PART = re.compile(r"[^-._]+")
-_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_HUMP = re.compile(
+    r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    r"|(?<=[0-9])(?=[A-Z][a-z]{2})|(?<=[A-Za-z])(?=[0-9]+[A-Z][a-z]{2})"  # JSON2Dict, but not H2O or E2Fs
+)
 
 # Characters that do not distinguish words, in NFKC: soft hyphens, joiners, directions and variation selectors;
 # Hebrew points, Arabic vowel signs and tatweel, which most writers leave out.
