@@ -31,6 +31,8 @@ embedkit index build handbook/ --split --overlap 20 -m tiny -o idx/
 embedkit index sync handbook/ faq/ idx/ -m tiny
 embedkit index add new.jsonl idx/
 embedkit index add pages.csv idx/ --text-column body --id-column url
+embedkit index update idx/ doc-17 doc-42 --set lang=en --set year=2024
+embedkit index update idx/ --filter "lang = eng" --set lang=en
 embedkit index delete idx/ doc-17 doc-42
 embedkit index delete idx/ --json -- -5
 embedkit index delete idx/ --filter "year < 2000"
@@ -48,7 +50,7 @@ _KINDS = "exact, sq8, hnsw or ivf-pq"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
-        dest="action", required=True, metavar="build|add|sync|delete|list|count|compact|copy|verify"
+        dest="action", required=True, metavar="build|add|sync|update|delete|list|count|compact|copy|verify"
     )
     _configure_build(actions)
     add = actions.add_parser("add", help="add documents, and replace those with the same ids", allow_abbrev=False)
@@ -66,11 +68,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _configure_collection(sync)
     sync.add_argument("-m", "--model", help="the model, if IDX is new or its model has moved")
     _configure_windows(sync)
+    update = actions.add_parser(
+        "update", help="change metadata of documents by their ids or a filter", allow_abbrev=False
+    )
+    _configure_selection(update)
+    update.add_argument(
+        "--set",
+        action="append",
+        required=True,
+        type=_setting,
+        metavar="FIELD=VALUE",
+        help="new value of a field, in JSON or as text; may be repeated",
+    )
     delete = actions.add_parser("delete", help="delete documents by their ids or a filter", allow_abbrev=False)
-    _configure_collection(delete)
-    delete.add_argument("ids", nargs="*", metavar="ID", help="ids of documents")
-    delete.add_argument("--missing-ok", action="store_true", help="ignore ids that no document has")
-    _configure_filter(delete)
+    _configure_selection(delete)
     listing = actions.add_parser("list", help="list documents", allow_abbrev=False)
     _configure_collection(listing)
     _configure_filter(listing)
@@ -204,6 +215,13 @@ def _configure_windows(parser: argparse.ArgumentParser) -> None:
 
 def _configure_collection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collection", metavar="IDX", help=COLLECTION)
+
+
+def _configure_selection(parser: argparse.ArgumentParser) -> None:
+    _configure_collection(parser)
+    parser.add_argument("ids", nargs="*", metavar="ID", help="ids of documents")
+    parser.add_argument("--missing-ok", action="store_true", help="ignore ids that no document has")
+    _configure_filter(parser)
 
 
 def _configure_filter(parser: argparse.ArgumentParser) -> None:
@@ -390,25 +408,55 @@ def _model_of(arguments: argparse.Namespace) -> str:
     return model.name
 
 
-def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
-    collection, ids = _open(arguments), list(dict.fromkeys(arguments.ids))
-    if bool(ids) == (arguments.filter is not None):
-        raise InputError("name the documents to delete, by ids or by --filter")
+def _setting(text: str) -> tuple[str, Any]:
+    """Read ``FIELD=VALUE``, whose value is JSON or else a text."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.strip():
+        raise argparse.ArgumentTypeError(f"expected FIELD=VALUE, such as lang=en, got {text!r:.80}")
+    if name.strip() in ("id", "text"):
+        raise argparse.ArgumentTypeError(f"{name.strip()} is no metadata; `embedkit index add` replaces documents")
+    try:
+        return name.strip(), json.loads(value, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return name.strip(), value.strip()
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _update(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
+    collection = _open(arguments)
+    ids, unknown = _selected(collection, arguments, "change")
     if not ids:
-        return "changed", collection, {"deleted": collection.delete(filter=_filter(arguments))}
+        ids = [document.id for document in collection.find(_filter(arguments))]
+    updated = collection.update({id_: dict(arguments.set) for id_ in ids})
+    return "changed", collection, {"updated": updated} | unknown
+
+
+def _delete(arguments: argparse.Namespace) -> tuple[str, Collection, dict[str, int]]:
+    collection = _open(arguments)
+    ids, unknown = _selected(collection, arguments, "delete")
+    deleted = collection.delete(ids) if ids else collection.delete(filter=_filter(arguments))
+    return "changed", collection, {"deleted": deleted} | unknown
+
+
+def _selected(
+    collection: Collection, arguments: argparse.Namespace, verb: str
+) -> tuple[list[str], dict[str, int]]:
+    """Return the ids given, none if there is a filter instead, and the number of those that no document has."""
+    ids = list(dict.fromkeys(arguments.ids))
+    if bool(ids) == (arguments.filter is not None):
+        raise InputError(f"name the documents to {verb}, by ids or by --filter")
     unknown = [id_ for id_, document in zip(ids, collection.get(ids), strict=True) if document is None]
     if unknown and not arguments.missing_ok:
         more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
         noun = "id" if len(unknown) == 1 else "ids"
         raise InputError(
-            f"no document has the {noun} {', '.join(unknown[:_NAMED])}{more}; nothing was deleted; --missing-ok "
+            f"no document has the {noun} {', '.join(unknown[:_NAMED])}{more}; nothing was {verb}d; --missing-ok "
             "ignores unknown ids"
         )
-    return (
-        "changed",
-        collection,
-        {"deleted": collection.delete(ids)} | ({"unknown": len(unknown)} if unknown else {}),
-    )
+    return ids, {"unknown": len(unknown)} if unknown else {}
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -459,6 +507,7 @@ _ACTIONS = {
     "build": _build,
     "add": _add,
     "sync": _sync,
+    "update": _update,
     "delete": _delete,
     "compact": _compact,
     "copy": _copy,

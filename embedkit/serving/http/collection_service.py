@@ -26,15 +26,15 @@ from embedkit.serving.retrieval.options import SearchOptions
 from embedkit.serving.retrieval.search import Encode, Hits, Score, Steps
 from embedkit.serving.retrieval.store.columns import flattened
 from embedkit.serving.retrieval.store.folder import retry_while_busy
-from embedkit.serving.retrieval.store.protocol import Upserted
 from embedkit.threads import available_threads
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Initial estimates of rates per second: documents scanned or filtered, characters upserted, documents deleted.
-_GUESSES_PER_S: Final = {"filter": 5e6, "dense": 5e6, "lexical": 5e6, "find": 1e6, "upsert": 1e5, "delete": 1e4}
+# Initial estimates of rates per second: documents scanned or filtered, characters upserted, documents changed.
+_SCANS_PER_S: Final = {"filter": 5e6, "dense": 5e6, "lexical": 5e6, "find": 1e6}
+_GUESSES_PER_S: Final = {**_SCANS_PER_S, "upsert": 1e5, "update": 1e4, "delete": 1e4}
 _CHARACTERS = 400
 _DOCUMENTS_FOR_FIELDS = 256
 _MAP_POINTS = 4000
@@ -214,15 +214,30 @@ class CollectionService:
         """Add and replace documents; return the number of each."""
         texts = [text for record in records if isinstance(text := record.get("text"), str)]
         self._limits.check(texts)
-        characters = sum(map(len, texts))
-        with self._admission.reserve(self._rates["upsert"].seconds(characters)):
+        work = functools.partial(self.collection.upsert, records, merge=False, show_progress_bar=False)
+        done = await self._write("upsert", sum(map(len, texts)), work)
+        self._merge_soon()
+        return done.added, done.replaced
+
+    async def update(self, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+        """Change metadata of documents by their ids; return the number of existing ones."""
+        self._limits.check(list(metadata))
+        changed = await self._write(
+            "update", len(metadata), functools.partial(self.collection.update, metadata, merge=False)
+        )
+        self._merge_soon()
+        return changed
+
+    async def _write(self, kind: str, count: int, work: Callable[[], Result]) -> Result:
+        with self._admission.reserve(self._rates[kind].seconds(count)):
             began = time.monotonic()
-            work = functools.partial(self.collection.upsert, records, merge=False, show_progress_bar=False)
-            done: Upserted = await _offload(self._writer, retry_while_busy, work, _PATIENCE_S)
-            self._rates["upsert"].learn(characters, time.monotonic() - began)
+            done: Result = await _offload(self._writer, retry_while_busy, work, _PATIENCE_S)
+            self._rates[kind].learn(count, time.monotonic() - began)
+        return done
+
+    def _merge_soon(self) -> None:
         if self._merging is None or self._merging.done():
             self._merging = self._merger.submit(self._merge)
-        return done.added, done.replaced
 
     def _merge(self) -> None:
         """Merge segments left by upserts; a failed merge is retried after the next upsert."""
@@ -240,12 +255,8 @@ class CollectionService:
         self._limits.check(ids or [])
         self._limits.check_filter(conditions)
         count = len(self.collection) if ids is None else len(ids)
-        with self._admission.reserve(self._rates["delete"].seconds(count)):
-            began = time.monotonic()
-            work = functools.partial(self.collection.delete, ids, filter=conditions)
-            deleted: int = await _offload(self._writer, retry_while_busy, work, _PATIENCE_S)
-            self._rates["delete"].learn(count, time.monotonic() - began)
-        return deleted
+        work = functools.partial(self.collection.delete, ids, filter=conditions)
+        return await self._write("delete", count, work)
 
     def close(self) -> None:
         """Stop the threads, and a merge that is running."""

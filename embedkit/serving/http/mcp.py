@@ -15,7 +15,7 @@ from embedkit.errors import EmbedkitError, InputError, TooLargeError
 from embedkit.extras import require
 from embedkit.serving.http.admission import CALLER
 from embedkit.serving.http.app import Request
-from embedkit.serving.http.protocols.collection import DocumentBody, option
+from embedkit.serving.http.protocols.collection import DocumentBody, MetadataBody, changes, option
 from embedkit.serving.http.protocols.fields import Listed
 from embedkit.serving.http.registry import ModelRegistry, Service
 from embedkit.serving.http.routing import Response, Route, client_message
@@ -47,7 +47,7 @@ class McpServer:
         self._types = require("mcp_types", extra="mcp")
         functions = [self.describe, self.search, self.find, self.embed]
         if service.settings.allow_writes:
-            functions += [self.add, self.delete]
+            functions += [self.add, self.update, self.delete]
         tool_type = require("mcp.server.mcpserver.tools", extra="mcp").Tool
         tools = [_refuse_unknown(tool_type.from_function(function)) for function in functions]
         self._server = sdk.MCPServer("embedkit", version=__version__, instructions=_INSTRUCTIONS, tools=tools)
@@ -123,6 +123,14 @@ class McpServer:
                 [document.record() for document in documents]
             )
         return {"added": added, "replaced": replaced}
+
+    async def update(
+        self, documents: Annotated[Listed[MetadataBody], Field(min_length=1, description="ids and new metadata")]
+    ) -> dict[str, int]:
+        """Change metadata of documents, which keep their texts and other metadata: how many there were."""
+        with self._answering() as registry:
+            self._require_write()
+            return {"updated": await registry.needed_collection().update(changes(documents))}
 
     async def delete(
         self,

@@ -447,11 +447,12 @@ class Collection:
         conditions = self._warned(_conditions(filter))
         return sum(1 for _ in self.store.find(conditions)) if conditions else len(self)
 
-    def update(self, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+    def update(self, metadata: Mapping[str, Mapping[str, Any]], *, merge: bool = True) -> int:
         """Change metadata of documents, which keep their other metadata; nothing is embedded again but titles.
 
         Args:
             metadata: id of a document -> its new values by field. Unknown ids are ignored.
+            merge: as for :meth:`upsert`.
 
         Returns:
             the number of changed documents.
@@ -462,7 +463,7 @@ class Collection:
         """
         if not isinstance(metadata, Mapping) or not all(isinstance(one, Mapping) for one in metadata.values()):
             raise InputError(f"metadata: expected a mapping from ids to mappings, got {shown(metadata)}")
-        ids = check_texts(list(metadata), "metadata")
+        ids, merges = check_texts(list(metadata), "metadata"), check_flag(merge, "merge")
         for _ in range(_ATTEMPTS):
             self.refresh()
             replaced = {old.id: old for old in self.store.get(ids) if old is not None}
@@ -474,7 +475,7 @@ class Collection:
             ]
             columns = Columns(id="id", number_rows=False)
             with contextlib.suppress(DocumentsChangedError):
-                return self._write(records, None, columns, replaced=replaced).replaced
+                return self._write(records, None, columns, replaced=replaced, merge=merges).replaced
         else:
             raise CollectionBusyError(
                 f"{self.path}: others change the same documents all the time; repeat the update"

@@ -106,6 +106,31 @@ def test_documents_are_listed_counted_and_deleted_by_a_filter(tmp_path, toy_bund
     assert "by ids or by --filter" in capsys.readouterr().err
 
 
+def test_metadata_are_changed_by_ids_or_a_filter(tmp_path, toy_bundle, capsys):
+    index, documents = str(tmp_path / "idx"), tmp_path / "documents.jsonl"
+    rows = [{"key": f"d{n}", "body": f"a dog {n}", "year": 2000 + n} for n in range(3)]
+    documents.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    build(documents, toy_bundle, index)
+    capsys.readouterr()
+    settings = ["--set", "lang=en", "--set", 'tags=["a=b", 1]', "--set", "limit=NaN"]
+    assert main(["index", "update", index, "d0", "d0", "--filter", "year = 2000", *settings]) == 1
+    assert main(["index", "update", index, "d0", "nobody", *settings]) == 1
+    error = capsys.readouterr().err
+    assert "name the documents to change" in error
+    assert "the id nobody; nothing was changed" in error
+    assert main(["index", "update", index, "d0", "nobody", "--missing-ok", *settings]) == 0
+    assert f"changed {index}, 1 updated, 1 unknown: 3 documents" in capsys.readouterr().out
+    assert main(["index", "update", index, "--filter", "year > 2000", "--set", "year=0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["updated"] == 2
+    metadata = {document.id: document.metadata for document in Collection.open(index).find()}
+    assert metadata["d0"] == {"year": 2000, "lang": "en", "tags": ["a=b", 1], "limit": "NaN"}
+    assert metadata["d1"] == metadata["d2"] == {"year": 0}
+    for wrong, message in [("lang", "expected FIELD=VALUE"), ("text=a", "text is no metadata")]:
+        with pytest.raises(SystemExit):
+            main(["index", "update", index, "d0", "--set", wrong])
+        assert message in capsys.readouterr().err
+
+
 def test_adding_asks_for_a_moved_model(tmp_path, documents, toy_bundle, capsys):
     index, bundle = str(tmp_path / "idx"), tmp_path / "toy.onnx"
     bundle.write_bytes(toy_bundle.read_bytes())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -70,13 +71,12 @@ class StoredDocument(Schema):
     metadata: dict[str, Any] | None = None
 
 
-class DocumentBody(OwnSchema):
-    """A document to add; further fields are metadata, as in a ``.jsonl`` file."""
+class MetadataBody(OwnSchema):
+    """New metadata of a document, which keeps its other metadata; further fields are metadata, too."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
 
-    id: str = Field(min_length=1, description="a document with the same id is replaced")
-    text: str
+    id: str = Field(min_length=1)
     metadata: dict[str, Any] | None = Field(None, description="fields that searches can filter by")
 
     _json = field_validator("metadata", mode="before")(check_json)
@@ -97,14 +97,26 @@ class DocumentBody(OwnSchema):
             return data
         if twice := flat.keys() & nested.keys():
             raise ValueError(f"the field {min(twice)!r:.40} is given twice, in metadata and beside it")
-        return {**{name: data[name] for name in ("id", "text") if name in data}, "metadata": {**flat, **nested}}
+        own = {name: value for name, value in data.items() if name in cls.model_fields}
+        return {**own, "metadata": {**flat, **nested}}
 
-    def record(self) -> dict[str, object]:
-        """Return the document as a record of a file."""
+    def fields(self) -> dict[str, object]:
+        """Return the metadata; InputError if a name is that of a document's own field."""
         metadata = self.metadata or {}
         if taken := {"id", "text"} & metadata.keys():
             raise InputError(f"metadata: {min(taken)!r} is a field of the document itself; choose another name")
-        return {"id": self.id, "text": self.text, **metadata}
+        return metadata
+
+
+class DocumentBody(MetadataBody):
+    """A document to add; further fields are metadata, as in a ``.jsonl`` file."""
+
+    id: str = Field(min_length=1, description="a document with the same id is replaced")
+    text: str
+
+    def record(self) -> dict[str, object]:
+        """Return the document as a record of a file."""
+        return {"id": self.id, "text": self.text, **self.fields()}
 
 
 class SearchHit(StoredDocument):
@@ -159,6 +171,18 @@ class UpsertAnswer(Schema):
 
     added: int
     replaced: int
+
+
+class UpdateRequest(OwnSchema):
+    """Documents whose metadata change; nothing is embedded again."""
+
+    documents: Listed[MetadataBody] = Field(min_length=1)
+
+
+class UpdateAnswer(Schema):
+    """Number of changed documents."""
+
+    updated: int
 
 
 class CountRequest(OwnSchema):
@@ -277,6 +301,14 @@ async def upsert(body: UpsertRequest, request: Request) -> Response:
     return to_json({"added": added, "replaced": replaced})
 
 
+@writing_routes.post("/v1/documents/update", UpdateAnswer)
+async def update(body: UpdateRequest, request: Request) -> Response:
+    """Change metadata of documents, of which unknown ones are ignored, and keep texts and other metadata."""
+    updated = await request.registry.needed_collection().update(changes(body.documents))
+    request.note(updated=updated)
+    return to_json({"updated": updated})
+
+
 @writing_routes.post("/v1/documents/delete", DeleteAnswer)
 async def delete(body: DeleteRequest, request: Request) -> Response:
     """Delete documents by id, of which unknown ones are ignored, or all that a filter selects."""
@@ -284,6 +316,15 @@ async def delete(body: DeleteRequest, request: Request) -> Response:
     deleted = await request.registry.needed_collection().delete(body.ids, conditions)
     request.note(deleted=deleted)
     return to_json({"deleted": deleted})
+
+
+def changes(documents: Sequence[MetadataBody]) -> dict[str, dict[str, object]]:
+    """Return new metadata by id; InputError if an id occurs twice."""
+    by_id = {document.id: document.fields() for document in documents}
+    if len(by_id) < len(documents):
+        (twice, _), *_ = Counter(document.id for document in documents).most_common(1)
+        raise InputError(f"documents: the id {twice!r:.80} occurs twice")
+    return by_id
 
 
 def _content(document: Document | Hit) -> dict[str, Any]:

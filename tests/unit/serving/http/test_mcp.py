@@ -40,7 +40,7 @@ def content_of(result):
 
 async def use_all_tools(client, expected):
     tools = {tool.name for tool in (await client.list_tools()).tools}
-    assert tools == {"describe", "search", "find", "embed", "add", "delete"}
+    assert tools == {"describe", "search", "find", "embed", "add", "update", "delete"}
     hits = content_of(await client.call_tool("search", {"query": "a dog", "k": 1}))
     assert [(hit["id"], hit["text"], hit["metadata"]) for hit in hits] == [
         ("dog", "a dog in the garden", {"lang": "en"})
@@ -57,6 +57,12 @@ async def use_all_tools(client, expected):
     assert content_of(await client.call_tool("add", flat)) == {"added": 1, "replaced": 0}
     found = content_of(await client.call_tool("search", {"query": "ice on the lake", "k": 1}))
     assert found[0]["metadata"] == {"lang": "de"}
+    changed = {"documents": [{"id": "ice", "place": {"city": "Oslo"}}, {"id": "nobody", "lang": "de"}]}
+    assert content_of(await client.call_tool("update", changed)) == {"updated": 1}
+    found = content_of(await client.call_tool("find", {"filter": {"place.city": "Oslo"}}))
+    assert found["documents"] == [
+        {"id": "ice", "text": "ice on the lake", "metadata": {"lang": "de", "place": {"city": "Oslo"}}}
+    ]
     unknown = await client.call_tool("search", {"query": "a", "top_k": 1})
     assert unknown.is_error
     assert "top_k" in unknown.content[0].text

@@ -40,6 +40,7 @@ VALID = {
     "/api/show": {"model": "toy"},
     "/v1/search": {"query": "a dog", "k": 2, "filter": {"lang": "en"}, "mode": "hybrid", "rerank": True},
     "/v1/documents": {"documents": [{"id": "new", "text": "a cat", "metadata": {"lang": "en"}}]},
+    "/v1/documents/update": {"documents": [{"id": "dog", "metadata": {"lang": "en"}}]},
     "/v1/documents/delete": {"ids": ["nobody"]},
     "/v1/documents/find": {"filter": {"lang": "en"}, "limit": 2, "offset": 1},
     "/v1/documents/count": {"filter": {"lang": "en"}},

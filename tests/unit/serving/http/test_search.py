@@ -177,7 +177,12 @@ def test_a_missing_document_is_a_404(reading):
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("/v1/documents", {"documents": []}), ("/v1/documents/delete", {"ids": []})]
+    ("path", "body"),
+    [
+        ("/v1/documents", {"documents": []}),
+        ("/v1/documents/update", {"documents": []}),
+        ("/v1/documents/delete", {"ids": []}),
+    ],
 )
 def test_writes_are_refused_unless_allowed(reading, path, body):
     assert reading.post(path, json=body).status_code in {404, 405}
@@ -192,6 +197,23 @@ def test_documents_are_added_replaced_and_deleted(writing, collection):
     assert writing.post("/v1/documents/delete", json={"ids": ["cat", "nix"]}).json() == {"deleted": 1}
     assert writing.get("/v1/documents/cat").status_code == 404
     assert len(Collection.open(collection.path)) == 3  # on disk when it was answered
+
+
+def test_metadata_are_changed_without_embedding_texts(writing, collection, toy_encoder, monkeypatch):
+    before = writing.get("/v1/documents/dog").json()
+    monkeypatch.setattr(type(toy_encoder), "encode", None)
+    changes = [{"id": "dog", "metadata": {"year": 7, "new": [1]}}, {"id": "nix"}, {"id": "雪", "year": 8}]
+    assert writing.post("/v1/documents/update", json={"documents": changes}).json() == {"updated": 2}
+    after = writing.get("/v1/documents/dog").json()
+    assert after == before | {"metadata": before["metadata"] | {"year": 7, "new": [1]}}
+    assert Collection.open(collection.path).count({"year": {"in": [7, 8]}}) == 2
+    for wrong, message in [
+        ([{"id": "dog", "text": "a"}], "metadata: 'text' is a field of the document itself; choose another name"),
+        ([{"id": "dog"}, {"id": "dog"}], "documents: the id 'dog' occurs twice"),
+    ]:
+        done = writing.post("/v1/documents/update", json={"documents": wrong})
+        assert done.status_code == 400
+        assert done.json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize("written", [{"year": {"lt": 1900}}, "year < 1900"])
