@@ -31,6 +31,8 @@ from embedkit.serving.retrieval.filters import (
     Condition,
     comparisons,
 )
+from embedkit.serving.retrieval.store.analyzer import Analyzer
+from embedkit.serving.retrieval.store.files import text_hash
 from embedkit.serving.retrieval.store.index_kinds import AUTO
 
 TOKEN_VARIABLE: Final = "EMBEDKIT_MILVUS_TOKEN"  # noqa: S105 - its name, not its value
@@ -48,6 +50,9 @@ _METRIC = "IP"
 _CONSISTENCY = "Session"  # a client sees its own writes at once
 _FIELDS = ("id", "text", "metadata")
 _ABOUT = "embedkit"
+_BM25: Final = {"bm25_k1": 1.5, "bm25_b": 0.75}  # as in folders
+_LONGEST_TOKEN = 32  # characters; longer ones may be left out
+_HASH_LETTERS: Final = str.maketrans("0123456789", "ghijklmnop")
 # The parameter that effort multiplies, by prefix of the index's name: name, value at effort 1, whether at least k.
 _BREADTHS: Final = {"HNSW": ("ef", 96, True), "IVF": ("nprobe", 16, False), "DISKANN": ("search_list", 100, True)}
 
@@ -57,7 +62,8 @@ _Row = dict[str, Any]
 class MilvusDocuments(RemoteStore):
     """See :class:`~embedkit.serving.retrieval.store.protocol.Store`.
 
-    Other clients see the fields ``id``, ``text``, ``metadata`` (JSON), ``embedding`` and ``words`` (BM25).
+    Other clients see the fields ``id``, ``text``, ``metadata`` (JSON), ``embedding``, ``terms`` (of text, title
+    and sections, as :class:`Analyzer` cuts them) and ``words`` (BM25 over the terms).
     """
 
     _ERRORS: ClassVar[tuple[type[Exception], ...]] = (MilvusException,)
@@ -125,9 +131,11 @@ class MilvusDocuments(RemoteStore):
         return self._hit_lists(list(queries), "embedding", k, where, parameters)
 
     def matching(self, query: str, k: int, where: RemoteFilter) -> ScoredDocuments:
-        if not query.strip():
+        weights = Analyzer.named(self.info.analyzer).query_terms(query)
+        terms = [_token(term) for term, weight in weights.items() for _ in range(round(2 * weight))]
+        if not terms:
             return []
-        (ranking,) = self._hit_lists([query], "words", k, where, {"metric_type": "BM25"})
+        (ranking,) = self._hit_lists([" ".join(terms)], "words", k, where, {"metric_type": "BM25"})
         return [(abs(score), document) for score, document in ranking]  # Lite's scores are negative
 
     def _hit_lists(
@@ -209,15 +217,16 @@ class MilvusDocuments(RemoteStore):
         facts = json.dumps(info.facts(), ensure_ascii=False)
         schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=facts)
         schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=_MOST_ID_BYTES)
-        schema.add_field("text", DataType.VARCHAR, max_length=_MOST_TEXT_BYTES, enable_analyzer=info.lexical)
+        schema.add_field("text", DataType.VARCHAR, max_length=_MOST_TEXT_BYTES)
         schema.add_field("metadata", DataType.JSON, nullable=True)
         schema.add_field("embedding", DataType.FLOAT_VECTOR, dim=info.dimension)
         parameters = _index(client, info.index)
         if info.lexical:
+            schema.add_field("terms", DataType.VARCHAR, max_length=_MOST_TEXT_BYTES, enable_analyzer=True)
             schema.add_field("words", DataType.SPARSE_FLOAT_VECTOR)
-            fields = {"input_field_names": ["text"], "output_field_names": ["words"]}
+            fields = {"input_field_names": ["terms"], "output_field_names": ["words"]}
             schema.add_function(Function(name="words", function_type=FunctionType.BM25, **fields))
-            parameters.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
+            parameters.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25", params=_BM25)
         client.create_collection(
             self._name,
             schema=schema,
@@ -263,10 +272,14 @@ class MilvusDocuments(RemoteStore):
             yield np.array([row["embedding"] for row in rows], dtype=np.float32)
 
     def _write(self, documents: Sequence[Document], embeddings: FloatArray) -> None:
-        rows = [
+        rows: list[_Row] = [
             {"id": document.id, "text": document.text, "metadata": document.metadata or {}, "embedding": embedding}
             for document, embedding in zip(documents, embeddings, strict=True)
         ]
+        if self.info.lexical:
+            analyzer = Analyzer.named(self.info.analyzer)
+            for row, document in zip(rows, documents, strict=True):
+                row["terms"] = _terms(analyzer.terms(document.content))
         with self._asking():
             for some in _requests(rows):
                 self._client.upsert(self._name, some)
@@ -316,6 +329,18 @@ class MilvusDocuments(RemoteStore):
                         where = " and ".join(filter(None, [f"id > {last}", expression and f"({expression})"]))
                         is_complete = False
                         break
+
+
+def _terms(terms: Sequence[str]) -> str:
+    """Return terms as a text from which Milvus cuts them again, as many as it takes."""
+    text = " ".join(map(_token, terms))
+    return text if len(text) <= _MOST_TEXT_BYTES else text[:_MOST_TEXT_BYTES].rpartition(" ")[0]
+
+
+def _token(term: str) -> str:
+    """Return a word that Milvus's standard analyzer keeps whole: the term, or letters that stand for it."""
+    is_plain = term.isascii() and term.isalnum() and len(term) <= _LONGEST_TOKEN
+    return term if is_plain else f"{text_hash(term):016x}".translate(_HASH_LETTERS)
 
 
 def _index(client: MilvusClient, kind: str) -> Any:

@@ -307,12 +307,30 @@ def test_mistakes_are_errors(collection: Collection) -> None:
 
 
 def test_words_of_other_scripts_are_found(address: str, encoder: Encoder) -> None:
-    if address.startswith("milvus"):
-        pytest.skip("Milvus analyses texts itself")
     documents = [("hi", "हिन्दी में लिखा"), ("water", "नदी का पानी"), ("ja", "東京は日本の首都です"), ("tr", "İzmir")]
     with closing(Collection.build(documents, encoder=encoder, path=f"{address}_scripts", lexical=True)) as built:
         for query, id_ in [("हिन्दी", "hi"), ("首都", "ja"), ("izmir", "tr")]:
             assert [hit.id for hit in built.search(query, 4) if "lexical" in hit.scores] == [id_]
+
+
+def test_keywords_are_stems_parts_of_identifiers_and_words_of_titles(address: str, encoder: Encoder) -> None:
+    pytest.importorskip("Stemmer")
+    documents = [
+        {"id": "stem", "text": "the connections were refused"},
+        {"id": "part", "text": "set max_body_bytes in 3.11.2"},
+        {"id": "title", "text": "a house", "title": "The Hive"},
+        {"id": "accent", "text": "a café"},
+    ]
+    path = f"{address}_stems"
+    with closing(Collection.build(documents, encoder=encoder, path=path, language="english")) as built:
+        for query, id_ in [
+            ("connection refusing", "stem"),
+            ("body bytes", "part"),
+            ("3.11.2", "part"),
+            ("hives", "title"),
+            ("cafe", "accent"),
+        ]:
+            assert ids(built.search(query, 4, mode="lexical")) == [id_]
 
 
 def test_words_are_found_and_fused(collection: Collection) -> None:
