@@ -145,11 +145,15 @@ JUDGED_COLUMNS = (("query",), ("document",), ("score",))
 
 MEASURES: dict[str, Measure] = {
     "ndcg_at_10": ndcg,
+    "recall_at_1": functools.partial(recall, cutoff=1),
+    "recall_at_10": functools.partial(recall, cutoff=10),
     "recall_at_100": recall,
     "mrr_at_10": reciprocal_rank,
     "map_at_1000": average_precision,
 }
 """Measures by name; the first one is the headline."""
+
+_OF_HUNDRED: Final = {name: measure for name, measure in MEASURES.items() if name != "map_at_1000"}
 
 
 def rank_documents(
@@ -305,14 +309,6 @@ RETRIEVAL_TASKS: dict[str, Published] = {
 DEPTH: Final = 100
 """Number of results of each query."""
 
-SEARCH_MEASURES: Final[dict[str, Measure]] = {
-    "ndcg_at_10": ndcg,
-    "recall_at_1": functools.partial(recall, cutoff=1),
-    "recall_at_10": functools.partial(recall, cutoff=10),
-    "recall_at_100": recall,
-    "mrr_at_10": reciprocal_rank,
-}
-
 
 def evaluate_search(collection: Any, task: Task, options: dict[str, Any]) -> Evaluation:
     """Search a :class:`~embedkit.Collection` for the queries of a task, and measure the results.
@@ -338,7 +334,7 @@ def evaluate_search(collection: Any, task: Task, options: dict[str, Any]) -> Eva
             raise InputError(
                 f"{judged.name}: no relevant document was found; build the collection from its corpus, by its ids"
             )
-        results.append(judged.measured(rankings, SEARCH_MEASURES, documents=len(collection)))
+        results.append(judged.measured(rankings, _OF_HUNDRED, documents=len(collection)))
     info = collection.manifest
     return Evaluation(
         model=f"search in {Path(collection.path).name}",

@@ -78,6 +78,8 @@ def test_a_folder_is_a_task(words, beir):
     assert result.measures == pytest.approx(
         {
             "ndcg_at_10": (1 + gained / best + 1 / 2) / 3,
+            "recall_at_1": (1 + 0 + 0) / 3,
+            "recall_at_10": (1 + 1 / 2 + 1) / 3,
             "recall_at_100": (1 + 1 / 2 + 1) / 3,
             "mrr_at_10": (1 + 1 / 3 + 1 / 3) / 3,
             "map_at_1000": (1 + 1 / 3 / 2 + 1 / 3) / 3,
