@@ -414,7 +414,7 @@ def _setting(text: str) -> tuple[str, Any]:
     if not sign or not name.strip():
         raise argparse.ArgumentTypeError(f"expected FIELD=VALUE, such as lang=en, got {text!r:.80}")
     if name.strip() in ("id", "text"):
-        raise argparse.ArgumentTypeError(f"{name.strip()} is no metadata; `embedkit index add` replaces documents")
+        raise argparse.ArgumentTypeError(f"{name.strip()} is not metadata; `embedkit index add` replaces texts")
     try:
         return name.strip(), json.loads(value, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

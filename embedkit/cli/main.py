@@ -145,7 +145,7 @@ def _report(error: BaseException, flags: Mapping[str, str]) -> None:
 def _in_flags(error: BaseException, flags: Mapping[str, str]) -> str:
     """Return an error's message with the command's flags in place of the parameters that the error names.
 
-    Only a parameter's first mention as a word is replaced, which is no part of a path or a quotation.
+    Only a parameter's first mention as a word is replaced, outside of paths and quotations.
     """
     message = str(error)
     for name in error.parameters if isinstance(error, EmbedkitError) else ():

@@ -206,7 +206,7 @@ def load_tables(source: Source, *, name: str, split: str = "test") -> RerankingS
             "candidates the same ids"
         )
     if missing:
-        tables.notes.append(f"{missing:,} of {total:,} relevant documents are no candidates, and so not found")
+        tables.notes.append(f"{missing:,} of {total:,} relevant documents are not candidates, and so not found")
     return _mteb_set(name, queries, _TABLE_RULES, skipped=dict(skipped), notes=tables.notes)
 
 

@@ -73,7 +73,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """Thresholds of the gates; None is no limit.
+    """Thresholds of the gates; None means no limit.
 
     Attributes:
         difference: maximum absolute difference of a value from the torch model's.

@@ -1,7 +1,7 @@
 """Validation of arguments, for the public functions of all subpackages.
 
 Each check returns the argument as a plain value of Python, or raises an InputError that names the argument and
-shows what it is. True and False are no numbers.
+shows what it is. True and False are not numbers.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def check_iterable(texts: Any, name: str = "texts") -> Iterable[Any]:
         raise InputError(f"expected an iterable as {name}, got {kind}, a table; give its column of texts")
     if isinstance(texts, str):
         raise InputError(f"expected an iterable as {name}, got one str; wrap it in a list")
-    if hasattr(texts, "to_pylist"):  # of pyarrow, whose own items are no str
+    if hasattr(texts, "to_pylist"):  # of pyarrow, whose own items are not str
         return list(texts.to_pylist())
     is_single = isinstance(texts, (bytes, bytearray, type)) or getattr(texts, "ndim", None) == 0
     if is_single or not isinstance(texts, Iterable):

@@ -70,7 +70,7 @@ class BatchRunner:
         """Return ``(N, *shape) float32`` in the order of the tokens; lanes run batches concurrently.
 
         Raises:
-            InputError: these are no tokens.
+            InputError: these are not tokens.
         """
         if not isinstance(tokens, Tokens):
             raise InputError(f"tokens must be a result of tokenize, not {shown(tokens)}")
@@ -119,7 +119,7 @@ def read_chunks(
     """Cut a stream of texts or pairs into lists, in order, each closed by the item that reaches a bound.
 
     By default, these are 4096 items and about 4 million characters.
-    An item that is no text and no pair counts no characters; the tokenizer refuses it by its position.
+    An item that is neither a text nor a pair counts no characters; the tokenizer refuses it by its position.
     """
     most_items, most_characters = most_items or _CHUNK_ITEMS, most_characters or _CHUNK_CHARACTERS
     chunk: list[Any] = []

@@ -325,7 +325,7 @@ class Encoder(Model[Tokenizer, EncodeCall]):
             truncate_dim: as for :meth:`encode`.
 
         Raises:
-            InputError: these are no embeddings of this model, or it does not support the precision or dimension.
+            InputError: these are not embeddings of this model, or it does not support the precision or dimension.
         """
         options: EncodeOptions = {"precision": precision, "truncate_dim": truncate_dim}
         call, rows = self._check_options(options, "pack"), _as_rows(embeddings, "embeddings")

@@ -96,7 +96,7 @@ def is_hub_id(text: str) -> bool:
 def find_model(source: str | os.PathLike[str], *, file: str | None = None) -> Path:
     """Find the file or folder of a model.
 
-    An existing path takes precedence. A source that looks like a path, or is no string, never uses the network.
+    An existing path takes precedence. A source that looks like a path, or is not a string, never uses the network.
     The name of one of embedkit's models may carry ``.onnx``, so code runs with and without such a file; models
     that do not come with the package are fetched once by name. Names of other known models, such as
     ``all-MiniLM-L6-v2``, lead to their repositories on the hub, whose files are fetched once.

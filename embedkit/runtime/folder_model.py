@@ -71,7 +71,7 @@ def read_cross_encoder_folder(folder: Path, *, file: str | None = None) -> Folde
     ``file`` is the graph, relative to the folder; ``onnx/model.onnx`` if None.
 
     Raises:
-        ModelError: a file is missing or malformed, or the model is no cross-encoder.
+        ModelError: a file is missing or malformed, or the model is not a cross-encoder.
     """
     layout = read_layout(folder)
     if layout.kind == "encoder" and (folder / "modules.json").exists():

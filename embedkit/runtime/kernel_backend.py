@@ -120,7 +120,7 @@ class KernelBackend:
         try:
             self._network = bert.Network(**_options(network, self.instructions))
         except (ValueError, OverflowError) as error:
-            raise ModelError(f"the weights do not fit each other or are no numbers: {error}") from error
+            raise ModelError(f"the weights do not fit each other or are not numbers: {error}") from error
 
     @classmethod
     def choose(

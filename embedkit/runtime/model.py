@@ -245,7 +245,7 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
         """
         golden = self._golden
         if golden is None:
-            raise ModelError(f"{self.name} is no bundle and has no golden {self._unit} to verify")
+            raise ModelError(f"{self.name} is not a bundle and has no golden {self._unit} to verify")
         tokens = self._tokenizer.tokenize(golden.texts)
         rows = self._runner.run(Tokens(golden.token_ids, [], golden.type_ids))
         same = tokens.ids == golden.token_ids and tokens.type_ids == golden.type_ids

@@ -1,7 +1,7 @@
 """The arithmetic that computed embeddings, recorded with them.
 
 Embeddings of one text by one model with two arithmetics differ slightly: in float32 in their last bits, in int8
-more. This is no error, but matters for checksums and for comparing embeddings for equality.
+more. This is not an error, but matters for checksums and for comparing embeddings for equality.
 """
 
 from __future__ import annotations

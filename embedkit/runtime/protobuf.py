@@ -38,7 +38,7 @@ def read_fields(message: memoryview) -> Iterator[Field]:
     """Walk the fields of one message, not entering them.
 
     Raises:
-        BundleIntegrityError: the bytes are no message, or end too early, or hold more than 100,000 fields.
+        BundleIntegrityError: the bytes are not a message, or end too early, or hold more than 100,000 fields.
     """
     position = count = 0
     while position < len(message):

@@ -404,7 +404,7 @@ class RemoteStore(ABC):
     @staticmethod
     @abstractmethod
     def _connect(place: str) -> Any:
-        """Return a client of the database at a place; InputError if it is no place for this database."""
+        """Return a client of the database at a place; InputError if the place is not valid for it."""
 
     @staticmethod
     @abstractmethod

@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
         self._check_header_bytes(len(self._target) + self._header_bytes)
         method = parser.get_method()
         if method == b"CONNECT":
-            self.give_up(problem("/", 405, "this server is no proxy", headers={"allow": "GET, HEAD, POST"}))
+            self.give_up(problem("/", 405, "this server is not a proxy", headers={"allow": "GET, HEAD, POST"}))
         self._is_upgrade = parser.should_upgrade()
         if len(self._requests) >= _MOST_PIPELINED:
             message = f"more than {_MOST_PIPELINED} requests were sent without waiting for their answers"

@@ -7,7 +7,7 @@
 
 All conditions must hold. A condition holds for a list if it holds for one item. A dot leads into an object.
 Texts of a time in a zone, ``2024-05-01T10:00+02:00``, are compared by time; a date without a zone is in UTC then.
-``or`` and ``and`` with a list of filters, and ``not`` with a filter, are no fields.
+``or`` and ``and`` with a list of filters, and ``not`` with a filter, are not fields.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Groups:
             min_size: groups with fewer members are left out.
 
         Raises:
-            InputError: ``min_size`` is no whole number from 1 up.
+            InputError: ``min_size`` is not a whole number from 1 up.
         """
         min_size = check_whole(min_size, "min_size")
         rows = np.arange(len(self.representatives))

@@ -76,7 +76,7 @@ def absolute_paths(folders: Any) -> list[Path]:
     """Check folders and files of text, and return their absolute paths.
 
     Raises:
-        InputError: these are no paths, or none.
+        InputError: these are not paths, or there are none.
         DataError: one does not exist, or holds no text.
     """
     listed = [folders] if isinstance(folders, (str, os.PathLike)) else folders
@@ -87,7 +87,7 @@ def absolute_paths(folders: Any) -> list[Path]:
         if not path.exists():
             raise DataError(f"there is no file or folder {path}")
         if not is_text_source(path):
-            raise DataError(f"{path} is no folder, and no file of text, Markdown or HTML")
+            raise DataError(f"{path} is neither a folder nor a file of text, Markdown or HTML")
     return [path.resolve() for path in paths]
 
 

@@ -125,7 +125,7 @@ def test_metadata_are_changed_by_ids_or_a_filter(tmp_path, toy_bundle, capsys):
     metadata = {document.id: document.metadata for document in Collection.open(index).find()}
     assert metadata["d0"] == {"year": 2000, "lang": "en", "tags": ["a=b", 1], "limit": "NaN"}
     assert metadata["d1"] == metadata["d2"] == {"year": 0}
-    for wrong, message in [("lang", "expected FIELD=VALUE"), ("text=a", "text is no metadata")]:
+    for wrong, message in [("lang", "expected FIELD=VALUE"), ("text=a", "text is not metadata")]:
         with pytest.raises(SystemExit):
             main(["index", "update", index, "d0", "--set", wrong])
         assert message in capsys.readouterr().err

@@ -111,7 +111,7 @@ _JSON_NAMES: Final[Mapping[type, str]] = {list: "a list", dict: "an object", flo
 
 
 def check_texts(value: Any) -> Any:
-    """Name the first item of a list that is no text; explain why token ids, which OpenAI accepts, are rejected."""
+    """Name the first item of a list that is not a text; explain why token ids are rejected, unlike by OpenAI."""
     if has_token_ids(value):
         raise ValueError(
             "expected texts, got token ids, which mean different words in another tokenizer; send texts, or set "

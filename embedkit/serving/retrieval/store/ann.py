@@ -384,7 +384,7 @@ def _check_graph(reader: _Reader, rows: int, dimension: int) -> None:
     needed = widths[levels].astype(np.uint64)
     reader.require(offsets[0] == 0 and bool((np.diff(offsets) == needed).all()), "has other neighbours")
     reader.require(int(offsets[-1]) == len(neighbours), "has other neighbours")
-    reader.require(neighbours.min() >= -1 and neighbours.max() < rows, "has neighbours that are no rows")
+    reader.require(neighbours.min() >= -1 and neighbours.max() < rows, "has neighbours that are not rows")
     _check_levels(reader, neighbours, levels, offsets, widths)
     _check_scalar(reader, rows, dimension)
 
@@ -423,7 +423,7 @@ def _check_blocks(reader: _Reader, rows: int, lists: int, parts: int) -> None:
     for _ in range(lists):
         ids, codes = reader.array("<i8"), reader.array("|u1")
         total += len(ids)
-        reader.require(not len(ids) or (ids.min() >= 0 and ids.max() < rows), "has numbers that are no rows")
+        reader.require(not len(ids) or (ids.min() >= 0 and ids.max() < rows), "has numbers that are not rows")
         reader.require(len(codes) == -(-len(ids) // per_block) * block_size, "has other codes")
     reader.require(total == rows, "has other rows in its lists")
 

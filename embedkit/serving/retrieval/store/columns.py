@@ -143,7 +143,7 @@ class Column:
         return self._mask(entries)
 
     def between(self, low: Scalar, high: Scalar, *, low_included: bool, high_included: bool) -> BoolArray:
-        """Return the rows with a value in an interval of numbers or texts, ``(N,) bool``; None is no bound.
+        """Return the rows with a value in an interval of numbers or texts, ``(N,) bool``; None means no bound.
 
         Moments, texts such as ``2024-05-01T10:00+02:00``, are compared by time with texts that are dates.
         """

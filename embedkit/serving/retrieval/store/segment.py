@@ -91,7 +91,7 @@ class DocumentStore:
                 records = json.loads(b"[%s]" % lines.rstrip(b"\n").replace(b"\n", b","))
                 metadata = [record.get("metadata") or {} for record in records]
                 if len(metadata) != end - start or not all(isinstance(item, dict) for item in metadata):
-                    raise ValueError(f"row {start} or a later one is no document")
+                    raise ValueError(f"row {start} or a later one is not a document")
             yield from metadata
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
@@ -181,7 +181,7 @@ def parse_document(line: bytes) -> Document:
     record = json.loads(line)
     id_, text, metadata = record["id"], record["text"], record.get("metadata")
     if not (isinstance(id_, str) and isinstance(text, str) and isinstance(metadata, (dict, NoneType))):
-        raise TypeError("a line is no document")
+        raise TypeError("a line is not a document")
     return Document(id_, text, metadata)
 
 
