@@ -66,21 +66,14 @@ def heading_of(metadata: Mapping[str, Any]) -> str:
     return f"{heading[: half - 2]} … {heading[1 - half :]}"
 
 
-class DocumentRows(Protocol):
-    """Documents by row."""
+class Documents(Protocol):
+    """Documents by row and by id."""
 
     def __len__(self) -> int:
         """Number of rows."""
 
     def read(self, row: int, /) -> Document:
         """Return the document at a row."""
-
-
-class Documents(DocumentRows, Protocol):
-    """The documents of a segment, by row and by id."""
-
-    def metadata(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the metadata of all documents by row."""
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the rows of the documents with these ids, without unknown ids."""
@@ -104,10 +97,6 @@ class DocumentList:
     def read(self, row: int, /) -> Document:
         """Return the document at a row."""
         return self.all[row]
-
-    def metadata(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the metadata of all documents by row."""
-        return (document.metadata or {} for document in self.all)
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the rows of the documents with these ids, without unknown ids."""

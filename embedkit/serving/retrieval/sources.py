@@ -23,7 +23,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.numerics import UNKNOWN, numerics_of
 from embedkit.serving.retrieval.documents import (
     Document,
-    DocumentRows,
+    Documents,
     DocumentSource,
     NamedRecords,
     named_records,
@@ -128,7 +128,7 @@ def read_rows(
 
 
 def embeddings_of(
-    documents: DocumentRows,
+    documents: Documents,
     source: Source,
     encoder: TextEncoder,
     progress: Progress,
@@ -164,7 +164,7 @@ def embeddings_of(
 
 
 def _checked_embeddings(
-    store: DocumentRows, encoder: TextEncoder, chunks: Iterable[npt.NDArray[Any]], progress: Progress
+    store: Documents, encoder: TextEncoder, chunks: Iterable[npt.NDArray[Any]], progress: Progress
 ) -> Iterator[FloatArray]:
     """Yield given embeddings, chunk by chunk, after checking that this model computed them from the documents."""
     sample = evenly_spaced(len(store), SAMPLE)
@@ -193,9 +193,7 @@ def _checked_rows(chunk: npt.NDArray[Any], start: int, encoder: TextEncoder) -> 
     return unit_rows(chunk, start)
 
 
-def _compare(
-    store: DocumentRows, rows: npt.NDArray[np.int64], embeddings: FloatArray, encoder: TextEncoder
-) -> None:
+def _compare(store: Documents, rows: npt.NDArray[np.int64], embeddings: FloatArray, encoder: TextEncoder) -> None:
     documents = [store.read(int(row)) for row in rows]
     forms = ([document.text for document in documents], [document.content for document in documents])
     made = [embed_texts(texts, encoder) for texts in (forms if forms[0] != forms[1] else forms[:1])]

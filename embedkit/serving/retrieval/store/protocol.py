@@ -17,7 +17,7 @@ from embedkit.extras import require
 from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.arguments import check_path
 from embedkit.runtime.numerics import joined
-from embedkit.serving.retrieval.documents import Columns, Document, DocumentRows, to_documents, with_metadata
+from embedkit.serving.retrieval.documents import Columns, Document, Documents, to_documents, with_metadata
 from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.filters import Condition
 from embedkit.serving.retrieval.fusion import Keywords, Sample
@@ -68,7 +68,7 @@ class BuildOptions:
     queries_source: str | None
     replace: bool = False
 
-    def info_fields(self, documents: DocumentRows, source: Source) -> dict[str, Any]:
+    def info_fields(self, documents: Documents, source: Source) -> dict[str, Any]:
         """Return the part of the collection's information that is known before documents are embedded."""
         return {
             "model": self.encoder.name,
@@ -82,7 +82,7 @@ class BuildOptions:
             "numerics": joined(source.numerics(self.encoder)),
         }
 
-    def _query_model(self, documents: DocumentRows) -> QueryModel | None:
+    def _query_model(self, documents: Documents) -> QueryModel | None:
         if self.queries is None:
             return None
         texts = [documents.read(int(row)).content for row in evenly_spaced(len(documents), SAMPLE)]

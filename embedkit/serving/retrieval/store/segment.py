@@ -19,7 +19,7 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Self
@@ -49,7 +49,6 @@ from embedkit.serving.retrieval.store.manifest import ARRAYS, DOCUMENTS, Manifes
 
 _ABSENT: Final[list[Any]] = []  # no entry, unlike null
 _MOST_COLUMNS = 32
-_BLOCK, _BLOCK_BYTES = 4096, 2**18
 
 
 class DocumentStore:
@@ -77,22 +76,6 @@ class DocumentStore:
         with reading(self._path):
             start, end = self._offsets[row : row + 2]
             return parse_document(self._lines[start:end].tobytes())
-
-    def metadata(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the metadata of all documents by row, faster than reading documents one by one."""
-        end = 0
-        while end < len(self):
-            start, most = end, int(self._offsets[end]) + _BLOCK_BYTES
-            end = int(np.searchsorted(self._offsets[: start + _BLOCK + 1], most, "right")) - 1
-            end = min(max(end, start + 1), len(self))
-            lines = self._lines[self._offsets[start] : self._offsets[end]].tobytes()
-            with reading(self._path):
-                # Line breaks occur only at the end of lines: in JSON strings they are escaped.
-                records = json.loads(b"[%s]" % lines.rstrip(b"\n").replace(b"\n", b","))
-                metadata = [record.get("metadata") or {} for record in records]
-                if len(metadata) != end - start or not all(isinstance(item, dict) for item in metadata):
-                    raise ValueError(f"row {start} or a later one is not a document")
-            yield from metadata
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the rows of the documents with these ids, without unknown ids."""
@@ -316,8 +299,8 @@ class Segment:
             return self._column_files.column(field)
         fields: set[str] = set()
         builder = ColumnBuilder()
-        for row, metadata in enumerate(self.documents.metadata()):
-            for name, value in flattened(metadata):
+        for row in range(len(self)):
+            for name, value in flattened(self.documents.read(row).metadata or {}):
                 fields.add(name)
                 if name == field:
                     builder.add(row, value)
