@@ -161,7 +161,9 @@ def find_method(name: object) -> Recipe:
     """
     names = [*METHODS, *RECIPES]
     if name is None:
-        raise ConfigError(f"method is missing; choose one of {', '.join(names)}")
+        raise ConfigError(
+            f"method is missing; name a recipe, or a method of `embedkit methods`: {', '.join(names)}"
+        )
     if name == "static":
         raise ConfigError(
             "a static encoder comes from a teacher's words, by `embedkit distill-static TEACHER -o FILE`, without "

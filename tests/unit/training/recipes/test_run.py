@@ -132,7 +132,7 @@ class TestResolve:
             ("sct-destillation", "unknown method 'sct-destillation'; did you mean 'sct-distillation'?"),
             ("xyzzy", "unknown method 'xyzzy'; choose one of sct, "),
             ("static", "a static encoder comes from a teacher's words, by `embedkit distill-static"),
-            (None, "method is missing; choose one of sct, "),
+            (None, "method is missing; name a recipe, or a method of `embedkit methods`: sct, "),
             (5, "unknown method 5"),
             (["sct"], "unknown method"),
         ],
