@@ -22,9 +22,12 @@ def require(module: str, *, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         missing = error.name or module
-        raise MissingExtraError(
-            f'{missing} is not installed; it comes with: pip install "{DISTRIBUTION}[{extra}]"'
-        ) from error
+        raise MissingExtraError(f"{missing} is not installed; it comes with: {install_command(extra)}") from error
+
+
+def install_command(extra: str) -> str:
+    """Return the commands that install an extra, from PyPI or in a checkout."""
+    return f'pip install "{DISTRIBUTION}[{extra}]", or in a checkout: pip install ".[{extra}]"'
 
 
 _ONNXRUNTIME = tuple(f"onnxruntime{suffix}" for suffix in ("", "-gpu", "-directml", "-openvino", "-rocm", "-qnn"))

@@ -12,7 +12,7 @@ from typing import Any
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError
-from embedkit.extras import DISTRIBUTION
+from embedkit.extras import DISTRIBUTION, install_command
 
 HELP = "check the installation, the machine's features and the bundled models"
 EXAMPLES = """
@@ -191,4 +191,4 @@ def _to_lines(report: Report) -> Iterator[str]:
     yield f"  extras      installed: {', '.join(complete) or 'none'}"
     if lacking:
         yield f"  extras      not installed: {', '.join(lacking)}"
-        yield f'  extras      to add one: pip install "{DISTRIBUTION}[NAME]"; --json lists the packages of each'
+        yield f"  extras      to add one: {install_command('NAME')}"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 from embedkit import __version__
 from embedkit.errors import EmbedkitError, MissingExtraError, did_you_mean
-from embedkit.extras import DISTRIBUTION
+from embedkit.extras import install_command
 
 logger = logging.getLogger("embedkit")
 
@@ -168,8 +168,8 @@ def _missing_packages_named(command: Command) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package in {"", "embedkit"}:
             raise
-        wanted = f"{DISTRIBUTION}[{command.extra}]" if command.extra else package
-        raise MissingExtraError(f'{package} is not installed; it comes with: pip install "{wanted}"') from error
+        wanted = install_command(command.extra) if command.extra else f'pip install "{package}"'
+        raise MissingExtraError(f"{package} is not installed; it comes with: {wanted}") from error
 
 
 # Parsers

@@ -23,7 +23,7 @@ def test_what_is_installed_is_imported():
 def test_what_is_missing_is_named_with_the_command(module):
     with pytest.raises(MissingExtraError) as caught:
         require(module, extra="serve")
-    command = 'pip install "embedkit-onnx[serve]"'
+    command = 'pip install "embedkit-onnx[serve]", or in a checkout: pip install ".[serve]"'
     assert str(caught.value) == f"no_such_package is not installed; it comes with: {command}"
     assert isinstance(caught.value, ImportError)
 

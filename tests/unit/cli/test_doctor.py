@@ -148,7 +148,7 @@ def test_extras_name_missing_packages(monkeypatch, distributions):
     assert list(doctor._to_lines(doctor._examine()))[-3:] == [
         "  extras      installed: serve",
         "  extras      not installed: train",
-        '  extras      to add one: pip install "embedkit-onnx[NAME]"; --json lists the packages of each',
+        '  extras      to add one: pip install "embedkit-onnx[NAME]", or in a checkout: pip install ".[NAME]"',
     ]
 
 

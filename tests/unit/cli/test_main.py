@@ -19,6 +19,7 @@ import embedkit
 from embedkit import errors
 from embedkit.cli import main as cli
 from embedkit.cli.main import COMMANDS, Command, command_parser, main
+from embedkit.extras import install_command
 
 ROOT = Path(__file__).parents[3]
 ERRORS = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
@@ -135,7 +136,7 @@ class TestMissingPackages:
     def test_names_the_extra_of_the_command(self, play, capsys):
         play(raising(ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")))
         assert main(["play"]) == 1
-        expected = 'error: torch is not installed; it comes with: pip install "embedkit-onnx[toys]"\n'
+        expected = f"error: torch is not installed; it comes with: {install_command('toys')}\n"
         assert capsys.readouterr().err == expected
 
     def test_names_the_package_if_there_is_no_extra(self, play, monkeypatch, capsys):
