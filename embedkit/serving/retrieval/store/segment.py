@@ -7,7 +7,7 @@ One folder holds it, written in one pass by :class:`SegmentWriter` and never cha
                       offsets    (N + 1,) int64: start of each line, in bytes
                       ids        (2, N) uint64: hashes of the ids in ascending order, and their rows
                       columns    values of the metadata (see `columns`)
-                      terms ...  the keyword index, if there is one (see `lexical`)
+                      terms ...  the keyword index, if there is one (see `keywords`)
     hnsw.faiss        the index of the vectors, if its kind has a file
 
 Reading a missing or damaged file raises a CollectionError.
