@@ -10,13 +10,16 @@ Weights were chosen on five collections and six encoders (benchmarks/search_qual
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.store.exact import BoolArray, Ranking, RowNumbers, inner_products, reached
+
+if TYPE_CHECKING:
+    from embedkit.serving.retrieval.store.protocol import View
 
 DENSE_WEIGHT: Final = 0.8
 FEEDBACK: Final = 1 / 3
@@ -50,16 +53,6 @@ class Keywords(Protocol):
 
     def standardised(self, rows: RowNumbers, /) -> FloatArray:
         """Return the scores of rows in standard deviations from the mean."""
-
-
-class Candidates(Protocol):
-    """Access to the embeddings of candidates."""
-
-    def vectors(self, rows: RowNumbers, /) -> FloatArray | None:
-        """Return the embeddings of rows, ``(R, D) float32``; None if one of them has been deleted."""
-
-    def sample_vectors(self) -> Sample:
-        """Return the embeddings of a sample of all documents."""
 
 
 class Sample:
@@ -102,15 +95,13 @@ class AllKeywords:
         return np.asarray(centred / deviation if deviation > _NEGLIGIBLE else centred * 0, dtype=np.float32)
 
 
-def fuse(
-    candidates: Candidates, query: FloatArray, dense: Ranking, lexical: Ranking, keywords: Keywords
-) -> Ranking:
+def fuse(view: View, query: FloatArray, dense: Ranking, lexical: Ranking, keywords: Keywords) -> Ranking:
     """Return all rows of both rankings, best first, with ties ordered by row.
 
     ``query`` is its embedding, ``(D,) float32, unit row``, and ``lexical`` the best rows of the keywords.
     """
     rows = np.union1d(dense.rows, lexical.rows)
-    vectors, sample = candidates.vectors(rows), candidates.sample_vectors()
+    vectors, sample = view.vectors(rows), view.sample_vectors()
     if vectors is None:
         products = np.full(len(rows), dense.scores.min(initial=1.0), np.float32)
         products[np.searchsorted(rows, dense.rows)] = dense.scores
