@@ -1,7 +1,7 @@
 """Embeddings: those of a collection's texts, their validation, and those of an unfinished write.
 
-Embeddings of an unfinished write are saved so that the next attempt can resume: each chunk of texts is a file in
-the folder ``.unfinished`` of the collection, named after the model, its arithmetic and the texts, so that only
+Embeddings of an unfinished write are saved so that the next attempt can resume: each piece of its texts is a file
+in the folder ``.unfinished`` of the collection, named after the model, its arithmetic and the texts, so that only
 embeddings of the same texts by the same model are reused. A write that succeeds removes its own.
 """
 
@@ -28,19 +28,35 @@ from embedkit.write_lock import OpenFolder
 
 UNFINISHED: Final = ".unfinished"
 
+_PIECE = 4096
 _ATTEMPTS = 3
 _LENGTH_TOLERANCE: Final = 1e-3
 
 
 class EmbeddingJournal:
-    """Chunks of embeddings by one encoder, keyed by their texts, in a collection's open folder."""
+    """Pieces of embeddings by one encoder, keyed by their texts, in a collection's open folder."""
 
     def __init__(self, collection: OpenFolder, encoder: TextEncoder) -> None:
         self._folder, self._encoder = collection, encoder
         self._used: set[str] = set()
 
-    def find(self, texts: Sequence[str]) -> FloatArray | None:
-        """Return the embeddings of these texts from an earlier attempt, ``(N, D) float32``, or None."""
+    def embed(self, texts: Sequence[str]) -> FloatArray:
+        """Embed texts, ``(N, D) float32``: pieces of an earlier attempt are reused, and the others saved.
+
+        StorageError if the disk is full.
+        """
+        pieces = [texts[start : start + _PIECE] for start in range(0, len(texts), _PIECE)]
+        parts = [self._find(piece) for piece in pieces]
+        missing = [text for piece, rows in zip(pieces, parts, strict=True) if rows is None for text in piece]
+        made, start = embed_texts(missing, self._encoder), 0
+        for number, piece in enumerate(pieces):
+            if parts[number] is None:
+                parts[number] = made[start : start + len(piece)]
+                self._save(piece, made[start : start + len(piece)])
+                start += len(piece)
+        return np.concatenate([made[:0], *(rows for rows in parts if rows is not None)])
+
+    def _find(self, texts: Sequence[str]) -> FloatArray | None:
         shape = len(texts), self._encoder.dimension
         try:
             content = self._folder.read(self._name(texts))
@@ -48,8 +64,7 @@ class EmbeddingJournal:
         except (OSError, ValueError):  # missing, or another file
             return None
 
-    def add(self, texts: Sequence[str], embeddings: FloatArray) -> None:
-        """Save the embeddings of these texts, ``(N, D) float32``; StorageError if the disk is full."""
+    def _save(self, texts: Sequence[str], embeddings: FloatArray) -> None:
         name, content = self._name(texts), np.ascontiguousarray(embeddings, "<f4").data
         for attempt in itertools.count():
             try:

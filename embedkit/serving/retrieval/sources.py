@@ -151,11 +151,7 @@ def embeddings_of(
         olds = source.stored([source.reuse.get(one.id, one.id) for one in chunk]) if source.stored else ()
         known = {row: old[1] for row, old in enumerate(olds) if old and old[0].content == chunk[row].content}
         texts = [one.content for row, one in enumerate(chunk) if row not in known]
-        made = journal.find(texts) if journal else None
-        if made is None:
-            made = embed_texts(texts, encoder)
-            if journal:
-                journal.add(texts, made)
+        made = journal.embed(texts) if journal else embed_texts(texts, encoder)
         if known:
             others = iter(made)
             made = np.stack([known[row] if row in known else next(others) for row in range(len(chunk))])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embedkit.serving.retrieval import Collection, sources
+from embedkit.serving.retrieval import Collection, embedding, sources
 from embedkit.serving.retrieval.store import index_kinds, tail
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="kills with SIGKILL")
@@ -146,10 +146,13 @@ def test_files_of_every_kind_are_removed(tmp_path, encoder, monkeypatch, kind):
     assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
 
 
-def test_a_killed_build_resumes(tmp_path, encoder, monkeypatch):
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_killed_build_resumes_with_any_number_of_processes(tmp_path, encoder, monkeypatch, processes):
     path = tmp_path / "idx"
     build_and_die(path, "encoding")
     monkeypatch.setattr(sources, "_CHUNK", 1)
+    monkeypatch.setattr(embedding, "_PIECE", 1)
+    monkeypatch.setattr(encoder, "processes", processes, raising=False)
     collection = Collection.build(["first text", "second text"], encoder=encoder, path=path)
     assert encoder.calls == [["second text"]]
     assert sorted(entry.name for entry in path.iterdir()) == ["generation-000001", "manifest.json"]
