@@ -1,10 +1,12 @@
 """What re-rankers gain at each weight, on development sets; `blend` got its default from these figures.
 
-    python benchmarks/search_quality/rerank.py --data DATA --encoder tiny reranker-tiny models/reranker-small.onnx
+    python benchmarks/search_quality/rerank.py --data DATA --encoder tiny --encoder small.onnx reranker-tiny ...
 
 ``DATA`` holds retrieval/{scifact,cacm,cranfield,medline}, own/stackfaq and rerank/*-dev.jsonl. The best results
-of a hybrid search are scored once and blended with every weight. Figures are nDCG@10 x 100; in TrecQA and SemEval,
-the passages of all queries are searched together. Writes rerank.json and rerank.md beside this file.
+of a hybrid search of each encoder are scored once and blended with every weight; in the rows "in full", a sure
+answer adds as much to the candidates of a large encoder as to those of a small one. Figures are nDCG@10 x 100; in
+TrecQA and SemEval, the passages of all queries are searched together. Writes rerank.json and rerank.md beside this
+file.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
-from embedkit.serving.retrieval.fusion import blend
+from embedkit.serving.retrieval.fusion import ANSWER, answer_weight, blend
 from embedkit.serving.retrieval.options import RERANKED
 from embedkit.serving.retrieval.store.exact import Ranking
 
@@ -30,25 +32,29 @@ sys.path.insert(0, str(HERE))
 
 import sets  # noqa: E402 - beside this file
 
-WEIGHTS = {"weight 1": 1.0, "weight 0.4": 0.4, "by default": None}
+FULL, DEFAULT = "in full", "by default"
+WEIGHTS = {"weight 1": 1.0, "weight 0.4": 0.4, FULL: None, DEFAULT: None}
 
 
 def main() -> None:
     """Measure, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rerankers", nargs="+")
-    parser.add_argument("--encoder", default="tiny")
+    parser.add_argument("--encoder", action="append", required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--keep", type=Path, default=sets.KEPT)
     arguments = parser.parse_args()
-    encoder = Encoder.load(arguments.encoder, threads=1)
     models = [CrossEncoder.load(name, threads=1) for name in arguments.rerankers]
     scorers = [sets.KeptScores(model, arguments.keep) for model in models]
     rows: dict[str, dict[str, float]] = {}
-    for name, judged in itertools.chain(sets.load(arguments.data, sets.CHOSEN), sets.load_answers(arguments.data)):
-        for row, value in measure(judged, encoder, scorers, arguments.keep).items():
-            rows.setdefault(row, {})[name] = round(value, 2)
-        print(name, {row: figures[name] for row, figures in rows.items()}, flush=True)
+    for encoder in [Encoder.load(source, threads=1) for source in arguments.encoder]:
+        label = sets.NAMES.get(encoder.name, encoder.name)
+        for name, judged in itertools.chain(
+            sets.load(arguments.data, sets.CHOSEN), sets.load_answers(arguments.data)
+        ):
+            for row, value in measure(judged, encoder, scorers, arguments.keep).items():
+                rows.setdefault(f"`{label}`, {row}", {})[name] = round(value, 2)
+            print(label, name, [figures[name] for figures in rows.values() if name in figures], flush=True)
     (HERE / "rerank.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     (HERE / "rerank.md").write_text(table(rows), encoding="utf-8")
 
@@ -67,11 +73,12 @@ def measure(judged: sets.Judged, encoder: Encoder, scorers: list[sets.KeptScores
         hit_lists = collection.search(judged.queries, k=RERANKED)
     orders = {"without a re-ranker": [[int(hit.id) for hit in hits] for hits in hit_lists]}
     for model in scorers:
+        answers = {FULL: ANSWER, DEFAULT: answer_weight(encoder, model)}
         for query, hits in zip(judged.queries, hit_lists, strict=True):
             before = Ranking(np.float32([hit.score for hit in hits]), np.array([int(hit.id) for hit in hits]))
             scores = model.predict([(query, hit.text) for hit in hits])
             for label, weight in WEIGHTS.items():
-                blended = blend(before, scores, weight, trusted=False)
+                blended = blend(before, scores, weight, trusted=False, answer=answers.get(label, ANSWER))
                 orders.setdefault(f"`{model.name}`, {label}", []).append(blended.rows.tolist())
     return {
         row: float(np.mean(judged.gains([[keys[place] for place in order] for order in found])))

@@ -90,7 +90,7 @@ class KeptScores:
     def __init__(self, model: CrossEncoder, folder: Path) -> None:
         self._model, self._path = model, folder / f"{model.fingerprint[:16]}.scores"
         self.name, self.fingerprint, self.manifest = model.name, model.fingerprint, model.manifest
-        self.max_length, self.source = model.max_length, model.source
+        self.max_length, self.source, self.weight_count = model.max_length, model.source, model.weight_count
         folder.mkdir(parents=True, exist_ok=True)
         self._path.touch()
         kept = np.fromfile(self._path, [("pair", "V16"), ("score", "<f4")])

@@ -88,6 +88,7 @@ class KernelBackend:
 
     Attributes:
         lanes: number of threads that may call :meth:`fill` concurrently.
+        weight_count: number of weights in the products of its layers.
         numerics: the arithmetic; networks with the same name compute the same bits on any machine.
         positions: maximum length of a text or pair in tokens; None if there is none.
         provider: the provider name that selects it.
@@ -112,8 +113,9 @@ class KernelBackend:
         self.positions = network.longest if network.hidden else None
         self.vocabulary = network.words.size
         self.provider = NATIVE
+        self.weight_count = _count_weights(network)
         self.width = network.dimension if network.score is None else None
-        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(network)] // max(1, _count_weights(network))
+        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(network)] // max(1, self.weight_count)
         self._is_typed = network.types is not None
         self._sharing = Lock()
         self._logits = False
@@ -302,6 +304,12 @@ def _is_preferred(network: Network, instructions: str) -> bool:
     is_arm = instructions.startswith("neon")
     most = _MOST_WEIGHTS_ON_ARM[_is_quantized(network)] if is_arm else _MOST_WEIGHTS
     return instructions != _PORTABLE and _count_weights(network) <= most
+
+
+def count_weights(model: bytes) -> int | None:
+    """Return the number of weights in the products of a model's layers; None if it describes no network."""
+    network = read_network(model)
+    return None if network is None else _count_weights(network)
 
 
 def _is_quantized(network: Network) -> bool:

@@ -29,7 +29,7 @@ from embedkit.runtime.folder_model import (
     read_cross_encoder_folder,
     read_folder,
 )
-from embedkit.runtime.kernel_backend import KernelBackend
+from embedkit.runtime.kernel_backend import KernelBackend, count_weights
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.options import CallOptions
@@ -128,6 +128,7 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
             kernel.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
         self._backend = kernel or self._open_session(model, threads, providers)
         self._provider, self._numerics = self._backend.provider, self._backend.numerics
+        self._weight_count = count_weights(model.model) if kernel is None else kernel.weight_count
         self._instructions = None if kernel is None else kernel.instructions
         self._max_tokens_per_batch = max_tokens_per_batch
         self._shape = self._check_shape(self._backend.width)
@@ -195,6 +196,11 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
     def name(self) -> str:
         """Name of the model."""
         return self._manifest.name
+
+    @property
+    def weight_count(self) -> int | None:
+        """Number of weights in the products of its layers, without tables of words; None if it is not recorded."""
+        return self._weight_count
 
     @property
     def source(self) -> str | None:

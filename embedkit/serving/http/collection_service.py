@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import time
@@ -99,7 +100,8 @@ class CollectionService:
 
         def begin() -> Steps:
             self._refresh()
-            return self.collection.search_steps(query, options)
+            ranker = self._ranker.model if options.reranks and self._ranker is not None else None
+            return self.collection.search_steps(query, dataclasses.replace(options, rerank=ranker))
 
         with self._admission.reserve(price):
             hits = await self._run(await _offload(self._readers, begin))

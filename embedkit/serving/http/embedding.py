@@ -339,7 +339,7 @@ class CrossRanker:
     def __init__(
         self, model: CrossEncoder, limits: Limits, admission: Admission, make_batcher: MakeBatcher
     ) -> None:
-        self._model, self._limits, self._admission = model, limits, admission
+        self.model, self._limits, self._admission = model, limits, admission
         self._rate = Rate(_PAIR_TOKENS_PER_S)
         self._batcher = make_batcher(
             model.name, lambda tokens: model.predict_tokens(tokens, "identity"), self._rate
@@ -349,7 +349,7 @@ class CrossRanker:
     def price(self, query: str, characters: Iterable[int]) -> float:
         """Estimate the seconds for scoring texts with these numbers of characters."""
         return self._rate.seconds(
-            least_tokens([len(query) + count for count in characters], self._model.max_length)
+            least_tokens([len(query) + count for count in characters], self.model.max_length)
         )
 
     async def rank(
@@ -372,12 +372,12 @@ class CrossRanker:
     ) -> RankingResult:
         """Score pairs that were admitted as part of ``reservation``, or of work that holds more than they cost."""
         characters = sum(len(first) + len(second) for first, second in pairs)
-        tokens = await self._limits.offload(characters, lambda: self._model.tokenize(pairs))
-        self._limits.accept(tokens, self._model, truncate=truncate)
+        tokens = await self._limits.offload(characters, lambda: self.model.tokenize(pairs))
+        self._limits.accept(tokens, self.model, truncate=truncate)
         count = tokens.total
         if reservation is not None:
             self._admission.correct(reservation, self._rate.seconds(count))
-        with span("wait and score", model=self._model.name, tokens=count):
+        with span("wait and score", model=self.model.name, tokens=count):
             logits = await self._batcher.submit(tokens)
         return RankingResult(logits if raw else sigmoid(logits), count, tokens.truncated)
 

@@ -28,6 +28,7 @@ from embedkit.runtime.numerics import warn_of_mixture
 from embedkit.serving.retrieval.documents import Columns, Document, DocumentSource
 from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.filters import Condition, Filter, parse_filter
+from embedkit.serving.retrieval.fusion import ANSWER, answer_weight
 from embedkit.serving.retrieval.models import (
     SAMPLE,
     CollectionInfo,
@@ -584,9 +585,8 @@ class Collection:
             ModelNotFoundError, BundleError, ModelError: the named re-ranker cannot be loaded.
             ModelError: a model does not return a unit row for each query, or a finite score for each candidate.
         """
-        chosen = SearchOptions(k=k, **options)
-        reranker = None if chosen.rerank is None else self._reranker(options.get("rerank"))
-        steps = self.search_steps(query, chosen)
+        reranker = None if options.get("rerank") is None else self._reranker(options["rerank"])
+        steps = self.search_steps(query, SearchOptions(k=k, **options | {"rerank": reranker}))
         hit_lists = run_steps(steps, lambda: self._models.of_queries(self.path, self.manifest), reranker)
         return hit_lists[0] if isinstance(query, str) else hit_lists
 
@@ -600,7 +600,11 @@ class Collection:
         Raises:
             InputError: the filter is malformed; the generator raises further errors, as :meth:`search` does.
         """
-        return search_steps(self.store.view(), check_texts(query, "query"), options, _conditions(options.filter))
+        answer = ANSWER
+        if options.reranks and options.mode != "lexical":
+            answer = answer_weight(self._models.of_queries(self.path, self.manifest), options.rerank)
+        conditions = _conditions(options.filter)
+        return search_steps(self.store.view(), check_texts(query, "query"), options, conditions, answer)
 
     def evaluate(
         self,

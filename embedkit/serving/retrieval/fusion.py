@@ -30,6 +30,9 @@ FEEDBACK_DOCUMENTS: Final = 3
 ANSWER: Final = 4.5
 """The gain of a sure answer, in standard deviations of the search's scores."""
 
+FULL_RATIO: Final = 2.0
+"""Ratio of the numbers of weights of re-ranker and encoder above which an answer counts in full."""
+
 DOUBT: Final = 0.75
 """What is subtracted from a re-ranker's logits before they become probabilities."""
 
@@ -124,11 +127,27 @@ def _moved(query: FloatArray, vectors: FloatArray, scores: FloatArray) -> FloatA
     return np.asarray((1 - FEEDBACK) * query + FEEDBACK * centre, dtype=np.float32)
 
 
-def blend(before: Ranking, scores: FloatArray, weight: float | None, *, trusted: bool) -> Ranking:
+def answer_weight(encoder: object | None, reranker: object) -> float:
+    """Return the gain of a sure answer among candidates of an encoder; None stands for a search by keywords.
+
+    It is proportional to the ratio of the numbers of weights in the layers of re-ranker and encoder, up to
+    :data:`FULL_RATIO`: large encoders make mistakes that a small re-ranker cannot correct. Models without this
+    number count as equally large.
+    """
+    if encoder is None:
+        return ANSWER
+    own, other = (getattr(model, "weight_count", None) for model in (reranker, encoder))
+    ratio = 1.0 if own is None or other is None else own / max(other, 1)
+    return ANSWER * min(1.0, ratio / FULL_RATIO)
+
+
+def blend(
+    before: Ranking, scores: FloatArray, weight: float | None, *, trusted: bool, answer: float = ANSWER
+) -> Ranking:
     """Return the rows of a ranking by its scores and those of a re-ranker, best first.
 
     Scores of the ranking are standardised. With a weight, the re-ranker's logits or cosines are, too, and their
-    weighted mean counts. Without one, a cross-encoder adds :data:`ANSWER` times the probability that a candidate
+    weighted mean counts. Without one, a cross-encoder adds ``answer`` times the probability that a candidate
     answers the query, of its logit less :data:`DOUBT`: if none does, all probabilities are near 0, and the order
     of the search remains. An encoder, which is ``trusted``, has :data:`ENCODER_WEIGHT`.
     """
@@ -137,7 +156,7 @@ def blend(before: Ranking, scores: FloatArray, weight: float | None, *, trusted:
         clipped = np.clip(values, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
         values = np.log(clipped / (1 - clipped))
     if weight is None and not trusted:
-        blended = found + ANSWER * np.exp(-np.logaddexp(0, DOUBT - values))
+        blended = found + answer * np.exp(-np.logaddexp(0, DOUBT - values))
     else:
         weight = ENCODER_WEIGHT if weight is None else weight
         blended = (1 - weight) * found + weight * _standardised(values)

@@ -14,7 +14,7 @@ from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_texts
 from embedkit.serving.retrieval.filters import Condition
-from embedkit.serving.retrieval.fusion import blend, fuse
+from embedkit.serving.retrieval.fusion import ANSWER, blend, fuse
 from embedkit.serving.retrieval.options import Reranker, SearchOptions
 from embedkit.serving.retrieval.store.exact import Ranking, RowNumbers, inner_products
 from embedkit.serving.retrieval.store.protocol import Selection, View
@@ -127,9 +127,13 @@ class Stages:
 
 
 def search_steps(
-    view: View, queries: Sequence[str], options: SearchOptions, conditions: Sequence[Condition]
+    view: View,
+    queries: Sequence[str],
+    options: SearchOptions,
+    conditions: Sequence[Condition],
+    answer: float = ANSWER,
 ) -> Steps:
-    """Find documents for each query; ``conditions`` are those of the options' filter.
+    """Find documents for each query; ``conditions`` are those of the options' filter, ``answer`` is for `blend`.
 
     Yields :class:`Encode` unless the mode is lexical, and :class:`Score` if a re-ranker orders the candidates.
     """
@@ -155,7 +159,7 @@ def search_steps(
         chosen = [stages.ranking.rows[: options.reranked].tolist() for stages in all_stages]
         texts = [[view.read(row).content for row in rows] for rows in chosen]
         for stages, scores in zip(all_stages, (yield Score(queries, texts)), strict=True):
-            _reorder(stages, scores, options)
+            _reorder(stages, scores, options, answer)
         clock.lap("rerank")
     return _hits(all_stages, view, options.k, clock, selection)
 
@@ -186,13 +190,14 @@ def _cosines(scores: FloatArray, rows: RowNumbers) -> Ranking:
     return Ranking(np.minimum(scores, np.float32(1)), rows)
 
 
-def _reorder(stages: Stages, scores: FloatArray, options: SearchOptions) -> None:
+def _reorder(stages: Stages, scores: FloatArray, options: SearchOptions, answer: float) -> None:
     """Order the best candidates by the scores that a re-ranker gave them, in that order, and by those before."""
     before = Ranking(stages.ranking.scores[: len(scores)], stages.ranking.rows[: len(scores)])
     order = np.argsort(-scores, kind="stable")  # ties keep the order of the previous stage
     stages.enter("rerank", Ranking(scores[order], before.rows[order]))
     if options.rerank_weight != 1 and len(scores):
-        blended = blend(before, scores, options.rerank_weight, trusted=not options.is_cross_encoder)
+        trusted = not options.is_cross_encoder
+        blended = blend(before, scores, options.rerank_weight, trusted=trusted, answer=answer)
         stages.enter("blended", blended)
 
 

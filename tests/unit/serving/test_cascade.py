@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from embedkit.serving.retrieval.options import SearchKeywords
 from embedkit.serving.retrieval.store import index_kinds
 from embedkit.serving.retrieval.store.exact import Ranking
 
+PROVIDERS = ["EmbedkitExecutionProvider", "CPUExecutionProvider"]
 DOCS = [
     ("bees", "how bees find their way home"),
     ("code", "error code E1234 of the pump"),
@@ -201,6 +203,26 @@ def test_a_cross_encoder_raises_documents_by_the_probability_that_they_answer(lo
         found = blend(before, scores, None, trusted=False)
         assert found.rows.tolist() == before.rows[order].tolist()
         np.testing.assert_allclose(found.scores, expected[order], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"), [((10, 20), 1), ((10, 90), 1), ((10, 10), 0.5), ((80, 10), 0.0625), ((None, 10), 0.5)]
+)
+def test_a_re_ranker_that_is_small_beside_the_encoder_adds_less(library, encoder, monkeypatch, sizes, share):
+    monkeypatch.setattr(type(encoder), "weight_count", sizes[0], raising=False)
+    reranker = PairLengths()
+    reranker.weight_count, reranker.manifest = sizes[1], SimpleNamespace(kind="cross-encoder")
+    for mode, expected in [("hybrid", share), ("lexical", 1)]:
+        hits = library.search("how bees and pump", k=5, mode=mode, rerank=reranker)
+        assert hits[0].scores["rerank"] > 50  # sure
+        before = standardised([list(hit.scores.values())[-3] for hit in hits])
+        assert hits[0].score == pytest.approx(before[0] + 4.5 * expected, abs=1e-4)
+
+
+def test_the_number_of_weights_is_that_of_the_layers_under_each_backend(toy_bundle):
+    counts = [Encoder.load("tiny", providers=[name]).weight_count for name in PROVIDERS]
+    assert counts == [712_704, 712_704]
+    assert Encoder.load(toy_bundle).weight_count is None  # it does not describe its network
 
 
 def test_several_queries_are_reranked_together_and_apart(library):
