@@ -13,7 +13,7 @@ import pytest
 
 from embedkit.errors import CollectionError, InputError, MissingExtraError
 from embedkit.serving.retrieval import Collection
-from embedkit.serving.retrieval.store.analyzer import VERSION, Analyzer
+from embedkit.serving.retrieval.store.analyzer import VERSION, Analyzer, _warn_without_stems
 from embedkit.serving.retrieval.store.files import Arrays, ArrayWriter
 from embedkit.serving.retrieval.store.keywords import (
     LexicalIndex,
@@ -224,11 +224,26 @@ def test_the_language_is_named_or_told_and_kept(tmp_path, encoder):
         Collection.build(["a"], language="klingon", **build)
 
 
+@pytest.mark.parametrize("first", ["Refunds", "the refunds of this shop"])
+@pytest.mark.parametrize("count", [8, 80])  # in the tail, and in a segment
+def test_more_texts_than_there_were_decide_their_language(tmp_path, encoder, first, count):
+    pytest.importorskip("Stemmer")
+    collection = Collection.build([first], encoder=encoder, path=tmp_path / "idx")
+    collection.upsert(
+        [(f"d{n}", f"Die Häuser der Stadt sind nicht so alt wie das Rathaus {n}.") for n in range(count)]
+    )
+    for _ in range(2):
+        assert len(collection.search("Haus", k=100, mode="lexical")) == count
+        assert len(collection.search("refunds", k=100, mode="lexical")) == 1
+        collection.compact()
+
+
 def test_without_pystemmer_words_are_indexed_whole_with_a_warning(tmp_path, encoder, monkeypatch, caplog):
     pytest.importorskip("Stemmer")
     stemmed = Collection.build(TEXTS["english"], encoder=encoder, path=tmp_path / "stemmed")
     monkeypatch.setitem(sys.modules, "Stemmer", None)
     monkeypatch.setattr("embedkit.serving.retrieval.store.analyzer._stemmer", unimportable)
+    _warn_without_stems.cache_clear()
     plain = Collection.build(TEXTS["english"], encoder=encoder, path=tmp_path / "plain")
     assert "keywords are indexed without stems: Stemmer is not installed" in caplog.text
     assert plain.search("keys", mode="lexical")[0].text == TEXTS["english"][1]

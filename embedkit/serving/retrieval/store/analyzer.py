@@ -138,7 +138,7 @@ class Analyzer:
         try:
             list(map(_stemmer, languages))
         except MissingExtraError as error:
-            logger.warning("keywords are indexed without stems: %s", error)
+            _warn_without_stems(str(error))
             return cls()
         return cls(languages)
 
@@ -206,6 +206,12 @@ def tokenize(text: str) -> list[str]:
     token, _, _, many_marks = _patterns()
     text = many_marks.sub("\\g<0>\u034f", _SIGNS.sub(" ", text))
     return token.findall(_OMITTED.sub("", unicodedata.normalize("NFKC", text)))
+
+
+@functools.cache
+def _warn_without_stems(reason: str) -> None:
+    """Log why words are not stemmed, once."""
+    logger.warning("keywords are indexed without stems: %s", reason)
 
 
 def script_language(token: str) -> str | None:

@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 from embedkit.config import from_mapping, setting
 from embedkit.errors import CollectionError, CollectionNotFoundError, ConfigError
 from embedkit.serving.retrieval.models import CollectionInfo
-from embedkit.serving.retrieval.store.analyzer import Analyzer
+from embedkit.serving.retrieval.store.analyzer import PLAIN, Analyzer
 from embedkit.serving.retrieval.store.files import Checksum, open_stored, reading
 from embedkit.serving.retrieval.store.index_kinds import AUTO, INDEX_KINDS
 from embedkit.serving.retrieval.store.keywords import PostingsSize, recorded_analyzer
@@ -117,16 +117,19 @@ class Manifest(CollectionInfo):
         """N, number of documents, excluding deleted ones."""
         return self.tail.count if self.tail else sum(segment.remaining for segment in self.segments)
 
-    def analyzer(self) -> Analyzer | None:
-        """Return the analyzer of further texts; None if it depends on their languages.
+    def analyzer(self, count: int) -> Analyzer | None:
+        """Return the analyzer of ``count`` further texts; None if it depends on their languages.
 
-        Without a named language, it is the analyzer of the largest segment.
+        Without a named language, it is the analyzer of the largest segment, unless that is smaller or of unknown
+        language.
         """
         if self.language != AUTO:
             return Analyzer.named(self.language)
-        sizes = [(segment.count, segment.words) for segment in self.segments if segment.words]
+        sizes = [(one.count, one.words) for one in self.segments if one.words and one.count >= count]
         largest = max(sizes, key=lambda size: size[0], default=(0, None))[1]
-        return None if largest is None else recorded_analyzer(largest.analyzer, largest.version, MANIFEST)
+        if largest is None or largest.analyzer == PLAIN:
+            return None
+        return recorded_analyzer(largest.analyzer, largest.version, MANIFEST)
 
     @property
     def kinds(self) -> tuple[str, ...]:

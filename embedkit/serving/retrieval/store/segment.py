@@ -202,7 +202,7 @@ class SegmentWriter:
                 arrays.add(name, content)
             self._columns.save(arrays)
             if self._keywords is not None:
-                words = self._keywords.build(manifest.analyzer()).save(arrays)
+                words = self._keywords.build(manifest.analyzer(count)).save(arrays)
         files[ARRAYS] = arrays.checksum
         kind = kind_for(manifest.index, count, manifest.dimension)
         index = index_class(kind)

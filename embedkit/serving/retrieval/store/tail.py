@@ -270,7 +270,7 @@ class TailSegment(Segment):
             builder = PostingsBuilder()
             for document in self.documents.all[start:end]:
                 builder.add(document.content)
-            index = builder.build(self._manifest.analyzer())
+            index = builder.build(self._manifest.analyzer(end - start))
             if end - start == _BLOCK:
                 self.full_blocks[start] = index
         return index
