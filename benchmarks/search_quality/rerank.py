@@ -32,7 +32,7 @@ sys.path.insert(0, str(HERE))
 
 import sets  # noqa: E402 - beside this file
 
-FULL, DEFAULT = "in full", "by default"
+NONE, FULL, DEFAULT = "without a re-ranker", "in full", "by default"
 WEIGHTS = {"weight 1": 1.0, "weight 0.4": 0.4, FULL: None, DEFAULT: None}
 
 
@@ -71,7 +71,7 @@ def measure(judged: sets.Judged, encoder: Encoder, scorers: list[sets.KeptScores
             show_progress_bar=False,
         )
         hit_lists = collection.search(judged.queries, k=RERANKED)
-    orders = {"without a re-ranker": [[int(hit.id) for hit in hits] for hits in hit_lists]}
+    orders = {NONE: [[int(hit.id) for hit in hits] for hits in hit_lists]}
     for model in scorers:
         answers = {FULL: ANSWER, DEFAULT: answer_weight(encoder, model)}
         for query, hits in zip(judged.queries, hit_lists, strict=True):
@@ -91,7 +91,16 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     names = list(next(iter(rows.values())))
     lines = [f"| | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
     lines += [f"| {row} | {' | '.join(f'{of[name]:.1f}' for name in names)} |" for row, of in rows.items()]
-    return "# Gains of re-rankers on development sets\n\n" + "\n".join(lines) + "\n"
+    gains = ["| | mean of the first four | least gain | TrecQA |", "|---|---:|---:|---:|"]
+    for row, of in rows.items():
+        encoder, _, label = row.partition(", ")
+        if label.endswith((FULL, DEFAULT)):
+            gained = {name: of[name] - rows[f"{encoder}, {NONE}"][name] for name in names}
+            of_four = np.mean([gained[name] for name in sets.CLASSIC])
+            gains.append(
+                f"| {row} | {of_four:+.2f} | {min(gained.values()):+.2f} | {gained['TrecQA, dev']:+.2f} |"
+            )
+    return "# Gains of re-rankers on development sets\n\n" + "\n".join([*gains, "", *lines]) + "\n"
 
 
 if __name__ == "__main__":
