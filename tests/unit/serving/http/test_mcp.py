@@ -200,7 +200,7 @@ def test_a_body_of_a_message_may_be_compressed(agents_url):
     def send(content, encoding):
         return httpx.post(f"{agents_url}/mcp", content=content, headers={**headers, "content-encoding": encoding})
 
-    assert len(send(body, "gzip").json()["result"]["tools"]) == 6
+    assert len(send(body, "gzip").json()["result"]["tools"]) == 7
     assert send(body[:-4], "gzip").status_code == 400
     assert send(body, "br").status_code == 415
 
