@@ -23,9 +23,8 @@ from embedkit import Encoder
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.comparison import match_by_fingerprint, quality_table
 from embedkit.evaluation.speed.figures import to_markdown
+from embedkit.evaluation.speed.measure import Candidate, measure
 from embedkit.evaluation.speed.plan import Plan
-from embedkit.evaluation.speed.process import Candidate
-from embedkit.evaluation.speed.rounds import measure
 from embedkit.evaluation.tasks import evaluate
 from embedkit.export.graph import build_graph
 from embedkit.export.pipeline import export, export_source

@@ -36,8 +36,8 @@ from servers import CONTENDERS, HERE, MODEL, USUAL, Server, ServerError, bound_t
 from streams import measure_streams
 from workers import measure_workers
 
+from embedkit.evaluation.speed.measure import choose_processors
 from embedkit.evaluation.speed.plan import describe_machine
-from embedkit.evaluation.speed.process import choose_processors
 from embedkit.export.folder import export_folder
 from embedkit.export.pipeline import export_source
 from embedkit.records import read_records

@@ -13,8 +13,6 @@ from embedkit.cli.rows import read_texts
 
 if TYPE_CHECKING:
     from embedkit.evaluation.speed.figures import SpeedReport
-    from embedkit.evaluation.speed.plan import Plan
-    from embedkit.evaluation.speed.process import Candidate
 
 HELP = "measure latency, throughput, cold start and memory of models"
 EXAMPLES = """
@@ -66,9 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
     from embedkit.evaluation.speed.figures import to_markdown, to_text
 
     check_form(arguments.output, ".json", ".md")
-    plans = _plans(arguments)
-    candidates = [_candidate(source) for source in dict.fromkeys(arguments.models)]
-    reports = _measure(candidates, plans)
+    reports = _measure(arguments)
     content = json.dumps({"reports": [report.to_json() for report in reports]}, indent=2)
     if arguments.output is not None:
         text = to_markdown(reports) if arguments.output.suffix == ".md" else content + "\n"
@@ -80,10 +76,21 @@ def run(arguments: argparse.Namespace) -> None:
         print("\n".join(map(to_text, reports)).rstrip())
 
 
-def _measure(candidates: list[Candidate], plans: list[Plan]) -> list[SpeedReport]:
-    """Yield a report for each plan; an interrupt in one plan also skips the rest."""
-    from embedkit.evaluation.speed.rounds import measure
+def _measure(arguments: argparse.Namespace) -> list[SpeedReport]:
+    """Return a report for each number of threads; an interrupt of one also skips the rest."""
+    from embedkit.evaluation.speed.measure import Candidate, measure
+    from embedkit.evaluation.speed.plan import Plan, built_in_texts
+    from embedkit.threads import available_threads
 
+    own = arguments.texts
+    texts = built_in_texts() if own is None else {own.name: list(read_texts(own, "text"))}
+    common = {"rounds": arguments.rounds, "seconds": arguments.seconds, "batches": arguments.batches}
+    counts = arguments.threads or (min(2, available_threads()),)
+    plans = [Plan(threads=threads, texts=texts, **common) for threads in counts]
+    candidates = []
+    for source in map(locate, dict.fromkeys(arguments.models)):
+        worker = {} if choose_backend(source) == "onnx" else {"worker": "embedkit.export.torch_worker"}
+        candidates.append(Candidate(source=source, **worker))
     reports: list[SpeedReport] = []
     for plan in plans:
         reports.append(measure(candidates, plan))
@@ -98,32 +105,3 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected whole numbers like 1,2, got {text!r}") from None
-
-
-def _candidate(source: str) -> Candidate:
-    from embedkit.evaluation.speed.process import Candidate
-
-    location = locate(source)
-    if choose_backend(location) == "onnx":
-        return Candidate(source=location)
-    return Candidate(source=location, worker="embedkit.export.torch_worker")
-
-
-def _plans(arguments: argparse.Namespace) -> list[Plan]:
-    """Return one plan for each number of threads."""
-    from embedkit.evaluation.speed.plan import Plan, built_in_texts
-    from embedkit.threads import available_threads
-
-    texts = built_in_texts()
-    if arguments.texts is not None:
-        texts = {arguments.texts.name: list(read_texts(arguments.texts, "text"))}
-    return [
-        Plan(
-            threads=threads,
-            rounds=arguments.rounds,
-            seconds=arguments.seconds,
-            batches=arguments.batches,
-            texts=texts,
-        )
-        for threads in arguments.threads or (min(2, available_threads()),)
-    ]

@@ -12,12 +12,9 @@ from typing import Any
 from embedkit.atomic import atomic_file
 from embedkit.config import flat
 from embedkit.errors import DataError
-from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, WorkloadFigures, about_the_machine
+from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, about_the_machine
 from embedkit.evaluation.tables import Table
 from embedkit.records import read_json
-
-_DEVELOPMENT = "development Spearman"
-
 
 Figures = dict[str, dict[str, float]]
 """Figure -> label of a model -> value times 100."""
@@ -113,8 +110,17 @@ def distinct(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def flat_recipe(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings by dotted names, without the name of the run."""
-    return {name: str(value) for name, value in flat(config) if name != "name"}
+    """Return settings by dotted names, without the name of the run; its sources of text, often dozens, are one."""
+    rest = {key: value for key, value in config.items() if key not in ("name", "corpus")}
+    recipe = {name: str(value) for name, value in flat(rest)}
+    return {"corpus": "; ".join(map(_source, config["corpus"])), **recipe} if config.get("corpus") else recipe
+
+
+def _source(settings: Mapping[str, Any]) -> str:
+    """Return the file's name and, in parentheses, the settings that select its texts."""
+    chosen = {key: value for key, value in settings.items() if key not in ("path", "name", "licence") and value}
+    name = PurePath(str(settings.get("path", ""))).name
+    return f"{name} ({', '.join(f'{key} {value}' for key, value in chosen.items())})" if chosen else name
 
 
 def write_comparison(
@@ -133,7 +139,12 @@ def write_comparison(
         StorageError: the file cannot be written.
     """
     shown = [*entries, *_timed_only(reports, entries)]
-    quality = _quality(shown, evaluations)
+    marks = {entry.label: entry.fingerprint for entry in shown if entry.fingerprint}
+    quality = match_by_fingerprint(marks, evaluations)
+    for entry in entries:
+        if entry.development is not None:
+            name = ", ".join(filter(None, ["development Spearman", entry.development_set]))
+            quality.setdefault(name, {})[entry.label] = entry.development
     text = "\n\n".join(["# Comparison", *_parts(shown, quality, reports)]) + "\n"
     content = {"entries": [dataclasses.asdict(entry) for entry in shown], "quality": quality}
     for place, written in ((path, text), (path.with_suffix(".json"), json.dumps(content, indent=2) + "\n")):
@@ -160,18 +171,6 @@ def _timed_only(reports: Sequence[SpeedReport], entries: Sequence[Entry]) -> lis
     ]
 
 
-def _quality(entries: Sequence[Entry], evaluations: Sequence[Mapping[str, Any]]) -> Figures:
-    """Return the evaluations, plus development scores."""
-    figures = match_by_fingerprint(
-        {entry.label: entry.fingerprint for entry in entries if entry.fingerprint}, evaluations
-    )
-    for entry in entries:
-        if entry.development is not None:
-            name = f"{_DEVELOPMENT}, {entry.development_set}" if entry.development_set else _DEVELOPMENT
-            figures.setdefault(name, {})[entry.label] = entry.development
-    return figures
-
-
 def _parts(entries: Sequence[Entry], quality: Figures, reports: Sequence[SpeedReport]) -> Iterator[str]:
     yield _overview(entries, reports).to_markdown()
     if quality:
@@ -185,7 +184,10 @@ def _parts(entries: Sequence[Entry], quality: Figures, reports: Sequence[SpeedRe
         yield "All recipes are identical."
     yield "## Details"
     for entry in entries:
-        yield "\n".join([f"### {entry.label}", "", *(f"- {name}: {value}" for name, value in _facts(entry))])
+        mark = {"fingerprint": entry.fingerprint} if entry.fingerprint else {}
+        recipe = {f"recipe: {name}": value for name, value in entry.recipe.items()}
+        facts = {"kind": entry.kind, "source": entry.source, **mark, **entry.facts, **recipe}
+        yield "\n".join([f"### {entry.label}", "", *(f"- {name}: {value}" for name, value in facts.items())])
     notes = [
         f"- latency with {report.threads_in_words()}: one text of {report.middle()}; {about_the_machine(report)}"
         for report in reports
@@ -199,8 +201,10 @@ def _overview(entries: Sequence[Entry], reports: Sequence[SpeedReport]) -> Table
     header = ["model", "kind", "method", "teacher", "files MB", "memory MB", "cold start s", *latencies]
     rows = []
     for entry in entries:
-        timed = next((model for report in reports if (model := _timed(entry, report))), None)
-        cells = [_cell(entry, report) for report in reports]
+        found = [_timed(entry, report) for report in reports]
+        timed = next(filter(None, found), None)
+        by_report = zip(found, reports, strict=True)
+        cells = [None if model is None else model.cell(report.middle(), 1) for model, report in by_report]
         rows.append(
             [
                 f"[{entry.label}]({entry.page})" if entry.page else entry.label,
@@ -216,24 +220,10 @@ def _overview(entries: Sequence[Entry], reports: Sequence[SpeedReport]) -> Table
     return Table("Overview", header, rows, words=4)
 
 
-def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
-    yield "kind", entry.kind
-    yield "source", entry.source
-    if entry.fingerprint:
-        yield "fingerprint", entry.fingerprint
-    yield from entry.facts.items()
-    yield from ((f"recipe: {name}", value) for name, value in entry.recipe.items())
-
-
 def _timed(entry: Entry, report: SpeedReport) -> ModelFigures | None:
     if not entry.fingerprint:
         return None
     return next((model for model in report.models if model.about["fingerprint"] == entry.fingerprint), None)
-
-
-def _cell(entry: Entry, report: SpeedReport) -> WorkloadFigures | None:
-    timed = _timed(entry, report)
-    return timed.cell(report.middle(), 1) if timed else None
 
 
 def _megabytes(size: int | None) -> str:
@@ -243,31 +233,9 @@ def _megabytes(size: int | None) -> str:
 def differences(entries: Sequence[Entry]) -> list[list[str]]:
     """Return a row for each setting in which recipes differ: its name, then its value in each recipe.
 
-    Entries without a recipe have no column; missing settings are empty. The corpus is one row.
+    Entries without a recipe have no column; missing settings are empty.
     """
-    recipes = [_with_one_corpus(entry.recipe) for entry in entries if entry.recipe]
+    recipes = [entry.recipe for entry in entries if entry.recipe]
     names = dict.fromkeys(name for recipe in recipes for name in recipe)
     rows = [[name, *(recipe.get(name, "") for recipe in recipes)] for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _with_one_corpus(recipe: Mapping[str, str]) -> dict[str, str]:
-    """Return the recipe with the settings of its sources, often several dozen, joined into one."""
-    sources: dict[str, dict[str, str]] = {}
-    rest = {}
-    for name, value in recipe.items():
-        source, dot, key = name.partition("].")
-        if dot and source.startswith("corpus["):
-            sources.setdefault(source, {})[key] = value
-        else:
-            rest[name] = value
-    described = "; ".join(_describe_source(settings) for settings in sources.values())
-    return {"corpus": described, **rest} if described else rest
-
-
-def _describe_source(settings: Mapping[str, str]) -> str:
-    """Return the file's name and, in parentheses, the settings that select its texts."""
-    chosen = (f"{key} {value}" for key, value in settings.items() if key not in ("path", "name", "licence"))
-    details = ", ".join(setting for setting in chosen if not setting.endswith((" []", " ()")))
-    name = PurePath(settings.get("path", "")).name
-    return f"{name} ({details})" if details else name

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from embedkit.errors import DataError
+from embedkit.config import from_mapping
+from embedkit.errors import ConfigError, DataError
 from embedkit.evaluation.speed.plan import Workload
-from embedkit.evaluation.speed.process import Start
 from embedkit.evaluation.tables import Table
 from embedkit.records import read_json
 
@@ -22,7 +21,18 @@ _CALLS_OF_P95, _CALLS_OF_P99 = 20, 100
 
 
 @dataclass(frozen=True)
-class Trial:
+class Start:
+    """Seconds from the start of a fresh process, with files in the system's cache, to three marks.
+
+    Packages are imported, the model is loaded, and the first text is encoded.
+    """
+
+    imported: float
+    loaded: float
+    embedded: float
+
+
+class Trial(NamedTuple):
     """Duration of each call in one turn, and peak memory so far; None if not available."""
 
     seconds: Sequence[float]
@@ -54,15 +64,10 @@ class WorkloadFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFigures:
-    """One model.
+    """One model: a unique label, a caveat, and medians of its cold starts.
 
-    Attributes:
-        label: unique label of the model.
-        note: a caveat for readers.
-        about: the model's description, see :class:`~embedkit.evaluation.speed.worker.TimedModel`.
-        start: medians of its cold starts.
-        memory_bytes: memory after loading, None if not available.
-        most_memory_bytes: peak memory, including loading.
+    ``about`` is its description, see :class:`~embedkit.evaluation.speed.worker.TimedModel`. Memory is that after
+    loading, and the peak, including loading; None if not available.
     """
 
     label: str
@@ -81,10 +86,9 @@ class ModelFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedReport:
-    """All models on one machine.
+    """All models on one machine, as :func:`~embedkit.evaluation.speed.plan.describe_machine` describes it.
 
     Attributes:
-        machine: see :func:`~embedkit.evaluation.speed.plan.describe_machine`.
         threads: number of threads of each model.
         rounds: number of completed rounds.
         words: name of texts -> their mean length in words.
@@ -110,29 +114,7 @@ class SpeedReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> SpeedReport:
-        """Return a report from the output of :meth:`to_json`.
-
-        Raises:
-            DataError: the content is not a report.
-        """
-        try:
-            models = [
-                ModelFigures(
-                    **{
-                        **model,
-                        "start": Start(**model["start"]),
-                        "cells": [WorkloadFigures(**cell) for cell in model["cells"]],
-                    }
-                )
-                for model in content["models"]
-            ]
-            return cls(**{**content, "models": models})
-        except (KeyError, TypeError) as error:
-            raise DataError(f"expected a report of `embedkit bench --json`; {error}") from error
+        return asdict(self)
 
 
 def summarise(cell: Workload, turns: Sequence[Trial], first: Sequence[Trial] | None) -> WorkloadFigures:
@@ -163,12 +145,15 @@ def read_reports(path: Path) -> list[SpeedReport]:
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("reports"), list):
         raise DataError(f"{path} contains no timings; create them with `embedkit bench --json`")
-    return [SpeedReport.from_json(report) for report in content["reports"]]
+    try:
+        return [from_mapping(SpeedReport, report, written=True) for report in content["reports"]]
+    except (ConfigError, AttributeError) as error:
+        raise DataError(f"{path} is no output of `embedkit bench --json`: {error}") from error
 
 
 def to_text(report: SpeedReport) -> str:
     """Return tables for a terminal, followed by notes."""
-    tables = (table.to_text() for table in _tables(report))
+    tables = (make(report).to_text() for make in _TABLES)
     return "\n\n".join([*tables, "\n".join(footnotes(report))]) + "\n"
 
 
@@ -176,16 +161,11 @@ def to_markdown(reports: Sequence[SpeedReport], title: str = "Speed") -> str:
     """Return the same of several numbers of threads as a Markdown document."""
     parts = [f"# {title}"]
     for report in reports:
-        for table in _tables(report):
-            title = f"{table.title}; {report.threads_in_words()}"
-            parts.append(dataclasses.replace(table, title=title).to_markdown())
+        for make in _TABLES:
+            table = make(report)
+            parts.append(replace(table, title=f"{table.title}; {report.threads_in_words()}").to_markdown())
         parts.append("\n".join(f"- {note}" for note in footnotes(report)))
     return "\n\n".join(parts) + "\n"
-
-
-def _tables(report: SpeedReport) -> list[Table]:
-    """Return tables of latency, throughput and resource use."""
-    return [_latency(report), _throughput(report), _cost(report)]
 
 
 def about_the_machine(report: SpeedReport) -> str:
@@ -265,6 +245,9 @@ def _cost(report: SpeedReport) -> Table:
             [model.label, model.about["runtime"], *map(_megabytes, sizes), *(f"{part:.3f}" for part in parts)]
         )
     return Table("Resource use", header, rows, words=2)
+
+
+_TABLES = (_latency, _throughput, _cost)
 
 
 def _ms(value: float | None) -> str:

@@ -11,10 +11,10 @@ import os
 import platform
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedkit import __version__
 from embedkit.errors import InputError
@@ -81,15 +81,12 @@ def _read(path: Path) -> str | None:
 WORDS = (8, 24, 72)
 """Default lengths in words: a question, a sentence, a paragraph."""
 
-# Words of each kind, and phrases with _ for spaces.
 _OPENINGS = """
     in_the_morning after_the_war two_years_later for_most_visitors according_to_the_report in_1874
     during_the_summer as_a_result on_the_other_hand in_recent_decades by_contrast despite_the_delay in_2019
     after_about_12.5_hours at_noon_(local_time) for_£1,300
 """
-_DETERMINERS = """
-    the the the every this that our their another no one Okonkwo's
-"""
+_DETERMINERS = "the the the every this that our their another no one Okonkwo's"
 _ADJECTIVES = """
     old new small large quiet early municipal industrial northern unusual abandoned half-finished careful
     electric medieval temporary local experimental reliable narrow well-known expensive independent
@@ -108,59 +105,31 @@ _PLACES = """
     for_several_weeks on_the_mainland with_Lindqvist's_help at_the_university through_the_archives
     (see_page_214) for_nearly_$3.75_million
 """
-_JOINTS = """
-    and because while although so_that which_means_that but until
-"""
+_PHRASE = ((1.0, _DETERMINERS), (0.6, _ADJECTIVES), (1.0, _NOUNS))
+# The parts of a clause in order, each with the share of clauses that have it; "_" stands for a space.
+_CLAUSE = ((0.3, _OPENINGS), *_PHRASE, (1.0, _VERBS), *_PHRASE, (0.5, _PLACES))
 
 
 def english_texts(words: int, count: int) -> list[str]:
-    """Return texts of an exact number of words, at least 1; the last sentence of a text may be cut short."""
+    """Return texts of an exact number of words, at least 1; the last clause of a text may be cut short."""
     generator = random.Random(f"0 {words}")  # noqa: S311 - for texts, not secrets
-    stream = _sentences(generator)
-    return [_text(stream, words) for _ in range(count)]
-
-
-def _text(stream: Iterator[list[str]], words: int) -> str:
-    sentences: list[str] = []
-    left = words
-    while left:
-        sentence = next(stream)[:left]
-        left -= len(sentence)
-        sentences.append(f"{sentence[0][:1].upper()}{' '.join(sentence)[1:]}.")
-    return " ".join(sentences)
-
-
-def _sentences(generator: random.Random) -> Iterator[list[str]]:
-    """Yield sentences as lists of words, endlessly."""
-    while True:
-        sentence = _pick(generator, _OPENINGS) if generator.random() < 0.4 else []
-        sentence += _clause(generator)
-        for _ in range(generator.choice((0, 0, 1, 1, 2))):
-            sentence[-1] += ","
-            sentence += _pick(generator, _JOINTS) + _clause(generator)
-        yield sentence
-
-
-def _clause(generator: random.Random) -> list[str]:
-    place = _pick(generator, _PLACES) if generator.random() < 0.5 else []
-    return [*_phrase(generator), *_pick(generator, _VERBS), *_phrase(generator), *place]
-
-
-def _phrase(generator: random.Random) -> list[str]:
-    adjective = _pick(generator, _ADJECTIVES) if generator.random() < 0.6 else []
-    return [*_pick(generator, _DETERMINERS), *adjective, *_pick(generator, _NOUNS)]
-
-
-def _pick(generator: random.Random, words: str) -> list[str]:
-    return generator.choice(words.split()).split("_")
+    texts = []
+    for _ in range(count):
+        text: list[str] = []
+        while len(text) < words:
+            for share, phrases in _CLAUSE:
+                if generator.random() < share:
+                    text += generator.choice(phrases.split()).split("_")
+            text[-1] += generator.choice(".,")
+        texts.append(" ".join(text[:words]))
+    return texts
 
 
 _TEXTS = 256  # of each length
 _LEAST_CALLS_OF_ONE = 4  # in a turn: enough for a 95th percentile over five rounds
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """A kind of call: ``batch`` of the named texts; 1 is a single text, as a server receives it."""
 
     texts: str
@@ -168,7 +137,7 @@ class Workload:
 
 
 def built_in_texts() -> dict[str, list[str]]:
-    """Return texts by name, one name for each length in :data:`~embedkit.evaluation.speed.plan.WORDS`."""
+    """Return texts by name, one name for each length in :data:`WORDS`."""
     return {f"{words} words": english_texts(words, _TEXTS) for words in WORDS}
 
 

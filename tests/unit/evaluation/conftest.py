@@ -9,9 +9,8 @@ import zlib
 import numpy as np
 import pytest
 
-from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, Trial, summarise
+from embedkit.evaluation.speed.figures import ModelFigures, SpeedReport, Start, Trial, summarise
 from embedkit.evaluation.speed.plan import Workload
-from embedkit.evaluation.speed.process import Start
 
 
 class WordEncoder:

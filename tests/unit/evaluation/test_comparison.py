@@ -86,22 +86,13 @@ def test_recipes_differ_where_values_do_and_where_one_lacks_a_setting():
     assert differences(entries) == [["optim.lr", "0.001", "0.0005"], ["views.rate", "", "0.2"]]
 
 
-def test_the_corpus_is_one_row_however_many_settings_it_has():
-    one = {
-        "corpus[0].path": "train/wiki.txt.xz",
-        "corpus[0].limit": "100",
-        "corpus[0].licence": "CC0",
-        "corpus[0].view_columns": "[]",
-        "corpus[1].path": "news.txt",
-        "seed": "1",
-    }
-    entries = [entry("a", recipe=one), entry("b", recipe={"corpus[0].path": "c.txt", "seed": "1"})]
-    assert differences(entries) == [["corpus", "wiki.txt.xz (limit 100); news.txt", "c.txt"]]
-
-
-def test_the_name_of_a_run_is_no_setting():
-    assert flat_recipe({"name": "mine", "optim": {"lr": 0.1, "name": "adamw"}}) == {
-        "optim.lr": "0.1", "optim.name": "adamw"
+def test_the_corpus_is_one_setting_and_the_name_of_a_run_none():
+    corpus = [
+        {"path": "train/wiki.txt.xz", "limit": 100, "licence": "CC0", "view_columns": []},
+        {"path": "news.txt"},
+    ]
+    assert flat_recipe({"name": "mine", "optim": {"lr": 0.1, "name": "adamw"}, "corpus": corpus}) == {
+        "corpus": "wiki.txt.xz (limit 100); news.txt", "optim.lr": "0.1", "optim.name": "adamw"
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedkit.evaluation.speed.process import Candidate, WorkerProcess
+from embedkit.evaluation.speed.measure import Candidate, WorkerProcess
 from embedkit.modeling.initialisation import Size, random
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embedkit.errors import ModelError
-from embedkit.evaluation.speed.process import Candidate, WorkerProcess, choose_processors
+from embedkit.evaluation.speed.measure import Candidate, WorkerProcess, choose_processors
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 import pytest
 
-from embedkit.evaluation.speed import rounds
+from embedkit.evaluation.speed.figures import Start
+from embedkit.evaluation.speed.measure import Candidate, measure
 from embedkit.evaluation.speed.plan import Plan
-from embedkit.evaluation.speed.process import Candidate, Start
-from embedkit.evaluation.speed.rounds import measure
 
 
 class SlowModel:
@@ -49,7 +48,7 @@ class SlowModel:
 def slow(monkeypatch):
     monkeypatch.setattr(SlowModel, "calls", [])
     monkeypatch.setattr(SlowModel, "starts", [])
-    monkeypatch.setattr(rounds, "WorkerProcess", SlowModel)
+    monkeypatch.setattr("embedkit.evaluation.speed.measure.WorkerProcess", SlowModel)
     return SlowModel
 
 
