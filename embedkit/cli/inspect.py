@@ -23,6 +23,7 @@ _LABEL_WIDTH = 20
 _SENTENCES = ("name", "kind", "dimension", "max_length", "pooling", "normalize")
 _SECTIONS = ("metrics", "gates", "config")
 _OF_THE_RUN = ("steps", "best_step", "seconds")
+_RANGES = "measured, for embeddings of a byte per dimension"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +73,8 @@ def _describe(bundle: Bundle, model: str) -> dict[str, Any]:
 
 def _summary(report: dict[str, Any]) -> Iterator[str]:
     """Say what the file is, whether it is complete, and how to use it; then its origin, without long lists."""
+    from embedkit.config import flat
+
     manifest = report["manifest"]
     yield from _heading(report)
     yield from _answers(report)
@@ -84,24 +87,23 @@ def _summary(report: dict[str, Any]) -> Iterator[str]:
             yield from _field(name, value)
     parts = (f"{name} {_bytes(size)}" for name, size in report["parts"].items())
     yield _row("size", f"{_bytes(report['bytes'])}: {', '.join(parts)}")
-    yield from (_row(key, value) for key, value in _leaves(manifest["metrics"]) if key not in _OF_THE_RUN)
+    yield from (_row(key, value) for key, value in flat(manifest["metrics"]) if key not in _OF_THE_RUN)
     yield from _field("gates passed", ", ".join(manifest["gates"]))
     yield from _verification(report)
     yield "--verbose shows corpus, gates, settings, weights and card"
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-    """Describe the bundle completely."""
-    manifest = report["manifest"]
+    """Describe the bundle completely, a value a line."""
+    from embedkit.config import flat
+
+    weights = {weight["name"]: _bytes(weight["size_bytes"]) for weight in report["largest_weights"]}
+    manifest = report["manifest"] | ({"ranges": _RANGES} if report["manifest"]["ranges"] else {})
+    parts = {name: _bytes(size) for name, size in report["parts"].items()}
+    leaves = list(flat({**manifest, "size": parts, "largest weight": weights}))
+    width = max(len(name) for name, _ in leaves)
     yield from _heading(report)
-    for name, value in manifest.items():
-        if name not in (*_SENTENCES, *_SECTIONS):
-            yield from _field(name, value)
-    yield from _size_lines(report)
-    yield from _figure_lines(manifest)
-    if manifest["config"]:
-        yield from ("", "config")
-        yield from _config_lines(manifest["config"])
+    yield from (f"  {name:<{width}} {_value(value)}" for name, value in leaves if value not in ([], ""))
     if report["card"]:
         yield from ("", "card", "", report["card"].rstrip())
     yield from _verification(report)
@@ -148,50 +150,10 @@ def _field(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield _row(f"{label} {key}", repr(inner) if name == "prompts" else inner)
-    elif isinstance(value, list):
-        yield from (_row(label, _entry(entry)) for entry in value)
     elif name == "ranges" and value:
-        yield _row(label, "measured, for embeddings of a byte per dimension")
+        yield _row(label, _RANGES)
     elif value:
         yield _row(label, value)
-
-
-def _entry(entry: Mapping[str, Any]) -> str:
-    """Format one source of the corpus: its name and metadata without checksums."""
-    rest = (f"{key} {inner}" for key, inner in entry.items() if key not in ("name", "sha256"))
-    return ", ".join([str(entry.get("name", "")), *rest])
-
-
-def _figure_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
-    from embedkit.export.card import describe_figures
-
-    if manifest["metrics"]:
-        yield from ("", "metrics")
-        yield from (_row(key, value) for key, value in _leaves(manifest["metrics"]))
-    if manifest["gates"]:
-        yield from ("", "gates")
-        yield from (_row(gate, describe_figures(figures)) for gate, figures in manifest["gates"].items())
-
-
-def _config_lines(config: Mapping[str, Any]) -> Iterator[str]:
-    settings = _leaves(config)
-    width = max(len(key) for key, _ in settings)
-    yield from (f"  {key:<{width}} {_value(value)}" for key, value in settings)
-
-
-def _size_lines(report: dict[str, Any]) -> Iterator[str]:
-    yield from ("", f"size  {_bytes(report['bytes'])}")
-    for name, size in report["parts"].items():
-        yield _row(name, f"{_bytes(size):>9}  {100 * size / report['bytes']:5.1f}%")
-    yield _row("largest", "weights of the graph:")
-    for weight in report["largest_weights"]:
-        yield _row("", f"{_bytes(weight['size_bytes']):>9}  {weight['name']}")
-
-
-def _leaves(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    from embedkit.config import flat
-
-    return [(name, value) for name, value in flat(values) if value not in ([], "")]
 
 
 def _verdict(verification: Mapping[str, Any], unit: str) -> str:
