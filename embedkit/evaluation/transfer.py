@@ -74,7 +74,7 @@ def nested_folds(examples: Examples) -> Float64Array:
     scores = np.zeros(len(examples.labels))
     for number, (train, test) in enumerate(_folds(examples), start=1):
         inner = examples.of(train)
-        strength = _best_by_folds(inner, _STRENGTHS)
+        strength = _best(_STRENGTHS, [(inner.of(a), inner.of(b)) for a, b in _folds(inner)])
         _LOG.info("fold %d of %d: C = %g", number, _FOLDS, strength)
         correct = _correct(inner, examples.of(test), strength)
         scores[test] = correct * (len(scores) / (_FOLDS * len(test)))
@@ -87,7 +87,7 @@ def folds_then_test(train: Examples, test: Examples) -> Float64Array:
     Returns:
         ``(N,) float64``: 1 for each correctly classified test example, else 0.
     """
-    return _correct(train, test, _best_by_folds(train, _FOLD_STRENGTHS))
+    return _correct(train, test, _best(_FOLD_STRENGTHS, [(train.of(a), train.of(b)) for a, b in _folds(train)]))
 
 
 def validated_test(
@@ -101,7 +101,7 @@ def validated_test(
         ``(N,) float64``: 1 for each correctly classified test example, else 0.
     """
     wanted = strengths or _STRENGTHS
-    return _correct(train, test, wanted[0] if len(wanted) == 1 else _best(wanted, train, dev))
+    return _correct(train, test, wanted[0] if len(wanted) == 1 else _best(wanted, [(train, dev)]))
 
 
 def few_shot(train: Examples, test: Examples) -> Float64Array:
@@ -132,24 +132,11 @@ def _first_of_each(rows: Sequence[int], labels: IntArray) -> list[int]:
     return chosen
 
 
-def _best_by_folds(examples: Examples, strengths: Sequence[float]) -> float:
-    """Return the strength with the best mean accuracy over ten folds."""
-    parts = [(examples.of(train), examples.of(test)) for train, test in _folds(examples)]
-    return _first_best(
-        strengths,
-        [
-            float(np.mean([_correct(train, test, strength).mean() for train, test in parts]))
-            for strength in strengths
-        ],
-    )
-
-
-def _best(strengths: Sequence[float], train: Examples, dev: Examples) -> float:
-    return _first_best(strengths, [float(_correct(train, dev, strength).mean()) for strength in strengths])
-
-
-def _first_best(strengths: Sequence[float], accuracies: Sequence[float]) -> float:
-    """Return the first of the best strengths, comparing accuracies in percent with two digits as SentEval does."""
+def _best(strengths: Sequence[float], parts: Sequence[tuple[Examples, Examples]]) -> float:
+    """Return the first strength with the best mean accuracy, in percent with two digits, as SentEval compares."""
+    accuracies = [
+        float(np.mean([_correct(train, dev, strength).mean() for train, dev in parts])) for strength in strengths
+    ]
     return strengths[int(np.argmax([round(100 * accuracy, 2) for accuracy in accuracies]))]
 
 
@@ -264,7 +251,16 @@ def _read_binary(folder: Path, positive: str, negative: str) -> _Parts:
 
 def _read_sst(folder: Path) -> _Parts:
     """Read SST2: ``stsa.binary.SPLIT`` (class, text) or SentEval's ``sentiment-SPLIT`` (text, TAB, class)."""
-    return {split: _sst_rows(folder, split) for split in ("train", "dev", "test")}
+    parts: _Parts = {}
+    for split in ("train", "dev", "test"):
+        if (folder / f"sentiment-{split}").is_file():
+            lines = read_lines(folder / f"sentiment-{split}")
+            fields = [(place, *line.rpartition("\t")[::2]) for place, line in lines]
+        else:
+            lines = read_lines(first_file(folder, f"stsa.binary.{split}"))
+            fields = [(place, *line.partition(" ")[::-2]) for place, line in lines]
+        parts[split] = [((text,), _class(place, label, ("0", "1"))) for place, text, label in fields]
+    return parts
 
 
 def _read_trec(folder: Path) -> _Parts:
@@ -305,7 +301,18 @@ def _read_sick_entailment(folder: Path) -> _Parts:
 
 def _read_nli(folder: Path) -> _Parts:
     """Read SNLI in SentEval's form: the line-parallel files ``s1.SPLIT``, ``s2.SPLIT`` and ``labels.SPLIT``."""
-    return {split: _nli_rows(folder, split) for split in ("train", "dev", "test")}
+    parts: _Parts = {}
+    for split in ("train", "dev", "test"):
+        first, second, labels = (list(_lines(folder, f"{name}.{split}")) for name in ("s1", "s2", "labels"))
+        if not len(first) == len(second) == len(labels):
+            raise DataError(
+                f"{folder}: s1, s2 and labels of {split} have {len(first)}, {len(second)}, {len(labels)} lines"
+            )
+        parts[split] = [
+            ((a, b), _class(place, label, _NLI))
+            for (_, a), (_, b), (place, label) in zip(first, second, labels, strict=True)
+        ]
+    return parts
 
 
 def _read_banking(source: Source) -> _Parts:
@@ -335,33 +342,10 @@ def _as_in_senteval(rows: list[_Row]) -> list[_Row]:
     return [(tuple(map(" ".join, texts)), label) for texts, label in split]
 
 
-def _sst_rows(folder: Path, split: str) -> list[_Row]:
-    if (folder / f"sentiment-{split}").is_file():
-        fields = [
-            (place, *line.rpartition("\t")[::2]) for place, line in read_lines(folder / f"sentiment-{split}")
-        ]
-        return [((text,), _class(place, label, ("0", "1"))) for place, text, label in fields]
-    path = first_file(folder, f"stsa.binary.{split}")
-    fields = [(place, *line.partition(" ")[::2]) for place, line in read_lines(path)]
-    return [((text,), _class(place, label, ("0", "1"))) for place, label, text in fields]
-
-
 def _trec_row(place: str, line: str) -> _Row:
     """Parse a line; as in SentEval, quotes are removed from the question."""
     label, _, rest = line.replace("`", "").replace("'", "").partition(":")
     return (rest.partition(" ")[2],), _class(place, label, _TREC)
-
-
-def _nli_rows(folder: Path, split: str) -> list[_Row]:
-    first, second, labels = (list(_lines(folder, f"{name}.{split}")) for name in ("s1", "s2", "labels"))
-    if not len(first) == len(second) == len(labels):
-        raise DataError(
-            f"{folder}: s1, s2 and labels of {split} have {len(first)}, {len(second)}, {len(labels)} lines"
-        )
-    return [
-        ((a, b), _class(place, label, _NLI))
-        for (_, a), (_, b), (place, label) in zip(first, second, labels, strict=True)
-    ]
 
 
 def _class(place: str, label: str, known: tuple[str, ...]) -> int:
