@@ -104,18 +104,12 @@ def run(arguments: argparse.Namespace) -> None:
     """Export, and print the results of the gates."""
     from embedkit.evaluation.sts import load_scored_pairs
     from embedkit.export.folder import export_folder
-    from embedkit.export.options import check_options
     from embedkit.export.pipeline import ExportReport, export_source
 
     check_output(arguments, whole_folder=arguments.format == "sentence-transformers")
-    forms = explicit(arguments, "precision", "target", "word_table", "vocabulary_size", "whitening_power")
-    texts: dict[str, Any] = {
-        name: [str(path)] for name, path in explicit(arguments, "calibration", "vocabulary").items()
-    }
-    check_options(**forms, **texts)  # before the texts are read
+    names = ("precision", "target", "word_table", "vocabulary_size", "whitening_power", "name", "max_length")
     options: dict[str, Any] = {
-        **forms,
-        **explicit(arguments, "name", "max_length"),
+        **explicit(arguments, *names),
         "licence": arguments.licence,
         "trust_remote_code": arguments.trust_remote_code,
         "dev": load_scored_pairs(arguments.dev) if arguments.dev else None,

@@ -157,23 +157,17 @@ def _activation(config: Any) -> str:
 
 def write_bert(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) -> onnx.ModelProto:
     """Write and describe the graph of an encoder or a cross-encoder that passes :func:`is_bert`."""
-    writer = _choose_writer(model, arithmetic)
+    weights, architecture = _read_weights(model), model.config.model_type
+    writer: _EncoderWriter | _CrossEncoderWriter
+    if isinstance(model, PairEncoder):
+        kind = _ModernCrossEncoderWriter if architecture == "modernbert" else _CrossEncoderWriter
+        writer = kind(model, weights, arithmetic)
+    else:
+        writer = _ENCODER_WRITERS.get(architecture, _EncoderWriter)(model, weights, arithmetic)
     graph = writer.write()
     if writer.network:
         onnx.helper.set_model_props(graph, {NETWORK_KEY: NetworkNames(**writer.network).to_json()})
     return graph
-
-
-def _choose_writer(
-    model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic
-) -> _EncoderWriter | _CrossEncoderWriter:
-    weights = _read_weights(model)
-    is_modern = model.config.model_type == "modernbert"
-    if isinstance(model, PairEncoder):
-        return (_ModernCrossEncoderWriter if is_modern else _CrossEncoderWriter)(model, weights, arithmetic)
-    if model.config.model_type == STATIC:
-        return _StaticWriter(model, weights, arithmetic)
-    return (_ModernEncoderWriter if is_modern else _EncoderWriter)(model, weights, arithmetic)
 
 
 class _BodyWriter:
@@ -498,6 +492,9 @@ class _StaticWriter(_EncoderWriter):
 
 class _ModernEncoderWriter(_ModernWriter, _EncoderWriter):
     """Writes a ModernBERT encoder."""
+
+
+_ENCODER_WRITERS = {STATIC: _StaticWriter, "modernbert": _ModernEncoderWriter}
 
 
 class _CrossEncoderWriter(_BodyWriter):

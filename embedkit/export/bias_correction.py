@@ -53,16 +53,19 @@ def measure_inputs(model: SentenceEncoder | PairEncoder, texts: Sequence[str]) -
         ExportError: there are too few texts, or the model cannot be exported.
     """
     recorder = _Recorder()
-    content = recorder.finish(model)
-    if content is None:  # a static model
+    graph = build_graph(model, recorder)
+    if not recorder.products:  # a static model
         return {}
+    names = [name for name, _ in recorder.products.values()]
+    graph.graph.node.append(helper.make_node("Concat", names, ["statistics"], axis=1))
+    graph.graph.output.append(helper.make_tensor_value_info("statistics", TensorProto.FLOAT, [4, "inputs"]))
     if isinstance(model, PairEncoder):
         tokens = model.tokenizer.tokenize(list(itertools.pairwise(texts)))
     else:
         tokens = model.tokenizer.tokenize(list(texts))
     if not tokens.ids:
         raise ExportError("inputs of products cannot be measured without texts")
-    session = Session(content, outputs=["statistics"])
+    session = Session(graph.SerializeToString(), outputs=["statistics"])
     pad_id = model.tokenizer.pad_id
     widths = [width for _, width in recorder.products.values()]
     least, largest, mean, power = np.zeros((4, sum(widths)), dtype=np.float32)
@@ -93,17 +96,6 @@ class _Recorder(FloatArithmetic):
         seen = graph.add("Concat", f"{name}.statistics", least, largest, mean, power, axis=0)
         self.products[name] = seen, width
         return super().matmul(graph, name, value, weight)
-
-    def finish(self, model: SentenceEncoder | PairEncoder) -> bytes | None:
-        """Return the serialized graph with an additional output, ``statistics``; None if it has no products."""
-        written = build_graph(model, self)
-        names = [name for name, _ in self.products.values()]
-        if not names:
-            return None
-        written.graph.node.append(helper.make_node("Concat", names, ["statistics"], axis=1))
-        written.graph.output.append(helper.make_tensor_value_info("statistics", TensorProto.FLOAT, [4, "inputs"]))
-        content: bytes = written.SerializeToString()
-        return content
 
 
 def measure_shifts(

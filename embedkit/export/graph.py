@@ -48,16 +48,12 @@ def build_graph(model: SentenceEncoder | PairEncoder, arithmetic: Arithmetic) ->
     Raises:
         ExportError: a weight is not finite, or the network cannot be traced.
     """
-    _check_weights(model)
-    return write_bert(model, arithmetic) if is_bert(model) else trace_graph(model, arithmetic)
-
-
-def _check_weights(model: SentenceEncoder | PairEncoder) -> None:
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ExportError(
                 f"{name} of {model.name} contains values that are not finite; was the training stable?"
             )
+    return write_bert(model, arithmetic) if is_bert(model) else trace_graph(model, arithmetic)
 
 
 _OUTPUT = "traced"

@@ -46,14 +46,14 @@ class Settings:
 
     precision: str
     target: str
-    words: str
-    name: str | None
-    dev: ScoredPairs | None
-    vocabulary: Sequence[str] | None
-    vocabulary_size: int | None
-    calibration: Sequence[str] | None
-    whitening_power: float | None
-    thresholds: Thresholds | None
+    word_table: str
+    name: str | None = None
+    dev: ScoredPairs | None = None
+    vocabulary: Sequence[str] | None = None
+    vocabulary_size: int | None = None
+    calibration: Sequence[str] | None = None
+    whitening_power: float | None = None
+    thresholds: Thresholds | None = None
 
     @property
     def is_int8(self) -> bool:
@@ -63,12 +63,12 @@ class Settings:
     @property
     def is_rounded(self) -> bool:
         """Whether weights are rounded, and can therefore be compared with those that are not."""
-        return self.is_int8 or (self.precision == "fp32" and self.words != "float32")
+        return self.is_int8 or (self.precision == "fp32" and self.word_table != "float32")
 
     @property
     def described(self) -> dict[str, Any]:
         """Precision and target, as the manifest has them."""
-        words = "" if self.words == _WORD_TABLE[self.precision] else f" with {self.words} words"
+        words = "" if self.word_table == _WORD_TABLE[self.precision] else f" with {self.word_table} words"
         target = self.target if self.is_int8 else _TARGET[self.precision]
         return {"precision": self.precision + words, "target": target}
 
@@ -78,7 +78,7 @@ class Settings:
             return self.thresholds
         thresholds = PAIR_THRESHOLDS if isinstance(model, PairEncoder) else THRESHOLDS
         limits = thresholds[self.precision]
-        if self.words == "float32":
+        if self.word_table == "float32":
             return limits
         return dataclasses.replace(thresholds["int8"], invariance=limits.invariance)
 
@@ -114,8 +114,9 @@ def check_options(**options: Unpack[ExportOptions]) -> Settings:
     """
     if unknown := options.keys() - ExportOptions.__annotations__.keys():
         raise TypeError(f"export has no options {', '.join(sorted(unknown))}")
-    target = options.get("target", "cpu-avx2")
-    precision = options.get("precision") or default_precision(target)
+    given: dict[str, Any] = {"target": "cpu-avx2"}
+    given |= {name: value for name, value in options.items() if value is not None}
+    target, precision = given["target"], given.setdefault("precision", default_precision(given["target"]))
     if precision not in PRECISIONS:
         raise ExportError(
             f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}", parameters=["precision"]
@@ -124,41 +125,27 @@ def check_options(**options: Unpack[ExportOptions]) -> Settings:
         raise ExportError(f"{precision} is for CPUs; the target gpu supports fp16 and fp32")
     if target != "gpu":
         largest_weight(target)
-    words = options.get("word_table") or _WORD_TABLE[precision]
-    choose_word_table(words)
-    calibration = _check_texts(options.get("calibration"), "calibration")
-    vocabulary = _check_texts(options.get("vocabulary"), "vocabulary")
+    choose_word_table(given.setdefault("word_table", _WORD_TABLE[precision]))
+    for name in {"calibration", "vocabulary"} & given.keys():
+        given[name] = check_items(list(check_iterable(given[name], name)), name=name)
+    given["vocabulary_size"] = check_count(given.get("vocabulary_size"), "vocabulary_size")
+    settings = Settings(**given)
+    calibration = settings.calibration
     if precision == "int8-static" and calibration is None:
         raise ExportError("int8-static needs calibration texts")
     if calibration is not None and not calibration:
         raise ExportError("calibration needs at least one text")
-    size = check_count(options.get("vocabulary_size"), "vocabulary_size")
-    if size is not None and vocabulary is None:
+    if settings.vocabulary_size is not None and settings.vocabulary is None:
         raise ExportError(
             "vocabulary_size limits a vocabulary that is pruned to texts: set vocabulary, too",
             parameters=["vocabulary_size"],
         )
-    return Settings(
-        precision=precision,
-        target=target,
-        words=words,
-        name=options.get("name"),
-        dev=options.get("dev"),
-        vocabulary=vocabulary,
-        vocabulary_size=size,
-        calibration=calibration,
-        whitening_power=_check_whitening(options.get("whitening_power"), calibration),
-        thresholds=options.get("thresholds"),
-    )
+    _check_whitening(settings.whitening_power, calibration)
+    return settings
 
 
-def _check_texts(texts: Sequence[str] | None, name: str) -> Sequence[str] | None:
-    return None if texts is None else check_items(list(check_iterable(texts, name)), name=name)
-
-
-def _check_whitening(power: float | None, calibration: Sequence[str] | None) -> float | None:
+def _check_whitening(power: float | None, calibration: Sequence[str] | None) -> None:
     if power is not None and calibration is None:
         raise ExportError("whitening_power needs calibration texts", parameters=["whitening_power", "calibration"])
     if power is not None and not (isinstance(power, Real) and 0 <= power <= 1):
         raise ExportError(f"whitening_power must be from 0 to 1, not {power}", parameters=["whitening_power"])
-    return power

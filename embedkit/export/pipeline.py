@@ -244,7 +244,7 @@ def _write_graph(model: SentenceEncoder | PairEncoder, settings: Settings) -> tu
     elif settings.precision == "int8":
         products = Int8Arithmetic(largest_weight(settings.target), inputs)
     logger.info("writing the graph of %s, %s", model.name, settings.precision)
-    graph = build_graph(model, MixedArithmetic(products, choose_word_table(settings.words)))
+    graph = build_graph(model, MixedArithmetic(products, choose_word_table(settings.word_table)))
     if unrounded is not None and isinstance(model, SentenceEncoder):
         shifts = measure_shifts(unrounded, graph, inputs)
         for written in (graph, unrounded):
