@@ -80,10 +80,16 @@ class BatchRunner:
             self._backend.fill(rows, slice(0, 1), tokens)
             return rows
         batches = self._backend.batches(tokens.lengths, most_tokens=self._max_tokens, most_items=batch_size)
-        pending = deque(batches)
-        counting = Lock()
+        lanes = min(self._backend.lanes, len(batches))
+        if lanes < 2:
+            for items in batches:
+                self._backend.fill(rows, items, tokens)
+                if progress:
+                    progress.advance(len(rows[items]))
+            return rows
+        pending, counting = deque(batches), Lock()
 
-        def work(lane: int | None) -> None:
+        def work(lane: int) -> None:
             try:
                 for items in _take(pending):
                     self._backend.fill(rows, items, tokens, lane)
@@ -93,10 +99,6 @@ class BatchRunner:
             finally:
                 pending.clear()  # an exception in one lane stops all
 
-        lanes = min(self._backend.lanes, len(batches))
-        if lanes < 2:
-            work(None)
-            return rows
         # One pool per call: a persistent one would be dead in a forked process, and threads start in microseconds.
         with ThreadPoolExecutor(lanes - 1) as pool:
             others = submit_each(pool, work, range(1, lanes))

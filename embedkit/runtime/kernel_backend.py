@@ -11,9 +11,10 @@ processor is used, unless the caller or ``EMBEDKIT_INSTRUCTIONS`` names another.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any, Self
@@ -40,7 +41,7 @@ _TOKENS_PER_BATCH = range(64, 257)  # enough for all rows of a tile, and few eno
 _BATCHES_OF_FEW = 8
 # Multiplications by a weight, of bytes and of floats, that take longer than starting another thread.
 _WORK_OF_A_THREAD = {True: 400_000_000, False: 130_000_000}
-_TEAM = range(2, 1025)  # threads that can share a batch
+_MOST_OF_A_TEAM = 1024  # threads that can share a batch
 _MULTIPLE = 64  # every width is a multiple of it, so that the kernel has only whole tiles
 _LANES = 16  # and so is the width of a head of this
 _MOST_ROTATIONS = 2
@@ -234,27 +235,29 @@ class KernelBackend:
             types = TokenIds.of(tokens.type_ids[items]).flat
         elif self._is_typed:  # 0 by default, as in ONNX Runtime
             types = np.zeros(len(ids.flat), dtype=np.int32)
+        # Threads share a batch that is alone and has enough work for them.
+        wanted = len(ids.flat) // max(1, self._tokens_of_a_thread) if lane is None else 1
+        threads = min(wanted, self.lanes, _MOST_OF_A_TEAM)
         try:
-            self._run((ids.flat, types, ids.bounds.astype(np.int32), rows[items]), is_alone=lane is None)
+            with self._team(threads) if threads > 1 else contextlib.nullcontext() as team:
+                self._network.run(ids.flat, types, ids.bounds.astype(np.int32), rows[items], team, self._logits)
         except ValueError as error:
             raise ModelError(f"the graph does not accept the ids of the tokenizer: {error}") from error
         except ArithmeticError as error:
             raise ModelError(f"the graph cannot be computed: {error}") from error
 
-    def _run(self, batch: tuple[Any, Any, Any, Any], *, is_alone: bool) -> None:
-        """Run a batch, the arguments of the kernel; threads share it if it is alone and has enough work."""
-        wanted = len(batch[0]) // max(1, self._tokens_of_a_thread) if is_alone else 1
-        threads = 1 if wanted < 2 else min(wanted, self.lanes, _TEAM[-1])
-        # Teams of several callers would compete for the same processors.
-        if threads < _TEAM[0] or not self._sharing.acquire(blocking=False):
-            self._network.run(*batch, *((None, True) if self._logits else ()))
+    @contextlib.contextmanager
+    def _team(self, threads: int) -> Iterator[bert.Team | None]:
+        """Other threads that help this one; none beside another team, which would compete for the processors."""
+        if not self._sharing.acquire(blocking=False):
+            yield None
             return
         try:
             team = bert.make_team(self.instructions, threads)
             with ThreadPoolExecutor(threads - 1) as pool:
                 try:
                     submit_each(pool, bert.help_team, [team] * (threads - 1))
-                    self._network.run(*batch, team, *((True,) if self._logits else ()))
+                    yield team
                 finally:
                     bert.close_team(team)
         finally:

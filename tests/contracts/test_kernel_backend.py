@@ -283,12 +283,12 @@ def test_callers_at_the_same_time_form_one_team(make_encoder: Any, tokens: Token
 def test_a_team_is_no_larger_than_the_kernel_allows(
     make_encoder: Any, tokens: Tokens, teams: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most = kernel_backend._TEAM[-1]
+    most = kernel_backend._MOST_OF_A_TEAM
     assert bert.make_team("portable", most) is not None
     with pytest.raises(ValueError, match=f"expected 1 to {most}"):
         bert.make_team("portable", most + 1)
     teams.clear()
-    monkeypatch.setattr(kernel_backend, "_TEAM", range(2, 4))
+    monkeypatch.setattr(kernel_backend, "_MOST_OF_A_TEAM", 3)
     run(KernelBackend(read_network(write(make_encoder())), threads=8), tokens)
     assert teams == [3]
 
