@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedkit.atomic import atomic_file
 from embedkit.config import flat, load_toml
@@ -83,27 +82,11 @@ def _page(run: RunFolder, config: Mapping[str, Any]) -> str:
         parts.append('<div class="charts">{}</div>'.format("\n".join(map(draw, curves))))
     parts += [
         "" if stages else "<p>No metrics have been logged yet.</p>",
-        _facts("Data", _data(config, card)),
+        _facts("Result", flat(card)),
         _facts("Environment", flat(environment)),
         _facts("Configuration", flat(config), folded=True),
     ]
     return "\n".join(parts) + "\n</html>\n"
-
-
-def _data(config: Mapping[str, Any], card: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield facts from the card, or from the configuration if there is no card yet."""
-    for source in card.get("corpus") or config.get("corpus", ()):
-        facts = [str(source.get("name") or source.get("path"))]
-        facts += [f"{source['rows']:,} rows"] if "rows" in source else []
-        facts += [f"licence {source.get('licence', 'unknown')}"]
-        yield "corpus", ", ".join(facts + ([f"SHA-256 {source['sha256'][:16]}"] if "sha256" in source else []))
-    taught = card.get("teacher") or {}
-    configured = config.get("teachers") or filter(None, [config.get("teacher")])
-    for teacher in taught.get("teachers", [taught]) if taught else configured:
-        marked = f", fingerprint {teacher['fingerprint'][:16]}" if "fingerprint" in teacher else ""
-        yield "teacher", f"{teacher.get('name') or teacher.get('source')}{marked}"
-    if dev := card.get("dev") or config.get("dev", {}).get("pairs"):
-        yield "development set", f"{dev}, {card['dev_pairs']:,} pairs" if card.get("dev_pairs") else str(dev)
 
 
 def _facts(heading: str, rows: Iterable[tuple[str, Any]], *, folded: bool = False) -> str:
@@ -128,18 +111,15 @@ def _duration(seconds: float) -> str:
 
 Record = Mapping[str, float]
 _LAID_OUT = ("step", "epoch", "loss", "lr", "seconds", "dev", "dev_seconds")
-_LOG_SCALE_FROM = 20
 
 
-@dataclasses.dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """Values by ascending step, at least one; ``best`` is the index of the best one, if one was selected."""
 
     title: str
     steps: tuple[int, ...]
     values: tuple[float, ...]
     best: int | None = None
-    logarithmic: bool = False
 
 
 def read_curves(metrics: Path, measure: str = MEASURES["dev_spearman"]) -> tuple[list[Curve], dict[str, str]]:
@@ -165,10 +145,8 @@ def read_curves(metrics: Path, measure: str = MEASURES["dev_spearman"]) -> tuple
     curves, figures = [], {"steps": f"{steps:,}"}
     for name in ("loss", *(name for name in trained[0] if name not in _LAID_OUT)):
         rows = [(int(record["step"]), record[name]) for record in trained if name in record]
-        finite = [value for _, value in rows if math.isfinite(value)]
-        spans = bool(finite) and min(finite) > 0 and max(finite) > _LOG_SCALE_FROM * min(finite)
         places, values = zip(*rows, strict=True)
-        curves.append(Curve(name, places, values, logarithmic=spans))
+        curves.append(Curve(name, places, values))
     if scored := [(int(record["step"]), record["dev"]) for record in evaluated if "dev" in record]:
         places, scores = zip(*scored, strict=True)  # undefined scores are not recorded
         best = len(scores) - 1 if len(set(scores)) == 1 else scores.index(max(scores))  # as in the loop
@@ -203,10 +181,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 505, 30, 235  # of the axes, in a drawing of 
 
 def draw(curve: Curve) -> str:
     """Draw one curve as an inline ``<svg>``, which the page scales and colours."""
-    scale = math.log10 if curve.logarithmic else float
-    points = [(x, scale(y)) for x, y in zip(curve.steps, curve.values, strict=True) if math.isfinite(y)]
+    points = [(x, y) for x, y in zip(curve.steps, curve.values, strict=True) if math.isfinite(y)]
     heights = [y for _, y in points] or [0.0]
-    columns, rows = _ticks(0, max(curve.steps)), _ticks(min(heights), max(heights), whole=curve.logarithmic)
+    columns, rows = _ticks(0, max(curve.steps)), _ticks(min(heights), max(heights))
 
     def across(step: float) -> float:
         return _LEFT + (_RIGHT - _LEFT) * step / columns[-1]
@@ -217,16 +194,16 @@ def draw(curve: Curve) -> str:
     label, line = html.escape(curve.title), " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 520 270" role="img" aria-label="{label}">',
-        _text(_LEFT, 16, curve.title + " (log scale)" * curve.logarithmic, "start", 'font-weight="bold"'),
+        _text(_LEFT, 16, curve.title, "start", 'font-weight="bold"'),
         *(f'<path d="M{_LEFT},{up(y):.1f}H{_RIGHT}" stroke="var(--rule)"/>' for y in rows),
-        *(_text(_LEFT - 6, up(y) + 4, f"{10**y if curve.logarithmic else y:.6g}", "end") for y in rows),
+        *(_text(_LEFT - 6, up(y) + 4, f"{y:.6g}", "end") for y in rows),
         *(_text(across(x), _BOTTOM + 16, f"{x:,.0f}", "middle") for x in columns),
         _text((_LEFT + _RIGHT) / 2, _BOTTOM + 31, "step", "middle"),
         f'<polyline points="{line}" fill="none" stroke="var(--line)" stroke-width="1.6"/>',
     ]
     if curve.best is not None:
         step, value = curve.steps[curve.best], curve.values[curve.best]
-        place = f'cx="{across(step):.1f}" cy="{up(scale(value)):.1f}"'
+        place = f'cx="{across(step):.1f}" cy="{up(value):.1f}"'
         parts.append(f'<circle {place} r="4" fill="none" stroke="var(--best)" stroke-width="2"/>')
         parts.append(_text(_RIGHT, 16, f"best {value:.2f} at step {step:,}", "end", 'fill="var(--best)"'))
     return "\n".join([*parts, "</svg>"])
@@ -236,11 +213,10 @@ def _text(x: float, y: float, text: str, anchor: str, attributes: str = "") -> s
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {attributes}>{html.escape(text)}</text>'
 
 
-def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+def _ticks(low: float, high: float) -> list[float]:
     """Return at least two round numbers around a range, about five."""
     span = (high - low) or abs(high) or 1.0
     magnitude = 10.0 ** math.floor(math.log10(span / 4))
     step = next(magnitude * factor for factor in (1, 2, 5, 10) if span / (magnitude * factor) <= 4)
-    step = max(1.0, math.ceil(step)) if whole else step
     first = math.floor(low / step)
     return [number * step for number in range(first, max(math.ceil(high / step), first + 1) + 1)]

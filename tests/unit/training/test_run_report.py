@@ -62,8 +62,8 @@ def test_a_finished_run_shows_its_figures_and_settings(start):
     assert "sct; bert-tiny, started from teacher; finished" in text
     for figure in ("50.00", "at step 20", "5 s", "0.200", "evaluations: 1<", "20.0 % of time"):
         assert figure in text
-    assert "texts, 1,234 rows, licence CC0, SHA-256 abababababababab<" in text
-    assert "model, fingerprint cdcdcdcdcdcdcdcd<" in text
+    assert "<tr><th>corpus[0].rows</th><td><code>1234</code></td></tr>" in text
+    assert f"<tr><th>teacher.fingerprint</th><td><code>{'cd' * 32}</code></td></tr>" in text
     assert "data/dev.tsv" in text
     assert "<tr><th>processor</th><td><code>Fast CPU</code></td></tr>" in text
     assert "<tr><th>optim.lr</th><td><code>0.0005</code></td></tr>" in text
@@ -79,7 +79,7 @@ def test_an_interrupted_run_keeps_its_curves(start):
     text = text_of(write_report(run.path))
     assert "not finished" in text
     assert text.count("<svg") == 4
-    assert "texts.txt, licence CC0" in text
+    assert "texts.txt" in text
     assert "org/model" in text
 
 
@@ -161,7 +161,6 @@ def test_a_line_that_is_not_a_record_is_an_error(write, torn):
         Curve("flat", (1, 2), (0.0, 0.0)),
         Curve("gap", (1, 2), (1.0, float("nan"))),
         Curve("nothing", (1,), (float("inf"),)),
-        Curve("loss", (10, 20, 30), (8.0, 0.4, 0.01), logarithmic=True),
     ],
     ids=lambda curve: curve.title,
 )
