@@ -223,11 +223,11 @@ def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def _check(config: RunConfig) -> None:
     """Check the corpus, and print the length of the run on stderr; stdout is a recipe."""
     from embedkit.training.recipes import RECIPES
-    from embedkit.training.run import Run
+    from embedkit.training.run import planned, prepare
 
-    planned = Run.prepare(config).plan
+    steps, evaluations = planned(config, prepare(config))
     stages = "; for each stage that uses [optim]" if config.method in RECIPES else ""
-    logger.info("planned%s: %s steps, %s evaluations", stages, f"{planned.steps:,}", f"{planned.evaluations:,}")
+    logger.info("planned%s: %s steps, %s evaluations", stages, f"{steps:,}", f"{evaluations:,}")
 
 
 def _report(folder: Path) -> None:

@@ -121,6 +121,8 @@ AUGMENTATIONS: dict[str, Augmentation] = {
 class Batches(ABC):
     """Batches of a run, each determined by its step alone.
 
+    A recipe has checked beforehand that there are enough rows.
+
     Args:
         count: number of rows in an epoch.
         batch_size: B.
@@ -129,13 +131,9 @@ class Batches(ABC):
     Attributes:
         steps_per_epoch: number of batches in an epoch.
         on_gpu: whether views are split as suits a GPU; see :func:`chunk_view`.
-
-    Raises:
-        ConfigError: there are fewer rows than ``batch_size``.
     """
 
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
-        check_count(count, batch_size)
         self.steps_per_epoch = count // batch_size
         self.on_gpu = False
         self._count, self._batch_size, self._seed = count, batch_size, seed
@@ -196,11 +194,7 @@ class BatchSource(Batches):
 
     Each view is split into chunks of similar length, which saves most of the padding and does not change the
     result. ``rows`` are the rows of the corpus to train on, by default all; ``scores`` are labels of all its rows,
-    ``(N,) float32``. Teachers are read only if the method needs them.
-
-    Raises:
-        ConfigError: corpus, batch size or views do not fit the method, a required teacher or label is missing,
-            or the method takes one teacher and there are several.
+    ``(N,) float32``. Teachers are read only if the method needs them. :func:`check_batches` has checked the rest.
     """
 
     def __init__(
@@ -218,15 +212,10 @@ class BatchSource(Batches):
     ) -> None:
         self._rows = np.arange(len(corpus)) if rows is None else rows
         super().__init__(len(self._rows), batch_size=batch_size, seed=seed)
-        check_batches(spec, len(self._rows), columns=corpus.views, batch_size=batch_size, views=views)
-        if problem := spec.teacher_problem(len(teachers)):
-            raise ConfigError(problem)
-        if spec.scores and scores is None:
-            raise ConfigError("this method learns from labels, which only a recipe can provide")
         self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
         self._augmentations, self._rate = _augmentations(spec, views), views.rate
         self._teachers = tuple(teachers) if spec.teacher else ()
-        self._scores = scores if spec.scores else None
+        self._scores = scores
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0."""
@@ -250,8 +239,9 @@ class BatchSource(Batches):
 
     def _view(self, ids: Sequence[list[int]], name: str, generator: np.random.Generator) -> View:
         length = self._tokenizer.max_length
-        changed = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
-        return chunk_view(Tokens(changed, []), self._tokenizer.pad_id, gpu_limit=length if self.on_gpu else None)
+        if name != "none":
+            ids = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
+        return chunk_view(Tokens(ids, []), self._tokenizer.pad_id, gpu_limit=length if self.on_gpu else None)
 
 
 def check_batches(spec: BatchSpec, count: int, *, columns: int, batch_size: int, views: ViewsConfig) -> None:
@@ -362,9 +352,6 @@ class PairBatchSource(Batches):
 
     ``scores`` are the labels of all rows, ``(N,) float32``. With ``both_orders`` an epoch has every pair twice, as
     ``(first, second)`` and ``(second, first)``.
-
-    Raises:
-        ConfigError: there are fewer pairs than ``batch_size``, or the corpus has one view only.
     """
 
     def __init__(
@@ -377,8 +364,6 @@ class PairBatchSource(Batches):
         seed: int,
         both_orders: bool = True,
     ) -> None:
-        if corpus.views != 2:
-            raise ConfigError("a cross-encoder learns from pairs, but the corpus has only one view")
         super().__init__(len(corpus) * (2 if both_orders else 1), batch_size=batch_size, seed=seed)
         self._corpus, self._tokenizer, self._scores = corpus, tokenizer, scores
 
@@ -394,14 +379,9 @@ class PairBatchSource(Batches):
 
 
 class GroupBatches(Batches):
-    """Batches of groups, consecutive pairs of one query; ``batch_size`` and ``group`` count pairs.
-
-    Raises:
-        ConfigError: ``group`` does not divide ``batch_size``, or there are too few queries for a batch.
-    """
+    """Batches of groups, consecutive pairs of one query; ``batch_size`` and ``group`` count pairs."""
 
     def __init__(self, queries: int, tokenizer: PairTokenizer, *, batch_size: int, group: int, seed: int) -> None:
-        check_groups(queries, batch_size=batch_size, group=group)
         super().__init__(queries, batch_size=batch_size // group, seed=seed)
         self._tokenizer, self._group, self._choice = tokenizer, group, seed
 

@@ -58,7 +58,6 @@ Scores = Mapping[str, float]
 logger = logging.getLogger(__name__)
 _LOG_EVERY = 10
 _COST_STEPS = 20
-_COSTLY_SHARE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,18 +207,13 @@ class _Run:
             raise TrainingError(
                 f"the loss is {loss} at step {self.state.step}; lower optim.lr or raise the temperatures"
             )
-        if self.penalty and self.state.step == 1:
-            self._compare_penalty(float(outputs[0].metrics["activations"]), loss)
-        return loss
-
-    def _compare_penalty(self, penalty: float, loss: float) -> None:
-        """Warn if the activations of the start would be learned first, at the cost of the initialisation."""
-        if penalty > loss:
+        if self.penalty and self.state.step == 1 and (cost := outputs[0].metrics["activations"].item()) > loss:
             logger.warning(
                 "the first step's activations beyond optim.activation_limit cost %.3g, and its loss is %.3g: the "
                 "student will lose part of its initialisation; train it without the limit, or with a higher one",
-                *(penalty, loss),
+                *(cost, loss),
             )
+        return loss
 
     def _backward(self, batch: Batch) -> StepOutput:
         own = batch.share(processes.rank(), processes.count()).to(self.device)
@@ -243,7 +237,7 @@ class _Run:
         if step % _LOG_EVERY == 0 or step == self.total:
             self._log()
         if self.evaluate is not None and step in self.dev_steps:
-            self._select()
+            self._select(self.evaluate)
         if epoch_end:
             self._close_epoch()
         if step - first == _COST_STEPS:
@@ -268,14 +262,11 @@ class _Run:
             self.folder.log(record)
             self.control.on_record(record)
 
-    def _select(self) -> None:
+    def _select(self, evaluate: Callable[[], Scores]) -> None:
         """Score the encoder on the development set and keep it if it is strictly better than the best so far.
 
         As long as no score is defined, or all are equal, the latest encoder is kept.
         """
-        evaluate = self.evaluate
-        if evaluate is None:
-            return
         began = time.monotonic()
         scores: dict[str, float] = {}
 
@@ -288,9 +279,16 @@ class _Run:
         defined = math.isfinite(score)  # the correlation of a collapsed encoder, or with equal labels, is not
         measured = {name: value for name, value in scores.items() if math.isfinite(value)}
         self._write({"step": self.state.step, **measured, "dev_seconds": round(seconds, 3)})
-        if self.state.step == min(self.dev_steps) < max(self.dev_steps):
-            self._log_evaluation_cost(seconds)
-        if not defined and self.state.step == min(self.dev_steps):
+        is_first = self.state.step == min(self.dev_steps)
+        if is_first and len(self.dev_steps) > 1:
+            count = len(self.dev_steps)
+            steps = self.state.seconds / self.state.step * self.total
+            logger.info(
+                "an evaluation takes %.2f s; all %s take about %.1f minutes, %.0f %% of the run, by dev.every, "
+                "dev.limit and dev.most",
+                *(seconds, f"{count:,}", seconds * count / 60, 100 * seconds * count / (seconds * count + steps)),
+            )
+        if is_first and not defined:
             logger.warning("the development score is undefined: all labels, or all cosines, are equal")
         if defined and self.state.best_score is not None:
             self.state.scores_differ |= score != self.state.best_score
@@ -300,16 +298,6 @@ class _Run:
                 self.state.best_score, self.state.best_step = score, self.state.step
             if processes.first():
                 self.folder.save(self.method.encoder, self.folder.best)
-
-    def _log_evaluation_cost(self, seconds: float) -> None:
-        """Estimate the cost of all evaluations from the first one."""
-        all_of_them = seconds * len(self.dev_steps)
-        share = all_of_them / (all_of_them + self.state.seconds / self.state.step * self.total)
-        logger.info(
-            "an evaluation takes %.2f s; all %s take about %.1f minutes, %.0f %% of the run%s",
-            *(seconds, f"{len(self.dev_steps):,}", all_of_them / 60, 100 * share),
-            "; dev.every, dev.limit and dev.most reduce it" if share > _COSTLY_SHARE else "",
-        )
 
     def _close_epoch(self) -> None:
         """Count epochs without an improvement; an epoch without an evaluation does not count."""

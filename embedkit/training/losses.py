@@ -52,21 +52,16 @@ def similarity_logits(queries: Tensor, keys: Keys, temperature: float) -> Tensor
 @torch.no_grad()
 def target_distribution(keys: Keys, temperature: float) -> Distribution:
     """Return ``softmax(batch keys / temperature)`` of the keys' own vectors of the batch."""
-    logits = similarity_logits(keys.batch, keys, temperature)
-    # On a CPU, in blocks of rows that stay in cache from one operation to the next.
-    entropies = [_normalise(rows) for rows in logits.split(_BLOCK if logits.device.type == "cpu" else len(logits))]
+    logits, entropies = similarity_logits(keys.batch, keys, temperature), []
+    # On a CPU, in blocks of rows that stay in cache from one operation to the next; in place.
+    for rows in logits.split(_BLOCK if logits.device.type == "cpu" else len(logits)):
+        rows.sub_(rows.amax(dim=1, keepdim=True))
+        probabilities = rows.exp()
+        total = probabilities.sum(dim=1, keepdim=True)
+        probabilities /= total
+        entropies.append(total.log().sum() - _sum_of_products(probabilities, rows))
+        rows.copy_(probabilities)
     return Distribution(logits, torch.stack(entropies).sum() / len(logits))
-
-
-def _normalise(logits: Tensor) -> Tensor:
-    """Turn rows of logits into probabilities, in place; return the sum of the rows' entropies."""
-    logits -= logits.amax(dim=1, keepdim=True)
-    probabilities = logits.exp()
-    total = probabilities.sum(dim=1, keepdim=True)
-    probabilities /= total
-    entropy = total.log().sum() - _sum_of_products(probabilities, logits)
-    logits.copy_(probabilities)
-    return entropy
 
 
 def cross_entropy(queries: Tensor, keys: Keys, probabilities: Tensor, *, temperature: float) -> Tensor:

@@ -225,6 +225,11 @@ def pooled(encoder: SentenceEncoder, view: View) -> Tensor:
     return _rows(encoder.pooled, view)
 
 
+def embed(encoder: SentenceEncoder, view: View) -> Tensor:
+    """Return the embeddings of a view: ``(B, D) float32, unit rows``, in batch order."""
+    return unit_embeddings(encoder, pooled(encoder, view))
+
+
 def unit_embeddings(encoder: SentenceEncoder, states: Tensor) -> Tensor:
     """Apply the head, if there is one, to pooled embeddings and normalise: ``(B, H) -> (B, D) float32``."""
     rows = states if encoder.head is None else encoder.head(states)
@@ -314,14 +319,6 @@ class Distillation(Method):
         weight, bias = fit_affine(torch.cat(rows), vectors, ridge=_RIDGE)
         head.linear.weight.copy_(weight)
         head.linear.bias.copy_(bias)
-
-    @abstractmethod
-    def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """Return the distillation loss from pooled embeddings of the views, before the head, each ``(B, H)``."""
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """Return the distillation loss."""
-        return self.distil(batch, [pooled(self.encoder, view) for view in batch.views])
 
 
 def congen_preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:

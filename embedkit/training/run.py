@@ -1,4 +1,4 @@
-"""A run: resolved, checked and built once, then trained by its recipe into a run folder."""
+"""A run: its data read and checked, its student built, then trained by its recipe into a run folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from embedkit import __version__
-from embedkit.config import from_mapping, load_toml, to_mapping
+from embedkit.config import load_toml, to_mapping
 from embedkit.errors import ConfigError, EmbedkitError, TrainingError, first_line
 from embedkit.evaluation.catalogue import load_task
 from embedkit.evaluation.speed.plan import processor_name
@@ -49,141 +49,127 @@ from embedkit.training.students import build_student, find_start
 from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors, RotatedVectors
 from embedkit.training.teachers import CachedVectors, TeacherVectors, load_vectors
 
-__all__ = ["Plan", "Run", "find_method", "resolve", "run", "training_text"]
+__all__ = ["find_method", "planned", "prepare", "read_teachers", "resolve", "run", "training_text"]
 
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Optimizer steps, of the stage that uses ``[optim]``, and at most so many evaluations."""
+def run(config: RunConfig, folder: str | Path, control: RunControl | None = None) -> TrainState:
+    """Train the model described by ``config``, together with the other processes if started by torchrun.
 
-    steps: int
-    evaluations: int
+    Once the returned state is ``finished``, the encoder is in ``folder/model``.
 
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A run whose configuration and texts are checked.
-
-    Attributes:
-        config: a result of :func:`resolve`.
-        recipe: the recipe that trains it.
-        data: corpus and development pairs, and the teachers once :meth:`read_teachers` has read them.
-        control: resume, stop, progress.
+    Raises:
+        EmbedkitError: some part of the run failed; the last checkpoint is kept.
     """
-
-    config: RunConfig
-    recipe: Recipe
-    data: RunData
-    control: RunControl
-
-    @classmethod
-    def prepare(cls, config: RunConfig, control: RunControl | None = None) -> Run:
-        """Find the student's start, read the texts and check them, before a model computes anything.
-
-        Raises:
-            ConfigError: the corpus does not fit the method, or the student's vocabulary is undefined.
-            DataError: a source is missing or malformed.
-            ModelNotFoundError: there is no model that the student starts from.
-        """
-        control, recipe = control or RunControl(), find_method(config.method)
+    control, run_folder = control or RunControl(), RunFolder(folder)
+    with processes.group(config.device), _threads(config.threads), seeded(config.seed), _out_of_memory_named():
+        run_folder.check(to_mapping(config), resume=control.resume)
+        _require_permission(config, control)
+        to_device(torch.nn.Identity(), config.device)  # before any expensive work
+        processes.wait()  # before any process writes, which check() would reject
         if not processes.first():
             control = dataclasses.replace(control, show_progress=False)
-        if not recipe.scores_pairs:
-            find_start(config)
-        elif processes.count() > 1:
-            raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
-        pairs, dev_set = _dev_pairs(config), _dev_set(config)
-        with processes.first_alone():  # the others read its results from the cache
-            corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=control.show_progress)
-        split = Split.of(corpus, config.dev.held_out)
-        extra = recipe.check(config, config.settings, corpus)
-        if not recipe.scores_pairs:
-            presets = presets_of(recipe, to_mapping(config.student), to_mapping(config.settings))
-            published = to_mapping(from_mapping(recipe.settings_class, table_of(presets, "settings")))
-            _warn_of_long_queues(to_mapping(config.settings), len(corpus), published)
-        return cls(config, recipe, RunData(corpus, pairs, split, extra=extra, dev_set=dev_set), control)
+        data = prepare(config, show_progress=control.show_progress)
+        return _train(Stage(config, data, run_folder, control))
 
-    @property
-    def plan(self) -> Plan:
-        """The work of the run."""
-        config, data, optim = self.config, self.data, self.config.optim
-        rows = len(data.split.train) if data.extra is None else config.settings.epoch_rows(data.extra)
-        evaluates = bool(data.dev or data.dev_set or data.split.held_out)
-        if self.recipe.scores_pairs:
-            evaluates = bool(config.settings.dev)
-        per_epoch, total = total_steps(
-            rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
-        )
-        if not evaluates:
-            return Plan(total, 0)
-        steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
-        return Plan(total, len(steps))
 
-    def read_teachers(self, space: Path | None = None) -> Run:
-        """Return the run with its teachers; vectors that are not cached are computed.
+def prepare(config: RunConfig, *, show_progress: bool | None = None) -> RunData:
+    """Find the student's start, read the texts and check them, before a model computes anything.
 
-        ``space`` holds the space of an interrupted run with ``[join]``: principal components computed again may
-        differ in their last bits, for instance by threads.
+    Raises:
+        ConfigError: the corpus does not fit the method, or the student's vocabulary is undefined.
+        DataError: a source is missing or malformed.
+        ModelNotFoundError: there is no model that the student starts from.
+    """
+    recipe = find_method(config.method)
+    if not recipe.scores_pairs:
+        find_start(config)
+    elif processes.count() > 1:
+        raise ConfigError(f"{config.method} runs in one process, not {processes.count()}")
+    pairs, dev_set = _dev_pairs(config), _dev_set(config)
+    with processes.first_alone():  # the others read its results from the cache
+        corpus = Corpus.prepare(config.sources, Path(config.cache), show_progress=show_progress)
+    split = Split.of(corpus, config.dev.held_out)
+    extra = recipe.check(config, config.settings, corpus)
+    _report_long_queues(to_mapping(config.settings), len(corpus))
+    return RunData(corpus, pairs, split, extra=extra, dev_set=dev_set)
 
-        Raises:
-            CacheError: the teacher cache is damaged, or on a file system without locks.
-        """
-        config = self.config
-        if self.recipe.pair_teachers:
-            teachers = load_pair_teachers(config, config.settings.length)
-            return dataclasses.replace(self, data=dataclasses.replace(self.data, pair_teachers=teachers))
-        if self.data.teachers or not reads_vectors(self.recipe):
-            return self
-        if space is not None and config.join is not None:
-            config = dataclasses.replace(config, join=JoinConfig(space=str(space.absolute())))
-        vectors, corpus, cache = list[TeacherVectors](), self.data.corpus, Path(config.cache)
-        with processes.first_alone():  # the others read its results from the cache
-            for named in config.every_teacher:
-                resolved = dataclasses.replace(named, source=config.resolve_model(named.source))
-                vectors.append(load_vectors(resolved, corpus, cache, show_progress=self.control.show_progress))
-        if config.join is not None:
-            place = config.join.space and config.resolve(config.join.space)
-            vectors = [JoinedVectors(vectors, dataclasses.replace(config.join, space=place), len(corpus))]
-        if config.matryoshka is not None:
-            config.matryoshka.check(vectors[0].dimension)
-            vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
-        return dataclasses.replace(self, data=dataclasses.replace(self.data, teachers=tuple(vectors)))
 
-    def train(self, folder: RunFolder) -> TrainState:
-        """Train the student; once the returned state is ``finished``, it is in ``folder.model``.
+def planned(config: RunConfig, data: RunData) -> tuple[int, int]:
+    """Return the optimizer steps of the stage that uses ``[optim]``, and how often it is evaluated at most."""
+    optim, evaluates = config.optim, bool(data.dev or data.dev_set or data.split.held_out)
+    rows = len(data.split.train) if data.extra is None else config.settings.epoch_rows(data.extra)
+    if find_method(config.method).scores_pairs:
+        evaluates = bool(config.settings.dev)
+    per_epoch, total = total_steps(
+        rows // optim.batch_size, accumulate=optim.accumulate, epochs=optim.epochs, steps=optim.steps
+    )
+    steps = evaluation_steps(total, steps_per_epoch=per_epoch, every=config.dev.every, most=config.dev.most)
+    return total, len(steps) if evaluates else 0
 
-        Raises:
-            EmbedkitError: some part of the run failed; the last checkpoint is kept.
-        """
-        config, student = self.config, None
-        folder.check_inputs(self.data.inputs(config))  # before anything is computed
-        if not self.recipe.scores_pairs:  # those build their cross-encoder themselves
-            student = build_student(config)
-            student.name = config.name or folder.name
-            student.default_prompt = None  # training texts have no prompt
-            _warn_of_size(config, self.recipe, student)
-        run = self.read_teachers(folder.space if folder.is_begun and folder.space.exists() else None)
-        inputs = run.data.inputs(config)
-        if student is not None and config.student.source is not None:
-            inputs[f"the model {config.student.source}"] = student.fingerprint()
-        if student is not None and processes.first():
-            report_truncated_texts(run.data, student.tokenizer)
-        folder.check_inputs(inputs)
-        with folder.claimed() if processes.first() else contextlib.nullcontext():
-            if processes.first():
-                folder.start(to_mapping(config), _environment(), inputs, resume=self.control.resume)
-                if student is not None and not folder.initial.exists():
-                    folder.save(student, folder.initial)
-                if run.data.teachers and isinstance(joined := run.data.teachers[0], JoinedVectors):
-                    folder.save(joined.space, folder.space)
-            processes.wait()
-            stage = Stage(config, run.data, folder, self.control)
-            state = self.recipe.function(stage, config.settings, student)
-            if state.finished and processes.first():
-                folder.finish(_card(config, folder.name, run.data, state))
-        return state
+
+def read_teachers(
+    config: RunConfig, data: RunData, *, space: Path | None = None, show_progress: bool | None = None
+) -> RunData:
+    """Return the data with its teachers; vectors that are not cached are computed.
+
+    ``space`` is the file of the space of an interrupted run with ``[join]``, if there is one: principal components
+    computed again may differ in their last bits, for instance by threads.
+
+    Raises:
+        CacheError: the teacher cache is damaged, or on a file system without locks.
+    """
+    recipe, corpus = find_method(config.method), data.corpus
+    if recipe.pair_teachers:
+        return dataclasses.replace(data, pair_teachers=load_pair_teachers(config, config.settings.length))
+    if not reads_vectors(recipe):
+        return data
+    vectors = list[TeacherVectors]()
+    with processes.first_alone():  # the others read its results from the cache
+        for named in config.every_teacher:
+            teacher = dataclasses.replace(named, source=config.resolve_model(named.source))
+            vectors.append(load_vectors(teacher, corpus, Path(config.cache), show_progress=show_progress))
+    if (join := config.join) is not None:
+        if space is not None and space.exists():
+            join = JoinConfig(space=str(space.absolute()))
+        place = join.space and config.resolve(join.space)
+        vectors = [JoinedVectors(vectors, dataclasses.replace(join, space=place), len(corpus))]
+    if config.matryoshka is not None:
+        config.matryoshka.check(vectors[0].dimension)
+        vectors = [RotatedVectors(one, len(corpus)) for one in vectors]
+    return dataclasses.replace(data, teachers=tuple(vectors))
+
+
+def _train(stage: Stage) -> TrainState:
+    """Build the student, read the teachers, claim the run folder, and train by the recipe."""
+    config, folder, recipe, student = stage.config, stage.folder, find_method(stage.config.method), None
+    folder.check_inputs(stage.data.inputs(config))  # before anything is computed
+    if not recipe.scores_pairs:  # those build their cross-encoder themselves
+        student = build_student(config)
+        student.name = config.name or folder.name
+        student.default_prompt = None  # training texts have no prompt
+        _warn_of_size(config, recipe, student)
+    space = folder.space if folder.is_begun else None
+    data = read_teachers(config, stage.data, space=space, show_progress=stage.control.show_progress)
+    inputs = data.inputs(config)
+    if student is not None and config.student.source is not None:
+        inputs[f"the model {config.student.source}"] = student.fingerprint()
+    if student is not None and processes.first():
+        report_truncated_texts(data, student.tokenizer)
+    folder.check_inputs(inputs)
+    with folder.claimed() if processes.first() else contextlib.nullcontext():
+        if processes.first():
+            folder.start(to_mapping(config), _environment(), inputs, resume=stage.control.resume)
+            if student is not None and not folder.initial.exists():
+                folder.save(student, folder.initial)
+            if data.teachers and isinstance(joined := data.teachers[0], JoinedVectors):
+                folder.save(joined.space, folder.space)
+        processes.wait()
+        state = recipe.function(dataclasses.replace(stage, data=data), config.settings, student)
+        if state.finished and processes.first():
+            folder.finish(_card(config, folder.name, data, state))
+    return state
 
 
 def _dev_pairs(config: RunConfig) -> ScoredPairs | None:
@@ -206,23 +192,6 @@ def _dev_set(config: RunConfig) -> Task | None:
     if path.is_file() and path.suffix != ".tsv" and is_labelled(path):
         return Task(path.stem, [read_queries(path, split="dev").as_retrieval(path.stem)])
     return load_task(str(path) if path.exists() else config.dev.set, split="dev")
-
-
-def run(config: RunConfig, folder: str | Path, control: RunControl | None = None) -> TrainState:
-    """Train the model described by ``config``, together with the other processes if started by torchrun.
-
-    Once the returned state is ``finished``, the encoder is in ``folder/model``.
-
-    Raises:
-        EmbedkitError: some part of the run failed; the last checkpoint is kept.
-    """
-    control, run_folder = control or RunControl(), RunFolder(folder)
-    with processes.group(config.device), _threads(config.threads), seeded(config.seed), _out_of_memory_named():
-        run_folder.check(to_mapping(config), resume=control.resume)
-        _require_permission(config, control)
-        to_device(torch.nn.Identity(), config.device)  # before any expensive work
-        processes.wait()  # before any process writes, which check() would reject
-        return Run.prepare(config, control).train(run_folder)
 
 
 def _require_permission(config: RunConfig, control: RunControl) -> None:
@@ -250,14 +219,10 @@ def _warn_of_size(config: RunConfig, entry: Recipe, encoder: SentenceEncoder) ->
         )
 
 
-def _warn_of_long_queues(
-    settings: Mapping[str, Any], rows: int, published: Mapping[str, Any], table: str = "settings"
-) -> None:
-    """Log a queue that is longer than the corpus, as a warning unless its size is the published default."""
-    size = settings.get("queue_size", 0)
-    if size > rows:
-        logger.log(
-            logging.INFO if size == published.get("queue_size") else logging.WARNING,
+def _report_long_queues(settings: Mapping[str, Any], rows: int, table: str = "settings") -> None:
+    """Report a queue that is longer than the corpus, as a published one often is."""
+    if (size := settings.get("queue_size", 0)) > rows:
+        logger.info(
             "%s.queue_size = %s exceeds the corpus of %s rows: the queue holds several vectors of each "
             "sentence and slows down every step; lower it or add text",
             *(table, f"{size:,}", f"{rows:,}"),
@@ -265,7 +230,7 @@ def _warn_of_long_queues(
     for key, value in settings.items():
         unused = key == "self_supervised" and settings.get("joint") is False
         if isinstance(value, Mapping) and not unused:
-            _warn_of_long_queues(value, rows, table_of(published, key), f"{table}.{key}")
+            _report_long_queues(value, rows, f"{table}.{key}")
 
 
 @contextlib.contextmanager

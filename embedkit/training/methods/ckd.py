@@ -19,8 +19,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from embedkit.config import setting
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.losses import Keys, VectorQueue, own_cross_entropy
@@ -32,7 +30,7 @@ from embedkit.training.method import (
     Presets,
     StepOutput,
     congen_preset,
-    unit_embeddings,
+    embed,
 )
 
 
@@ -64,10 +62,10 @@ class CKD(Distillation):
         super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimension)
         self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
 
-    def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
+    def forward(self, batch: Batch) -> StepOutput:
         """Return the cross-entropy with the sentence's own teacher vector as the correct key."""
         teacher = batch.teacher[0]
-        student = unit_embeddings(self.encoder, embeddings[0])
+        student = embed(self.encoder, batch.views[0])
         keys = Keys(self.queue.rows, teacher)
         loss = own_cross_entropy(student, keys, temperature=self.config.temperature)
         return StepOutput(loss, state_update={"teacher": teacher})

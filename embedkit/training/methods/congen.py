@@ -36,7 +36,7 @@ from embedkit.training.method import (
     Presets,
     StepOutput,
     congen_preset,
-    unit_embeddings,
+    embed,
 )
 
 
@@ -103,11 +103,11 @@ class ConGen(Distillation):
         super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimension)
         self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
 
-    def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
+    def forward(self, batch: Batch) -> StepOutput:
         """Return the cross-entropy of both views with the teacher's distribution of view 1."""
         teacher = batch.teacher[0]
         loss = congen_loss(
-            (unit_embeddings(self.encoder, embeddings[0]), unit_embeddings(self.encoder, embeddings[1])),
+            (embed(self.encoder, batch.views[0]), embed(self.encoder, batch.views[1])),
             Keys(self.queue.rows, teacher),
             temperature=self.config.temperature,
             teacher_temperature=self.config.teacher_temperature,
@@ -138,7 +138,6 @@ class MSE(Distillation):
         "bert-small": congen_preset(lr=3e-4),
     }
 
-    def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
+    def forward(self, batch: Batch) -> StepOutput:
         """Return the mean squared distance of unit rows."""
-        student = unit_embeddings(self.encoder, embeddings[0])
-        return StepOutput(squared_distance(student, batch.teacher[0]))
+        return StepOutput(squared_distance(embed(self.encoder, batch.views[0]), batch.teacher[0]))

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.training.losses import squared_distance
-from embedkit.training.method import Batch, BatchSpec, StepOutput, TrainingModule, pooled, unit_embeddings
+from embedkit.training.method import Batch, BatchSpec, StepOutput, TrainingModule, embed
 
 ListLoss = Literal["info-nce", "margin-mse", "kl"]
 
@@ -105,7 +105,7 @@ class Contrastive(TrainingModule):
         """Return the loss, and its parts as metrics."""
         scores = batch.scores
         assert scores is not None
-        rows = [unit_embeddings(self.encoder, pooled(self.encoder, view)) for view in batch.views]
+        rows = [embed(self.encoder, view) for view in batch.views]
         distance = torch.stack([squared_distance(*pair) for pair in zip(rows, self._targets(batch), strict=True)])
         others = batch.teacher[1] if self.frozen else rows[1]
         if scores.ndim == 1:

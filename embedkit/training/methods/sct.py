@@ -81,16 +81,14 @@ def cross_view_loss(
         weight: weight of each direction; 0.5 in the paper, 1.0 in the authors' code.
     """
     known: dict[tuple[int, int], Distribution] = {}  # views that share queue and vectors have one target
-
-    def divergence(view: Tensor, keys: Keys) -> Tensor:
-        identity = keys.queue.data_ptr(), keys.batch.data_ptr()
+    losses = []
+    for view, own in zip(online, reversed(keys), strict=True):
+        identity = own.queue.data_ptr(), own.batch.data_ptr()
         if identity not in known:
-            known[identity] = target_distribution(keys, reference_temperature)
+            known[identity] = target_distribution(own, reference_temperature)
         target = known[identity]
         # The target's entropy has no gradient.
-        return cross_entropy(view, keys, target.probabilities, temperature=temperature) - target.entropy
-
-    losses = [divergence(view, own) for view, own in zip(online, reversed(keys), strict=True)]
+        losses.append(cross_entropy(view, own, target.probabilities, temperature=temperature) - target.entropy)
     return weight * (losses[0] + losses[-1])
 
 
@@ -298,20 +296,8 @@ class SCTDistillation(Distillation):
         return dataclasses.replace(cls.batch_spec, views=config.views)
 
     def forward(self, batch: Batch) -> StepOutput:
-        """Return the distillation loss, plus ``L_SCT`` if joint."""
+        """Return ``L_CD``, the weighted squared distance from the teacher's vectors and, if joint, ``L_SCT``."""
         embeddings = [pooled(self.encoder, view) for view in batch.views]
-        output = self.distil(batch, embeddings)
-        if self.self_supervision is None:
-            return output
-        extra, references = self.self_supervision(self.encoder, batch, embeddings)
-        return StepOutput(
-            output.loss + extra,
-            metrics={"distillation": output.loss.detach(), "self_supervised": extra.detach()},
-            state_update={**output.state_update, **references},
-        )
-
-    def distil(self, batch: Batch, embeddings: Sequence[Tensor]) -> StepOutput:
-        """Return ``L_CD``, plus the weighted squared distance from the teacher's vectors."""
         students = [unit_embeddings(self.encoder, rows) for rows in embeddings]
         loss = cross_view_loss(
             students,
@@ -324,7 +310,12 @@ class SCTDistillation(Distillation):
             pairs = zip(students, batch.teacher, strict=True)
             distance = torch.stack([squared_distance(student, vectors) for student, vectors in pairs]).mean()
             loss = loss + self.config.regression * distance
-        return StepOutput(loss, state_update={f"teacher{view}": rows for view, rows in enumerate(batch.teacher)})
+        vectors = {f"teacher{view}": rows for view, rows in enumerate(batch.teacher)}
+        if self.self_supervision is None:
+            return StepOutput(loss, state_update=vectors)
+        extra, references = self.self_supervision(self.encoder, batch, embeddings)
+        metrics = {"distillation": loss.detach(), "self_supervised": extra.detach()}
+        return StepOutput(loss + extra, metrics, vectors | references)
 
     def after_step(self, outputs: Sequence[StepOutput]) -> None:
         """Add the batch's teacher vectors, and if joint its reference vectors, to the queues."""

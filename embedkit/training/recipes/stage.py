@@ -233,29 +233,19 @@ class Stage:
         arguments = kind.teacher_arguments([teacher.dimension for teacher in self.data.teachers])
         adjust(encoder, self.config.student)
         method = kind(encoder, settings, seed=self.config.seed, **arguments)
-        batches = self.batches(method_name, settings, encoder, optim)
-        if isinstance(method, Distillation):
-            self._start_head(method)
-        return self.fit(method, batches, optim, self.evaluation(encoder))
-
-    def batches(
-        self, method_name: str, settings: Any, encoder: SentenceEncoder, optim: OptimConfig | None = None
-    ) -> BatchSource:
-        """Return the batches of a stage; the arguments are those of :meth:`train`.
-
-        Raises:
-            ConfigError: the run lacks something that the method needs.
-        """
-        return BatchSource(
+        batches = BatchSource(
             self.data.corpus,
             encoder.tokenizer,
-            spec=METHODS[method_name].needs(settings),
-            batch_size=(optim or self.config.optim).batch_size,
+            spec=kind.needs(settings),
+            batch_size=optim.batch_size,
             seed=self.config.seed,
             views=self.config.views,
             teachers=self.data.teachers,
             rows=self.data.split.train,
         )
+        if isinstance(method, Distillation):
+            self._start_head(method)
+        return self.fit(method, batches, optim, self.evaluation(encoder))
 
     def fit(
         self, method: TrainingModule, batches: Batches, optim: OptimConfig, evaluate: Callable[[], Scores] | None

@@ -48,8 +48,7 @@ from embedkit.training.method import (
     Method,
     PairTrainingModule,
     StepOutput,
-    pooled,
-    unit_embeddings,
+    embed,
 )
 from embedkit.training.optim import OptimConfig
 from embedkit.training.recipes.stage import Recipe, Stage, report_truncated_pairs
@@ -109,7 +108,7 @@ class CrossToEncoder(Method):
 
     def forward(self, batch: Batch) -> StepOutput:
         """Return the squared error of the pairs' cosines, averaged over the batch, in float32."""
-        first, second = (unit_embeddings(self.encoder, pooled(self.encoder, view)) for view in batch.views)
+        first, second = (embed(self.encoder, view) for view in batch.views)
         assert batch.scores is not None
         return StepOutput(functional.mse_loss(functional.cosine_similarity(first, second), batch.scores.float()))
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +18,7 @@ from embedkit.cli.train import stop_control
 from embedkit.modeling.initialisation import Size, random
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.corpus import SourceConfig
-from embedkit.training.run import Plan, resolve
+from embedkit.training.run import resolve
 
 SENTENCES = [f"{who} {what} {where}" for who in ("the cat", "a dog", "my sister", "the king") for what in
              ("sleeps", "reads", "sings") for where in ("at home", "at school", "by the sea")]  # fmt: skip
@@ -59,7 +58,8 @@ class TestConfiguration:
     @pytest.fixture(autouse=True)
     def any_corpus(self, monkeypatch):
         """These configurations name files that do not exist."""
-        monkeypatch.setattr("embedkit.training.run.Run.prepare", lambda _: SimpleNamespace(plan=Plan(1, 0)))
+        monkeypatch.setattr("embedkit.training.run.prepare", lambda _: None)
+        monkeypatch.setattr("embedkit.training.run.planned", lambda *_: (1, 0))
 
     @pytest.mark.parametrize(
         ("flags", "expected"),

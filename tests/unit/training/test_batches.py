@@ -15,7 +15,15 @@ from toys import refuse_conditions
 from embedkit.errors import ConfigError, InputError
 from embedkit.runtime.tokenization import PairTokenizer, Tokens
 from embedkit.training import batches
-from embedkit.training.batches import AUGMENTATIONS, BatchSource, PairBatchSource, ViewsConfig, augment, chunk_view
+from embedkit.training.batches import (
+    AUGMENTATIONS,
+    BatchSource,
+    PairBatchSource,
+    ViewsConfig,
+    augment,
+    check_batches,
+    chunk_view,
+)
 from embedkit.training.method import BatchSpec, pooled
 
 
@@ -189,15 +197,16 @@ class TestStream:
         assert len(made) < 10
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("size", [1, 2])
-    def test_a_batch_too_small_for_the_method(self, make, size):
-        with pytest.raises(ConfigError, match=rf"batches of at least 3 rows, not optim\.batch_size = {size}"):
-            make(spec=BatchSpec(rows=3), batch_size=size)
-
-    def test_positives_without_a_use(self, make):
-        with pytest.raises(ConfigError, match=r"uses no positives; remove views\.positives"):
-            make(positives=("none",))
+@pytest.mark.parametrize(
+    ("spec", "rows", "views", "message"),
+    [
+        (BatchSpec(rows=6), 9, {}, r"batches of at least 6 rows, not optim\.batch_size = 5"),
+        (BatchSpec(), 9, {"positives": ("none",)}, r"uses no positives; remove views\.positives"),
+    ],
+)
+def test_what_does_not_fit_a_method_is_refused(spec, rows, views, message):
+    with pytest.raises(ConfigError, match=message):
+        check_batches(spec, rows, columns=1, batch_size=5, views=ViewsConfig(**views))
 
 
 class TestPositives:
@@ -355,12 +364,6 @@ def test_moving_a_batch_moves_types_and_labels(corpus, pair_tokenizer):
     assert {types.device.type for types in moved.views[0].token_types} == {"meta"}
 
 
-def test_one_view_is_no_pair(make_corpus, sentences, pair_tokenizer):
-    corpus = make_corpus(sentences(6))
-    with pytest.raises(ConfigError, match="only one view"):
-        PairBatchSource(corpus, pair_tokenizer, scores=np.zeros(6, np.float32), batch_size=2, seed=0)
-
-
 def test_labels_of_texts_go_with_their_rows(corpus, tokenizer):
     labels = np.linspace(0, 1, len(corpus), dtype=np.float32)
     spec = BatchSpec(views=2, scores=True)
@@ -374,13 +377,3 @@ def test_labels_of_texts_go_with_their_rows(corpus, tokenizer):
     ]
     ordered = [tuple(rows[place]) for place in batch.views[1].order.tolist()]
     assert [by_text[row] for row in ordered] == batch.scores.tolist()
-
-
-def test_labels_are_returned_only_if_requested(corpus, tokenizer):
-    labels = np.zeros(len(corpus), dtype=np.float32)
-    plain = BatchSource(
-        corpus, tokenizer, spec=BatchSpec(views=2), batch_size=3, seed=1, views=PLAIN, scores=labels
-    )
-    assert plain.batch(0).scores is None
-    with pytest.raises(ConfigError, match="learns from labels"):
-        BatchSource(corpus, tokenizer, spec=BatchSpec(views=2, scores=True), batch_size=3, seed=1, views=PLAIN)

@@ -141,7 +141,7 @@ class TestCostOfEvaluation:
         _, go, _ = setup(steps=8)
         go(evaluate=lambda: 0.5)
         (message,) = [text for text in caplog.messages if "an evaluation takes" in text]
-        assert message.endswith("% of the run; dev.every, dev.limit and dev.most reduce it")
+        assert message.endswith("% of the run, by dev.every, dev.limit and dev.most")
 
     def test_the_maximum_holds_wherever_a_run_is_interrupted(self, setup):
         _, go, place = setup(steps=23)

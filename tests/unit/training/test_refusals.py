@@ -16,7 +16,8 @@ from embedkit.errors import ConfigError, DataError
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import RunControl
 from embedkit.training.recipes.labelled_pairs import Labels
-from embedkit.training.run import Run, resolve, run
+from embedkit.training.run import prepare as prepare_run
+from embedkit.training.run import resolve, run
 
 QUIET = RunControl(show_progress=False)
 
@@ -55,13 +56,13 @@ class TestColumns:
         settings = {"views": 1, "queues": "one"} if method == "sct-distillation" else {}
         changes = {"method": method, "settings": settings, "corpus": [{"path": "pairs.tsv"}]}
         with pytest.raises(ConfigError, match="trains on one text per row, but the corpus has 2: name the column"):
-            Run.prepare(resolve({**mapping, **changes}), QUIET)
+            prepare_run(resolve({**mapping, **changes}))
         named = {**changes, "corpus": [{"path": "pairs.tsv", "text_column": "text2"}]}
-        assert len(Run.prepare(resolve({**mapping, **named}), QUIET).data.corpus) == 20
+        assert len(prepare_run(resolve({**mapping, **named})).corpus) == 20
 
     def test_an_augmentation_of_a_view_that_a_method_lacks_is_refused(self, mapping):
         with pytest.raises(ConfigError, match=r"has one view; remove views\.second"):
-            Run.prepare(resolve({**mapping, "views": {"second": "deletion"}}), QUIET)
+            prepare_run(resolve({**mapping, "views": {"second": "deletion"}}))
 
     @pytest.mark.parametrize(
         ("row", "message"),

@@ -18,7 +18,7 @@ from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.runtime.joined import JoinedSpace
 from embedkit.training.loop import RunControl
-from embedkit.training.run import Run, resolve, run
+from embedkit.training.run import prepare, read_teachers, resolve, run
 from embedkit.training.teacher_spaces import (
     JoinConfig,
     JoinedVectors,
@@ -119,10 +119,10 @@ def mapping(make_encoder, tmp_path, sentences):
 
 
 def test_the_table_rotates_the_teachers_vectors(mapping):
-    (teacher,) = Run.prepare(resolve(mapping), QUIET).read_teachers().data.teachers
+    (teacher,) = read_teachers(resolve(mapping), prepare(resolve(mapping))).teachers
     assert isinstance(teacher, RotatedVectors)
     del mapping["matryoshka"]
-    (teacher,) = Run.prepare(resolve(mapping), QUIET).read_teachers().data.teachers
+    (teacher,) = read_teachers(resolve(mapping), prepare(resolve(mapping))).teachers
     assert not isinstance(teacher, RotatedVectors)
 
 

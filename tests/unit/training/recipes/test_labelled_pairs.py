@@ -16,7 +16,7 @@ from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 from embedkit.training.corpus import Corpus, SourceConfig
 from embedkit.training.loop import RunControl
 from embedkit.training.recipes.labelled_pairs import Labels, QueryGroups
-from embedkit.training.run import Plan, Run, resolve, run
+from embedkit.training.run import planned, prepare, resolve, run
 
 WHO, WHERE = ("the cat", "a good dog", "my sister", "an old king"), ("in the garden", "by the sea", "today")
 ROWS = [
@@ -181,9 +181,9 @@ def test_groups_hold_a_relevant_passage_and_others_of_its_query(pairs, toy_token
 def test_the_plan_counts_pairs_or_groups(recipe):
     del recipe["optim"]["steps"]
     recipe["optim"]["epochs"] = 2
-    assert Run.prepare(resolve(recipe)).plan == Plan(2 * (len(ROWS) // 12), 0)
+    assert planned(resolve(recipe), prepare(resolve(recipe))) == (2 * (len(ROWS) // 12), 0)
     recipe["settings"]["loss"] = "listwise"
-    assert Run.prepare(resolve(recipe)).plan == Plan(2 * (len(WHO) * 4 // 12), 0)
+    assert planned(resolve(recipe), prepare(resolve(recipe))) == (2 * (len(WHO) * 4 // 12), 0)
 
 
 def test_impossible_runs_are_refused(recipe, pairs, tmp_path):

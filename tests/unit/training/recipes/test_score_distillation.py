@@ -30,7 +30,7 @@ from embedkit.training.recipes.score_distillation import (
     prepare_pairs,
     ranking_evaluation,
 )
-from embedkit.training.run import Plan, Run, resolve, run, training_text
+from embedkit.training.run import planned, prepare, resolve, run, training_text
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 WHO, WHAT = ("the cat", "a good dog", "my sister", "an old king"), ("will sleep", "wants to read", "likes music")
@@ -278,7 +278,7 @@ def test_the_plan_counts_groups_of_queries(recipe):
     del recipe["optim"]["steps"]
     recipe["optim"]["epochs"] = 3
 
-    assert Run.prepare(resolve(recipe)).plan == Plan(3 * (len(QUERIES) * 2 // 8), 0)
+    assert planned(resolve(recipe), prepare(resolve(recipe))) == (3 * (len(QUERIES) * 2 // 8), 0)
 
 
 def test_a_collapsed_student_gets_no_credit_for_the_order_of_the_candidates(recipe, tmp_path):
