@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import time
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     # Some texts and their embeddings, (n, D).
     Piece = tuple[list[str], npt.NDArray[Any]]
-    # Writes all chunks to a path; an empty array specifies their width and dtype.
-    Writer = Callable[[Path, Iterable[Piece], npt.NDArray[Any]], None]
+    # Writes all chunks to a path, and returns the number of rows; an empty array specifies their width and dtype.
+    Writer = Callable[[Path, Iterable[Piece], npt.NDArray[Any]], int]
 
 logger = logging.getLogger("embedkit")
 
@@ -162,48 +163,22 @@ def _run_file(arguments: argparse.Namespace) -> None:
     }
     form = encoder.encode([], **options)
     with in_processes(encoder, arguments.processes, arguments.threads) as sharing:
-        pieces = _CountedChunks(
-            _embed(
-                sharing,
-                read_texts(arguments.input, arguments.text_column, skip_empty=arguments.skip_empty),
-                options,
-            )
-        )
+        texts = read_texts(arguments.input, arguments.text_column, skip_empty=arguments.skip_empty)
         started = time.perf_counter()
         with atomic_file(arguments.output) as temporary:
-            write(temporary, pieces, form)
-    rows, seconds = pieces.rows, time.perf_counter() - started
+            rows = write(temporary, _embed(sharing, texts, options), form)
+    seconds = time.perf_counter() - started
     result = {"rows": rows, "width": form.shape[1], "dtype": str(form.dtype)}
     speed = f"{rows / seconds:,.0f} texts/s" if seconds > 0 else "at once"
     sentence = f"{arguments.output}: {rows:,} x {form.shape[1]} {form.dtype} with {encoder.name}, {speed}"
     _report(arguments, encoder, result, seconds, sentence)
 
 
-class _CountedChunks:
-    """An iterator of chunks that counts rows."""
-
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        self._pieces = pieces
-        self.rows = 0
-
-    def __iter__(self) -> Iterator[Piece]:
-        for texts, rows in self._pieces:
-            self.rows += len(rows)
-            yield texts, rows
-
-
 def _embed(encoder: Encoder | EncoderPool, texts: Iterable[str], options: dict[str, Any]) -> Iterator[Piece]:
     """Yield embeddings with their texts; only the texts of current chunks are kept."""
-    waiting: list[str] = []
-
-    def remembered() -> Iterator[str]:
-        for text in texts:
-            waiting.append(text)
-            yield text
-
-    for rows in encoder.encode_batches(remembered(), **options):
-        yield waiting[: len(rows)], rows
-        del waiting[: len(rows)]
+    encoded, kept = itertools.tee(texts)
+    for rows in encoder.encode_batches(encoded, **options):
+        yield list(itertools.islice(kept, len(rows))), rows
 
 
 def _choose_writer(path: Path) -> Writer:
@@ -215,7 +190,7 @@ def _choose_writer(path: Path) -> Writer:
     return writers[path.suffix]
 
 
-def _write_npy(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> None:
+def _write_npy(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> int:
     """Rewrite the header once the number of rows is known; NumPy pads it so that it can grow."""
     width, rows_written = form.shape[1], 0
     with path.open("wb") as file:
@@ -225,6 +200,7 @@ def _write_npy(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> N
             rows_written += len(rows)
         file.seek(0)
         _write_header(file, rows_written, width, form.dtype)
+    return rows_written
 
 
 def _write_header(file: BinaryIO, rows: int, width: int, dtype: np.dtype[Any]) -> None:
@@ -234,28 +210,32 @@ def _write_header(file: BinaryIO, rows: int, width: int, dtype: np.dtype[Any]) -
     npy.write_array_header_1_0(file, header)
 
 
-def _write_jsonl(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> None:
+def _write_jsonl(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> int:
     """Write one ``{"text": ..., "embedding": [...]}`` per line, numbers in their shortest exact form."""
-    number = float if form.dtype.kind == "f" else int
+    number, rows_written = float if form.dtype.kind == "f" else int, 0
     with path.open("w", encoding="utf-8") as file:
         for texts, rows in pieces:
             for text, row in zip(texts, rows, strict=True):
                 embedding = [number(str(value)) for value in row]
                 file.write(json.dumps({"text": text, "embedding": embedding}, ensure_ascii=False) + "\n")
+            rows_written += len(rows)
+    return rows_written
 
 
-def _write_parquet(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> None:
+def _write_parquet(path: Path, pieces: Iterable[Piece], form: npt.NDArray[Any]) -> int:
     """Write the columns ``text`` and ``embedding``, a fixed-size list."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    width = form.shape[1]
+    width, rows_written = form.shape[1], 0
     row_type = pa.list_(pa.from_numpy_dtype(form.dtype), width)
     schema = pa.schema([("text", pa.string()), ("embedding", row_type)])
     with parquet.ParquetWriter(path, schema) as writer:
         for texts, rows in pieces:
             embeddings = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), width)
             writer.write_table(pa.table([pa.array(texts, pa.string()), embeddings], schema=schema))
+            rows_written += len(rows)
+    return rows_written
 
 
 def _run_bulk(arguments: argparse.Namespace) -> None:
