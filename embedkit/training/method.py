@@ -23,6 +23,7 @@ from embedkit.modeling.layout import Activation
 from embedkit.modeling.pretrained import evaluating, seeded
 from embedkit.modeling.teacher_layers import fit_affine
 from embedkit.training import processes
+from embedkit.training.losses import VectorQueue
 
 _MOST_TOKENS = 16_384  # of a view whose activations are kept for the gradient
 
@@ -319,6 +320,21 @@ class Distillation(Method):
         weight, bias = fit_affine(torch.cat(rows), vectors, ridge=_RIDGE)
         head.linear.weight.copy_(weight)
         head.linear.bias.copy_(bias)
+
+
+class QueueDistillation(Distillation):
+    """A distillation against a queue of the teacher's past vectors, which is ``config.queue_size`` long."""
+
+    config: Any
+
+    def __init__(self, encoder: SentenceEncoder, config: Any, *, seed: int, teacher_dimension: int) -> None:
+        super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimension)
+        self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
+
+    def after_step(self, outputs: Sequence[StepOutput]) -> None:
+        """Add the batch's teacher vectors to the queue."""
+        for output in outputs:
+            self.queue.enqueue(output.state_update["teacher"])
 
 
 def congen_preset(*, lr: float, **settings: float) -> Mapping[str, Mapping[str, Any]]:

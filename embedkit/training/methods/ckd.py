@@ -16,18 +16,16 @@ loss, 0.2.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from embedkit.config import setting
-from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.losses import Keys, VectorQueue, own_cross_entropy
+from embedkit.training.losses import Keys, own_cross_entropy
 from embedkit.training.method import (
     Batch,
     BatchSpec,
-    Distillation,
     DistillationConfig,
     Presets,
+    QueueDistillation,
     StepOutput,
     congen_preset,
     embed,
@@ -42,7 +40,7 @@ class CKDConfig(DistillationConfig):
     temperature: float = setting(0.2, "temperature of the softmax over queue and batch", above=0)
 
 
-class CKD(Distillation):
+class CKD(QueueDistillation):
     """Contrastive distillation against a queue of teacher vectors.
 
     A head is added unless the student has the teacher's width.
@@ -58,10 +56,6 @@ class CKD(Distillation):
         "bert-small": congen_preset(lr=3e-4, queue_size=65_536),
     }
 
-    def __init__(self, encoder: SentenceEncoder, config: CKDConfig, *, seed: int, teacher_dimension: int) -> None:
-        super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimension)
-        self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
-
     def forward(self, batch: Batch) -> StepOutput:
         """Return the cross-entropy with the sentence's own teacher vector as the correct key."""
         teacher = batch.teacher[0]
@@ -69,8 +63,3 @@ class CKD(Distillation):
         keys = Keys(self.queue.rows, teacher)
         loss = own_cross_entropy(student, keys, temperature=self.config.temperature)
         return StepOutput(loss, state_update={"teacher": teacher})
-
-    def after_step(self, outputs: Sequence[StepOutput]) -> None:
-        """Add the batch's teacher vectors to the queue."""
-        for output in outputs:
-            self.queue.enqueue(output.state_update["teacher"])

@@ -20,20 +20,19 @@ baseline, so the presets are ConGen's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from embedkit.config import setting
-from embedkit.modeling.encoder import SentenceEncoder
-from embedkit.training.losses import Keys, VectorQueue, cross_entropy, squared_distance, target_distribution
+from embedkit.training.losses import Keys, cross_entropy, squared_distance, target_distribution
 from embedkit.training.method import (
     Batch,
     BatchSpec,
     Distillation,
     DistillationConfig,
     Presets,
+    QueueDistillation,
     StepOutput,
     congen_preset,
     embed,
@@ -80,7 +79,7 @@ class ConGenConfig(DistillationConfig):
     control: float = setting(0.5, "weight of view 1; view 2 has weight 1 - control", minimum=0, maximum=1)
 
 
-class ConGen(Distillation):
+class ConGen(QueueDistillation):
     """Distillation of one teacher distribution into both views of a sentence.
 
     A head is added unless the student has the teacher's width.
@@ -97,12 +96,6 @@ class ConGen(Distillation):
         "bert-small": congen_preset(lr=3e-4, queue_size=65_536, teacher_temperature=0.05, temperature=0.07),
     }
 
-    def __init__(
-        self, encoder: SentenceEncoder, config: ConGenConfig, *, seed: int, teacher_dimension: int
-    ) -> None:
-        super().__init__(encoder, config, seed=seed, teacher_dimension=teacher_dimension)
-        self.queue = VectorQueue(config.queue_size, teacher_dimension, seed=seed)
-
     def forward(self, batch: Batch) -> StepOutput:
         """Return the cross-entropy of both views with the teacher's distribution of view 1."""
         teacher = batch.teacher[0]
@@ -114,11 +107,6 @@ class ConGen(Distillation):
             control=self.config.control,
         )
         return StepOutput(loss, state_update={"teacher": teacher})
-
-    def after_step(self, outputs: Sequence[StepOutput]) -> None:
-        """Add the batch's teacher vectors of view 1 to the queue."""
-        for output in outputs:
-            self.queue.enqueue(output.state_update["teacher"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
