@@ -174,7 +174,7 @@ def static_words(teacher: SentenceEncoder, dimension: int) -> SentenceEncoder:
     tokenizer = Tokenizer(json.dumps(content, ensure_ascii=False), teacher.max_length)
     is_first = teacher.pooling == "cls" and teacher.head is None and teacher.memory is None
     if is_first:
-        states = word_states(teacher, words, times=2)
+        states = _word_states(teacher, words)
         embeddings: FloatArray = functional.normalize(states, dim=1).numpy(force=True)
     else:
         embeddings = _embed_words(teacher, words, times=2)
@@ -193,21 +193,13 @@ def _embed_words(teacher: SentenceEncoder, words: list[int], *, times: int = 1) 
     return TorchEncoder(teacher).encode_ids(_framed(teacher, words, times))
 
 
-def word_states(
-    teacher: SentenceEncoder, words: Sequence[int], *, times: int = 1, layer: int | None = None
-) -> Tensor:
-    """Return the mean of the teacher's states at each single word, in succession: ``(W, H) float32``.
-
-    They are the last states, or those after a layer, from 1.
-    """
+def _word_states(teacher: SentenceEncoder, words: Sequence[int]) -> Tensor:
+    """Return the mean of the teacher's last states at each word, given twice in succession: ``(W, H) float32``."""
     rows = []
     with torch.inference_mode(), evaluating(teacher):
-        for some in torch.tensor(_framed(teacher, words, times), device=teacher.device).split(_WORDS_PER_BATCH):
-            outputs: Any = teacher.backbone(
-                input_ids=some, attention_mask=torch.ones_like(some), output_hidden_states=layer is not None
-            )
-            states = outputs.last_hidden_state if layer is None else outputs.hidden_states[layer]
-            rows.append(states[:, 1 : 1 + times].mean(dim=1))
+        for some in torch.tensor(_framed(teacher, words, 2), device=teacher.device).split(_WORDS_PER_BATCH):
+            outputs: Any = teacher.backbone(input_ids=some, attention_mask=torch.ones_like(some))
+            rows.append(outputs.last_hidden_state[:, 1:3].mean(dim=1))
     return torch.cat(rows)
 
 

@@ -57,7 +57,6 @@ Scores = Mapping[str, float]
 """Results of an evaluation by name; ``dev`` selects the encoder, and higher is better."""
 logger = logging.getLogger(__name__)
 _LOG_EVERY = 10
-_COST_STEPS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,14 +152,14 @@ class _Run:
         if resume and processes.first():
             self.folder.rewind(self.state.step)
         processes.copy_state(self.method)
-        if not self.state.finished:
-            self._loop()
+        if not self.state.finished and self._make_steps():
+            self._finish()
         processes.wait()  # the caller may read files written by the first process
         return self.state
 
-    def _loop(self) -> None:
-        first = self.state.step
-        seconds = self.state.seconds
+    def _make_steps(self) -> bool:
+        """Make the steps that are left; return whether they were made, or the caller ended the run before."""
+        first, seconds = self.state.step, self.state.seconds
         self.method.train()
         stream = self.batches.stream(first * self.optim.accumulate, self.total * self.optim.accumulate)
         show_progress = self.control.show_progress if processes.first() else False
@@ -180,13 +179,13 @@ class _Run:
                     break
                 loss = self._step(stream)
                 self.state.seconds = seconds + time.monotonic() - self.started
-                self._after_step(first)
+                self._after_step()
                 progress.advance(note=f"loss {loss:.4f}{self._best()}")
                 if processes.agree(self.control.should_stop()):
                     self._checkpoint()
                     logger.info("stopped after step %d; continue with --resume", self.state.step)
-                    return
-        self._finish()
+                    return False
+        return True
 
     def _step(self, stream: Iterator[Batch]) -> float:
         """Make one optimizer step over ``accumulate`` batches; return the mean loss."""
@@ -230,7 +229,7 @@ class _Run:
             self.penalty.take()  # what chunks that were computed again for the gradient recorded a second time
         return output
 
-    def _after_step(self, first: int) -> None:
+    def _after_step(self) -> None:
         """Log, evaluate and save a checkpoint when due."""
         step = self.state.step
         epoch_end = step % self.steps_per_epoch == 0 or step == self.total
@@ -240,9 +239,6 @@ class _Run:
             self._select(self.evaluate)
         if epoch_end:
             self._close_epoch()
-        if step - first == _COST_STEPS:
-            left = (time.monotonic() - self.started) / _COST_STEPS * (self.total - step) / 60
-            logger.info("about %.0f minutes for the remaining %s steps", left, f"{self.total - step:,}")
         if time.monotonic() - self.saved_at > 60 * self.config.checkpoint_minutes:
             self._checkpoint()
 

@@ -9,7 +9,6 @@ import itertools
 import json
 import logging
 import os
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -194,7 +193,6 @@ class CachedVectors:
         missing = self._missing(hashes)
         total = sum(map(len, missing))
         logger.info("teacher %s: %s vectors cached, %s to compute", self.name, len(self._cache), total)
-        started = time.monotonic()
         with Progress(f"teacher {self.name}", total, unit="texts", enabled=show_progress) as progress:
             for view, rows in enumerate(missing):
                 texts = (
@@ -209,8 +207,6 @@ class CachedVectors:
                     if not np.isfinite(vectors).all():
                         raise TrainingError(f"teacher {self.name} returned vectors that are not finite")
                     self._cache.append(hashes[view][chunk], vectors)
-                    if progress.done == 0:
-                        _log_cost(total, len(chunk), time.monotonic() - started)
                     progress.advance(len(chunk))
 
     def _missing(self, hashes: Sequence[npt.NDArray[np.uint64]]) -> list[Rows]:
@@ -336,12 +332,6 @@ def _input_hashes(corpus: Corpus, view: int, prompt: str) -> npt.NDArray[np.uint
         text_hashes(corpus.teacher_inputs(rows, view, prompt=prompt)) for rows in in_chunks(np.arange(len(corpus)))
     )
     return np.concatenate(list(hashes))
-
-
-def _log_cost(total: int, done: int, seconds: float) -> None:
-    if total > done:
-        minutes = seconds / done * (total - done) / 60
-        logger.info("the teacher needs about %.0f more minutes for %s texts", minutes, f"{total - done:,}")
 
 
 _FORMAT = 1
