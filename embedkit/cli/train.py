@@ -87,9 +87,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="model, or .npy, .parquet or .jsonl of vectors by row; may be repeated",
     )
-    parser.add_argument(
-        "--teacher-name", action="append", metavar="NAME", help="name of each --teacher on model cards"
-    )
     _add_student(parser)
     parser.add_argument("--dev", metavar="PAIRS", help="scored pairs that select a checkpoint, such as STS-B dev")
     duration = parser.add_mutually_exclusive_group()
@@ -166,7 +163,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     mapping: dict[str, Any] = functools.reduce(_merge_recipes, map(load_toml, arguments.recipe), {})
     if sources := _sources(arguments):
         mapping["corpus"] = sources
-    mapping = apply_settings(_with_teachers(mapping, arguments), arguments, _FLAGS)
+    mapping = apply_settings(_with_teachers(mapping, arguments.teacher or []), arguments, _FLAGS)
     return resolve(mapping, source=", ".join(arguments.recipe))
 
 
@@ -192,25 +189,17 @@ def _without_other_teacher(mapping: dict[str, Any], source: object) -> dict[str,
     return {**mapping, "teacher": {key: teacher[key] for key in _OF_ANY_TEACHER & teacher.keys()}}
 
 
-def _with_teachers(mapping: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Override the recipe's teacher, or its list of teachers, with --teacher and --teacher-name."""
+def _with_teachers(mapping: dict[str, Any], sources: list[str]) -> dict[str, Any]:
+    """Override the recipe's teacher, or its list of teachers, with --teacher."""
     from embedkit.config import set_path
 
-    sources, names = arguments.teacher or [], arguments.teacher_name or []
-    if len(sources) <= 1:
-        if len(names) > 1:
-            raise ConfigError(f"--teacher-name is given {len(names)} times, --teacher {len(sources)} times")
-        for source in sources:
-            mapping = set_path(_without_other_teacher(mapping, source), "teacher.source", source)
-        for name in names:
-            mapping = set_path(mapping, "teacher.name", name)
-        return {key: value for key, value in mapping.items() if key != "teachers" or not sources}
-    if names and len(names) != len(sources):
-        raise ConfigError(f"--teacher is given {len(sources)} times, --teacher-name {len(names)} times")
-    teachers = [{"source": source} for source in sources]
-    for teacher, name in zip(teachers, names, strict=False):
-        teacher["name"] = name
-    return {**{key: value for key, value in mapping.items() if key != "teacher"}, "teachers": teachers}
+    if not sources:
+        return mapping
+    others = {key: value for key, value in mapping.items() if key != "teachers"}
+    if len(sources) == 1:
+        return set_path(_without_other_teacher(others, sources[0]), "teacher.source", sources[0])
+    others.pop("teacher", None)
+    return {**others, "teachers": [{"source": source} for source in sources]}
 
 
 def _sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
