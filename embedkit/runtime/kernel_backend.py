@@ -235,12 +235,16 @@ class KernelBackend:
             types = TokenIds.of(tokens.type_ids[items]).flat
         elif self._is_typed:  # 0 by default, as in ONNX Runtime
             types = np.zeros(len(ids.flat), dtype=np.int32)
+        batch = ids.flat, types, ids.bounds.astype(np.int32), rows[items]
         # Threads share a batch that is alone and has enough work for them.
         wanted = len(ids.flat) // max(1, self._tokens_of_a_thread) if lane is None else 1
         threads = min(wanted, self.lanes, _MOST_OF_A_TEAM)
         try:
-            with self._team(threads) if threads > 1 else contextlib.nullcontext() as team:
-                self._network.run(ids.flat, types, ids.bounds.astype(np.int32), rows[items], team, self._logits)
+            if threads < 2:
+                self._network.run(*batch, None, self._logits)
+            else:
+                with self._team(threads) as team:
+                    self._network.run(*batch, team, self._logits)
         except ValueError as error:
             raise ModelError(f"the graph does not accept the ids of the tokenizer: {error}") from error
         except ArithmeticError as error:

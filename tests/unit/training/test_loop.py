@@ -135,8 +135,7 @@ class TestSelection:
 
 
 class TestCostOfEvaluation:
-    def test_it_is_reported_once_with_the_settings_that_reduce_it(self, setup, caplog, monkeypatch):
-        monkeypatch.setattr("embedkit.training.loop._COSTLY_SHARE", 0.0)
+    def test_it_is_reported_once_with_the_settings_that_reduce_it(self, setup, caplog):
         caplog.set_level("INFO")
         _, go, _ = setup(steps=8)
         go(evaluate=lambda: 0.5)
