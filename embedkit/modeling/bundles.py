@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from embedkit.errors import ModelError
@@ -17,7 +18,7 @@ from embedkit.modeling.pooling import WordMemory
 from embedkit.protocols import FloatArray
 from embedkit.runtime.bundle import Bundle, read_bundle
 from embedkit.runtime.find import find_bundle
-from embedkit.runtime.network import Layer, Network, Norm, Product, read_network
+from embedkit.runtime.network import Network, Norm, Product, read_network
 from embedkit.runtime.tokenization import PairTokenizer, Tokenizer
 
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_new"}
@@ -54,12 +55,20 @@ def from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: int | No
     if not bert.hidden:
         raise ModelError(f"the network of {bundle.path} cannot be rebuilt: it is a static model without states")
     tokenizer = Tokenizer(bundle.tokenizer_json, manifest.max_length if max_length is None else max_length)
+    backbone = BertModel(_config(bert, tokenizer), add_pooling_layer=False)
+    _load(backbone, _weights(bert))
+    head = None if bert.head is None else DenseHead(bert.pooled_width, bert.dimension, bert.activation)
+    if head is not None and bert.head is not None:
+        _load(head, _product("linear", bert.head))
+    memory = None if bert.memory is None else WordMemory(bert.memory.size, bert.memory.width)
+    if memory is not None and bert.memory is not None:
+        _load(memory, {"rows.weight": bert.memory.rows()})
     return SentenceEncoder(
-        _backbone(bert, tokenizer),
+        backbone,
         tokenizer,
         pooling=bert.pooling,
-        head=_head(bert),
-        memory=_memory(bert),
+        head=head,
+        memory=memory,
         name=manifest.name,
         prompts=dict(manifest.prompts),
         default_prompt=manifest.default_prompt or None,
@@ -88,7 +97,7 @@ def cross_from_bundle(source: str | os.PathLike[str] | Bundle, *, max_length: in
     weights = {f"bert.{name}": values for name, values in _weights(bert).items()}
     weights |= _product("bert.pooler.dense", cast("Product", bert.head))
     weights |= _product("classifier", cast("Product", bert.score))
-    network.load_state_dict({name: torch.tensor(values) for name, values in weights.items()})
+    _load(network, weights)
     return PairEncoder(network, tokenizer, name=manifest.name).eval()
 
 
@@ -119,12 +128,6 @@ def _read(source: str | os.PathLike[str] | Bundle, expected: str) -> tuple[Bundl
     return bundle, bert
 
 
-def _backbone(bert: Network, tokenizer: Tokenizer) -> BertModel:
-    backbone = BertModel(_config(bert, tokenizer), add_pooling_layer=False)
-    backbone.load_state_dict({name: torch.tensor(values) for name, values in _weights(bert).items()})
-    return backbone
-
-
 def _config(bert: Network, tokenizer: Tokenizer | PairTokenizer) -> BertConfig:
     return BertConfig(
         vocab_size=bert.words.size,
@@ -153,20 +156,20 @@ def _weights(bert: Network) -> dict[str, FloatArray]:
         **_norm("embeddings.LayerNorm", bert.norm),
     }
     for index, layer in enumerate(bert.layers):
-        weights |= _layer(f"encoder.layer.{index}", layer, bert.hidden // bert.heads)
+        name = f"encoder.layer.{index}"
+        weights |= {
+            **_queries_keys_values(f"{name}.attention.self", layer.qkv, bert.hidden // bert.heads),
+            **_product(f"{name}.attention.output.dense", layer.attention_output),
+            **_norm(f"{name}.attention.output.LayerNorm", layer.attention_norm),
+            **_product(f"{name}.intermediate.dense", layer.ffn_in),
+            **_product(f"{name}.output.dense", layer.ffn_out),
+            **_norm(f"{name}.output.LayerNorm", layer.norm),
+        }
     return weights
 
 
-def _layer(name: str, layer: Layer, width: int) -> dict[str, FloatArray]:
-    attention = f"{name}.attention"
-    return {
-        **_queries_keys_values(f"{attention}.self", layer.qkv, width),
-        **_product(f"{attention}.output.dense", layer.attention_output),
-        **_norm(f"{attention}.output.LayerNorm", layer.attention_norm),
-        **_product(f"{name}.intermediate.dense", layer.ffn_in),
-        **_product(f"{name}.output.dense", layer.ffn_out),
-        **_norm(f"{name}.output.LayerNorm", layer.norm),
-    }
+def _load(module: nn.Module, weights: dict[str, FloatArray]) -> None:
+    module.load_state_dict({name: torch.tensor(values) for name, values in weights.items()})
 
 
 def _queries_keys_values(name: str, qkv: Product, width: int) -> dict[str, FloatArray]:
@@ -185,20 +188,3 @@ def _product(name: str, product: Product) -> dict[str, FloatArray]:
 
 def _norm(name: str, norm: Norm) -> dict[str, FloatArray]:
     return {f"{name}.weight": norm.weight, f"{name}.bias": norm.bias}
-
-
-def _head(bert: Network) -> DenseHead | None:
-    if bert.head is None:
-        return None
-    head = DenseHead(bert.pooled_width, bert.dimension, bert.activation)
-    weights = _product("linear", bert.head)
-    head.load_state_dict({name: torch.tensor(values) for name, values in weights.items()})
-    return head
-
-
-def _memory(bert: Network) -> WordMemory | None:
-    if bert.memory is None:
-        return None
-    memory = WordMemory(bert.memory.size, bert.memory.width)
-    memory.load_state_dict({"rows.weight": torch.tensor(bert.memory.rows())})
-    return memory

@@ -153,13 +153,11 @@ class JoinedVectors:
         space: how their vectors are joined, which a run writes to ``RUN/space.npz``.
 
     Raises:
-        ConfigError: the weights, or the space, do not fit the teachers, or fewer components exist than are to be
-            kept.
+        ConfigError: the space does not fit the teachers, or fewer components exist than are to be kept.
         ModelNotFoundError, ModelError: the file of the space cannot be read.
     """
 
     def __init__(self, parts: Sequence[TeacherVectors], config: JoinConfig, rows: int) -> None:
-        config.check(len(parts))
         self.parts = tuple(parts)
         self.space = self._compute(config, rows) if config.space is None else self._load(config.space)
         self.name, self.dimension = self.space.name, self.space.dimension
