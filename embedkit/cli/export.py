@@ -104,12 +104,18 @@ def run(arguments: argparse.Namespace) -> None:
     """Export, and print the results of the gates."""
     from embedkit.evaluation.sts import load_scored_pairs
     from embedkit.export.folder import export_folder
+    from embedkit.export.options import check_options
     from embedkit.export.pipeline import ExportReport, export_source
 
     check_output(arguments, whole_folder=arguments.format == "sentence-transformers")
-    names = ("precision", "target", "word_table", "vocabulary_size", "whitening_power", "name", "max_length")
+    forms = explicit(arguments, "precision", "target", "word_table", "vocabulary_size", "whitening_power")
+    texts: dict[str, Any] = {
+        name: [str(path)] for name, path in explicit(arguments, "calibration", "vocabulary").items()
+    }
+    check_options(**forms, **texts)  # before the texts are read
     options: dict[str, Any] = {
-        **explicit(arguments, *names),
+        **forms,
+        **explicit(arguments, "name", "max_length"),
         "licence": arguments.licence,
         "trust_remote_code": arguments.trust_remote_code,
         "dev": load_scored_pairs(arguments.dev) if arguments.dev else None,
