@@ -31,51 +31,37 @@ embedkit train --method sct --size bert-tiny --corpus texts.txt --teacher all-Mi
 embedkit train recipe.toml --set optim.lr=3e-4 -o runs/tiny --resume
 """
 
-# Flag -> path of its setting in the configuration.
-_FLAGS = {
-    "method": "method",
-    "name": "name",
-    "size": "student.size",
-    "student": "student.source",
-    "start": "student.start",
-    "layers": "student.layers",
-    "hidden": "student.hidden",
-    "intermediate_size": "student.intermediate_size",
-    "bag_of_words": "student.bag_of_words",
-    "tokenizer": "student.tokenizer",
-    "vocabulary_size": "student.vocabulary_size",
-    "dev": "dev.pairs",
-    "epochs": "optim.epochs",
-    "steps": "optim.steps",
-    "seed": "seed",
-    "data": "data",
-    "cache": "cache",
-}
-
-# Flags for a student's shape, with their help.
-_SHAPE = {
-    "layers": "transformer layers, overriding the size; 0: a static encoder",
-    "hidden": "hidden width, overriding the size",
-    "intermediate_size": "width of the feed-forward blocks; default: 4 x hidden",
-    "bag_of_words": "width of word vectors whose mean goes to the head; default: none",
+# Flag -> path of its setting in the configuration, metavar ("N" for whole numbers), and help.
+_SETTINGS = {
+    "method": ("method", "NAME", "of `embedkit methods`; sct with --teacher and --student has two stages"),
+    "size": ("student.size", "NAME", "bert-tiny, bert-mini or bert-small; its published settings are used"),
+    "student": ("student.source", "MODEL", "pre-trained model to start from: folder, hub id or bundle"),
+    "start": ("student.start", "FROM", "teacher (its words), layers (of the teacher) or random"),
+    "layers": ("student.layers", "N", "transformer layers, overriding the size; 0: a static encoder"),
+    "hidden": ("student.hidden", "N", "hidden width, overriding the size"),
+    "intermediate-size": ("student.intermediate_size", "N", "width of feed-forward blocks; default: 4 x hidden"),
+    "bag-of-words": (
+        "student.bag_of_words",
+        "N",
+        "width of word vectors whose mean goes to the head; default: none",
+    ),
+    "tokenizer": ("student.tokenizer", "MODEL", "source of tokenizer, words and layers; default: the teacher"),
+    "vocabulary-size": ("student.vocabulary_size", "N", "word pieces to keep, by use in the corpus; default: all"),
+    "dev": ("dev.pairs", "PAIRS", "scored pairs that select a checkpoint, such as STS-B dev"),
+    "epochs": ("optim.epochs", "N", "passes over the corpus"),
+    "steps": ("optim.steps", "N", "number of steps, instead of epochs"),
+    "seed": ("seed", "N", "seed of all random numbers; default: 1000"),
+    "name": ("name", "NAME", "name of the encoder"),
+    "data": ("data", "DIR", "base folder for relative paths in the recipe"),
+    "cache": ("cache", "DIR", "folder of prepared corpora and teacher vectors"),
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "recipe",
-        nargs="*",
-        help="TOML files; later ones override earlier ones, flags override all",
+        "recipe", nargs="*", help="TOML files; later ones override earlier ones, flags override all"
     )
     parser.add_argument("-o", "--output", metavar="RUN", help="the run folder; default: runs/NAME")
-    parser.add_argument(
-        "--method",
-        metavar="NAME",
-        help="of `embedkit methods`; sct with --teacher and --student has two stages",
-    )
-    parser.add_argument(
-        "--size", metavar="NAME", help="bert-tiny, bert-mini or bert-small; its published settings are used"
-    )
     parser.add_argument(
         "--corpus", action="append", metavar="FILE", help="text file, - for standard input; may be repeated"
     )
@@ -87,45 +73,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="model, or .npy, .parquet or .jsonl of vectors by row; may be repeated",
     )
-    _add_student(parser)
-    parser.add_argument("--dev", metavar="PAIRS", help="scored pairs that select a checkpoint, such as STS-B dev")
     duration = parser.add_mutually_exclusive_group()
-    duration.add_argument("--epochs", type=int, metavar="N", help="passes over the corpus")
-    duration.add_argument("--steps", type=int, metavar="N", help="number of steps, instead of epochs")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers; default: 1000")
-    parser.add_argument("--name", help="name of the encoder")
-    parser.add_argument("--data", metavar="DIR", help="base folder for relative paths in the recipe")
-    parser.add_argument("--cache", metavar="DIR", help="folder of prepared corpora and teacher vectors")
+    for flag, (_, metavar, what) in _SETTINGS.items():
+        group = duration if flag in ("epochs", "steps") else parser
+        group.add_argument(f"--{flag}", type=int if metavar == "N" else str, metavar=metavar, help=what)
     add_settings(parser, "any setting of docs/training.md")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="check corpus and configuration, print it, and stop",
-    )
+    parser.add_argument("--check", action="store_true", help="check corpus and configuration, print it, and stop")
     parser.add_argument("--resume", action="store_true", help="resume an interrupted run")
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
         help="run Python code that comes with a teacher, where a recipe asks for it",
-    )
-
-
-def _add_student(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of the model to train."""
-    parser.add_argument(
-        "--student", metavar="MODEL", help="pre-trained model to start from: folder, hub id or bundle"
-    )
-    parser.add_argument("--start", metavar="FROM", help="teacher (its words), layers (of the teacher) or random")
-    for flag, what in _SHAPE.items():
-        parser.add_argument(f"--{flag.replace('_', '-')}", type=int, metavar="N", help=what)
-    parser.add_argument(
-        "--tokenizer", metavar="MODEL", help="source of tokenizer, words and layers; default: the teacher"
-    )
-    parser.add_argument(
-        "--vocabulary-size",
-        type=int,
-        metavar="N",
-        help="word pieces to keep, by their use in the corpus; default: all",
     )
 
 
@@ -163,7 +121,8 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     mapping: dict[str, Any] = functools.reduce(_merge_recipes, map(load_toml, arguments.recipe), {})
     if sources := _sources(arguments):
         mapping["corpus"] = sources
-    mapping = apply_settings(_with_teachers(mapping, arguments.teacher or []), arguments, _FLAGS)
+    flags = {flag.replace("-", "_"): path for flag, (path, *_) in _SETTINGS.items()}
+    mapping = apply_settings(_with_teachers(mapping, arguments.teacher or []), arguments, flags)
     return resolve(mapping, source=", ".join(arguments.recipe))
 
 
