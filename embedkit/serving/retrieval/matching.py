@@ -172,7 +172,7 @@ def _rounded(scores: FloatArray) -> FloatArray:
 Matcher = _Exact | _Indexed | _Windowed
 
 
-def matcher(
+def find_matcher(
     embeddings: FloatArray,
     windows: Windows | None,
     threshold: float,
@@ -185,25 +185,18 @@ def matcher(
     ``index`` is the kind of an approximate index, ``"exact"``, or ``"auto"``; MissingExtraError if a named one
     needs FAISS, which is not installed.
     """
-    rows = _row_matcher(embeddings, threshold - ROUNDING, index, show_progress_bar=show_progress_bar)
+    least, count = threshold - ROUNDING, len(embeddings)
+    kind = index if index != AUTO else "exact" if count <= _SCANNED else _LARGE
+    rows: _Exact | _Indexed | None = None
+    if count and kind_for(kind, *embeddings.shape) != "exact":
+        try:
+            built = index_class(kind).build(embeddings, show_progress_bar=show_progress_bar)
+            rows = _Indexed(embeddings, least, built)
+        except MissingExtraError:
+            if index != AUTO:
+                raise
+    rows = _Exact(embeddings, least) if rows is None else rows
     return rows if windows is None else _Windowed(embeddings, windows, rows)
-
-
-def _row_matcher(
-    embeddings: FloatArray, threshold: float, index: str, *, show_progress_bar: bool | None
-) -> _Exact | _Indexed:
-    kind = index
-    if index == AUTO:
-        kind = "exact" if len(embeddings) <= _SCANNED else _LARGE
-    if not len(embeddings) or kind_for(kind, *embeddings.shape) in ("exact", "flat"):
-        return _Exact(embeddings, threshold)
-    try:
-        chosen = index_class(kind)
-    except MissingExtraError:
-        if index != AUTO:
-            raise
-        return _Exact(embeddings, threshold)
-    return _Indexed(embeddings, threshold, chosen.build(embeddings, show_progress_bar=show_progress_bar))
 
 
 def _scored(

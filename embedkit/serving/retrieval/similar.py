@@ -26,8 +26,15 @@ from embedkit.runtime.arguments import check_iterable, check_number, check_progr
 from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import Spool, embed_texts, unit_rows
-from embedkit.serving.retrieval.matching import BLOCK, ROUNDING, Matcher, Matches, Windows, join_matches
-from embedkit.serving.retrieval.matching import matcher as matcher_of
+from embedkit.serving.retrieval.matching import (
+    BLOCK,
+    ROUNDING,
+    Matcher,
+    Matches,
+    Windows,
+    find_matcher,
+    join_matches,
+)
 from embedkit.serving.retrieval.models import loaded
 from embedkit.serving.retrieval.sources import Source
 from embedkit.serving.retrieval.splitting import Splitter
@@ -142,10 +149,8 @@ def similar_pairs(
         StorageError: there is no space for the temporary file.
     """
     max_pairs = check_whole(max_pairs, "max_pairs")
-    threshold = _checked_threshold(threshold, index)
-    distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    distinct, matcher = _compared(texts, encoder, threshold, index, show_progress_bar=show_progress_bar)
     best = _BestPairs(max_pairs, threshold)
-    matcher = distinct.matcher(threshold, index, show_progress_bar=show_progress_bar)
     for rows in _blocks(len(distinct.first), show_progress_bar=show_progress_bar):
         for matches in matcher.of(rows, best.least, backward=matcher.exact):
             best.add(matches)
@@ -180,10 +185,8 @@ def deduplicate(
     Returns:
         Groups of near-duplicates; :attr:`Groups.kept` are the rows that remain.
     """
-    threshold = _checked_threshold(threshold, index)
-    distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    distinct, matcher = _compared(texts, encoder, threshold, index, show_progress_bar=show_progress_bar)
     count = len(distinct.first)
-    matcher = distinct.matcher(threshold, index, show_progress_bar=show_progress_bar)
     representatives, scores = np.arange(count), np.ones(count, dtype=np.float32)
     kept = np.ones(count, dtype=np.bool_)
     for rows in _blocks(count, show_progress_bar=show_progress_bar):
@@ -219,11 +222,9 @@ def cluster(
         Clusters; texts in none have the representative -1.
     """
     min_size = check_whole(min_size, "min_size", least=2)
-    threshold = _checked_threshold(threshold, index)
-    distinct = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    distinct, matcher = _compared(texts, encoder, threshold, index, show_progress_bar=show_progress_bar)
     count = len(distinct.first)
     copies = np.bincount(distinct.of, minlength=count)
-    matcher = distinct.matcher(threshold, index, show_progress_bar=show_progress_bar)
     sizes = copies.copy()
     for rows in _blocks(count, show_progress_bar=show_progress_bar):
         for matches in matcher.of(rows, threshold, backward=matcher.exact):
@@ -258,16 +259,25 @@ class _Distinct:
     embeddings: FloatArray
     windows: Windows | None = None
 
-    def matcher(self, threshold: float, index: str, *, show_progress_bar: bool | None) -> Matcher:
-        """Return the matcher of these texts."""
-        return matcher_of(self.embeddings, self.windows, threshold, index, show_progress_bar=show_progress_bar)
-
     def expand(self, representatives: RowNumbers, scores: FloatArray) -> Groups:
         """Return the groups of all rows from those of distinct texts."""
         first = self.first
         groups = np.where(representatives < 0, -1, first[representatives]) if len(first) else representatives
         is_copy = first[self.of] != np.arange(len(self.of)) if len(first) else np.zeros(0, np.bool_)
         return Groups(groups[self.of], scores[self.of], is_copy)
+
+
+def _compared(
+    texts: Texts, encoder: TextEncoder | None, threshold: float, index: str, *, show_progress_bar: bool | None
+) -> tuple[_Distinct, Matcher]:
+    """Check the arguments of a comparison; return its distinct texts, and what finds matches among them."""
+    if not -1 <= check_number(threshold, "threshold") <= 1:
+        raise InputError(f"expected a threshold from -1 to 1, got {threshold}")
+    checked_kind(check_text(index, "index"))
+    found = _distinct(texts, encoder, show_progress_bar=show_progress_bar)
+    return found, find_matcher(
+        found.embeddings, found.windows, threshold, index, show_progress_bar=show_progress_bar
+    )
 
 
 def _distinct(texts: Texts, encoder: TextEncoder | None, *, show_progress_bar: bool | None) -> _Distinct:
@@ -489,11 +499,3 @@ def _blocks(count: int, *, show_progress_bar: bool | None) -> Iterator[RowNumber
             stop = min(start + BLOCK, count)
             yield np.arange(start, stop)
             progress.advance((stop * (stop - 1) - start * (start - 1)) // 2)
-
-
-def _checked_threshold(threshold: float, index: str) -> float:
-    checked = check_number(threshold, "threshold")
-    if not -1 <= checked <= 1:
-        raise InputError(f"expected a threshold from -1 to 1, got {threshold}")
-    checked_kind(check_text(index, "index"))
-    return checked
