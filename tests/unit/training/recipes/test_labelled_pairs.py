@@ -174,8 +174,6 @@ def test_groups_hold_a_relevant_passage_and_others_of_its_query(pairs, toy_token
         assert (groups[:, 0] == groups.amax(dim=1)).all()
         assert (groups.amin(dim=1) < groups.amax(dim=1)).all()
     assert len({tuple(map(tuple, groups.tolist())) for groups in drawn}) > 1
-    with pytest.raises(ConfigError, match="group = 3 must divide"):
-        QueryGroups(labels, tokenizer, batch_size=20, group=3, seed=1)
 
 
 def test_the_plan_counts_pairs_or_groups(recipe):
@@ -195,6 +193,8 @@ def test_impossible_runs_are_refused(recipe, pairs, tmp_path):
     recipe["settings"]["loss"] = "listwise"
     with pytest.raises(ConfigError, match=r"pairs each are fewer pairs than optim\.batch_size = 20"):
         train({**recipe, "optim": {"batch_size": 20}}, tmp_path / "c")
+    with pytest.raises(ConfigError, match="group = 5 must divide"):
+        train({**recipe, "settings": {**recipe["settings"], "group": 5}}, tmp_path / "c")
     with pytest.raises(DataError, match="nowhere"):
         train({**recipe, "settings": {**recipe["settings"], "dev": ["nowhere.jsonl"]}}, tmp_path / "c")
     pairs([{**row, "grade": int("cat" in row["query"])} for row in ROWS])
