@@ -6,7 +6,8 @@
 queries and the embeddings of `tiny`: LanceDB with a full text index and its default fusion; txtai with
 ``hybrid=True``; Qdrant's local mode with fastembed's BM25 vectors, without its stop words, which are a download,
 and with its fusion of reciprocal ranks over 50 candidates each. Dense searches show that the embeddings are the
-same. A figure is nDCG@10 x 100. Writes peers.md beside this file.
+same. A figure is nDCG@10 x 100; intervals of differences are by the paired bootstrap over the queries. Writes
+peers.md beside this file.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def main() -> None:
     import sets  # noqa: PLC0415 - beside this file; peers do not have embedkit
 
     from embedkit import Encoder, __version__  # noqa: PLC0415
+    from embedkit.evaluation.results import Resampler, Samples  # noqa: PLC0415
 
     encoder = Encoder.load("tiny", threads=1)
-    figures: dict[str, dict[str, list[str]]] = {}
+    figures: dict[str, list[str]] = {}
     for name, judged in sets.load(arguments.data, SETS):
         keys, texts = list(judged.documents), list(judged.documents.values())
         with tempfile.TemporaryDirectory() as scratch:
@@ -58,22 +60,27 @@ def main() -> None:
                 command = [python, __file__, "--child", peer, str(folder)]
                 answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
                 founds[f"{peer} {answer['version']}"] = answer["found"]
+        reference = None
         for label, found in founds.items():
-            for mode, orders in found.items():
-                gains = judged.gains([[keys[row] for row in order] for order in orders])
-                figures.setdefault(label, {}).setdefault(mode, []).append(f"{np.mean(gains):.1f}")
+            gains = {mode: judged.gains([[keys[row] for row in order] for order in found[mode]]) for mode in found}
+            cell = " / ".join(f"{np.mean(gains[mode]):.1f}" for mode in ("dense", "hybrid"))
+            samples = Samples.of(Resampler.of_rows(np.array(gains["hybrid"]) * 100))
+            reference = reference or samples
+            if samples is not reference:
+                less = samples.less(reference)
+                cell += f", {less.value:+.1f} [{less.interval.low:+.1f}, {less.interval.high:+.1f}]"
+            figures.setdefault(label, []).append(cell)
         print(name, figures, flush=True)
     lines = [
         "# Default hybrid search on the same embeddings",
         "",
-        "nDCG@10 x 100 with `tiny`, dense / hybrid.",
+        "nDCG@10 x 100 with `tiny`, dense / hybrid, and the difference of the latter from embedkit's, with its",
+        "95 % interval over the queries.",
         "",
         f"| | {' | '.join(SETS)} |",
         f"|---|{'---|' * len(SETS)}",
+        *(f"| {label} | {' | '.join(cells)} |" for label, cells in figures.items()),
     ]
-    for label, of_modes in figures.items():
-        cells = zip(of_modes["dense"], of_modes["hybrid"], strict=True)
-        lines.append(f"| {label} | {' | '.join(map(' / '.join, cells))} |")
     (HERE / "peers.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
