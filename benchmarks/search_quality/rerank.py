@@ -24,7 +24,7 @@ import numpy as np
 
 from embedkit import Collection, CrossEncoder, Encoder
 from embedkit.serving.retrieval.fusion import ANSWER, answer_weight, blend
-from embedkit.serving.retrieval.options import RERANKED
+from embedkit.serving.retrieval.search import RERANKED
 from embedkit.serving.retrieval.store.exact import Ranking
 
 HERE = Path(__file__).parent

@@ -23,8 +23,7 @@ from embedkit.serving.retrieval.collection import Collection
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.models import CollectionInfo
-from embedkit.serving.retrieval.options import SearchOptions
-from embedkit.serving.retrieval.search import Encode, Hits, Score, Steps
+from embedkit.serving.retrieval.search import Encode, Hits, Score, SearchOptions, Steps
 from embedkit.serving.retrieval.store.columns import flattened
 from embedkit.serving.retrieval.store.folder import retry_while_busy
 from embedkit.threads import available_threads

@@ -19,7 +19,7 @@ from embedkit.serving.http.protocols.collection import DocumentBody, MetadataBod
 from embedkit.serving.http.protocols.fields import Listed
 from embedkit.serving.http.registry import ModelRegistry, Service
 from embedkit.serving.http.routing import Response, Route, client_message
-from embedkit.serving.retrieval.options import Mode, SearchOptions
+from embedkit.serving.retrieval.search import Mode, SearchOptions
 
 logger = logging.getLogger(__name__)
 

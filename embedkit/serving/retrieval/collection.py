@@ -37,9 +37,11 @@ from embedkit.serving.retrieval.models import (
     loaded,
     source_of,
 )
-from embedkit.serving.retrieval.options import Reranker, SearchKeywords, SearchOptions
 from embedkit.serving.retrieval.search import (
     Hits,
+    Reranker,
+    SearchKeywords,
+    SearchOptions,
     Steps,
     run_steps,
     search_embeddings,
@@ -559,7 +561,7 @@ class Collection:
         Args:
             query: a text, or several that are searched together.
             k: number of results for each.
-            options: fields of :class:`~embedkit.serving.retrieval.options.SearchOptions`:
+            options: fields of :class:`~embedkit.serving.retrieval.search.SearchOptions`:
 
                 - ``mode``: ``"dense"`` ranks by meaning, ``"lexical"`` by keywords, and ``"hybrid"``, the default
                   where the collection has a keyword index, fuses both rankings.

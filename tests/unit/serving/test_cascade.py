@@ -12,7 +12,7 @@ from embedkit import CrossEncoder, Encoder
 from embedkit.errors import InputError, ModelError, ModelNotFoundError
 from embedkit.serving.retrieval import Collection, SearchOptions
 from embedkit.serving.retrieval.fusion import blend
-from embedkit.serving.retrieval.options import SearchKeywords
+from embedkit.serving.retrieval.search import SearchKeywords
 from embedkit.serving.retrieval.store import index_kinds
 from embedkit.serving.retrieval.store.exact import Ranking
 

@@ -17,8 +17,7 @@ from embedkit.serving.http.protocols.fields import Listed, OwnSchema, Problem, S
 from embedkit.serving.http.routing import Response, Routes, problem, to_json
 from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.filters import read_filter
-from embedkit.serving.retrieval.options import Mode, SearchOptions
-from embedkit.serving.retrieval.search import Hit
+from embedkit.serving.retrieval.search import Hit, Mode, SearchOptions
 
 _FEW = 8  # fields that are compared with the name that was meant
 

@@ -15,7 +15,7 @@ import pytest
 from embedkit import Collection, Encoder
 from embedkit.serving.http.registry import LoadedModels, Peers, Service
 from embedkit.serving.http.settings import ServerSettings
-from embedkit.serving.retrieval.options import SearchOptions
+from embedkit.serving.retrieval.search import SearchOptions
 
 from .conftest import bearer, ring, wait_for
 
@@ -73,7 +73,7 @@ def test_replaced_models_leave_the_memory_at_once(bundle, toy_cross_bundle, buil
     async def reload_after_use(service):
         await service.registry.embedder().embed(TEXTS)
         await service.registry.needed_collection().search(TEXTS[0], SearchOptions(k=1, rerank=True))
-        before = [weakref.ref(service.registry.embedder().encoder), weakref.ref(service.registry.cross._model)]
+        before = [weakref.ref(service.registry.embedder().encoder), weakref.ref(service.registry.cross.model)]
         assert await service.reload() is None
         return before
 
