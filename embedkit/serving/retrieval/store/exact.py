@@ -82,31 +82,22 @@ class ExactIndex:
             InputError: the queries have another width or are not finite, or ``k`` is below 1.
         """
         queries, k = checked_queries(queries, k, self._rows.shape, allowed)
-        scores = np.empty((len(queries), k), dtype=np.float32)
-        rows = np.empty((len(queries), k), dtype=np.int64)
-        for start in range(0, len(queries) if k else 0, self._QUERY_BLOCK):
-            block = slice(start, start + self._QUERY_BLOCK)
-            self._search_block(queries[block], allowed, scores[block], rows[block])
-        return scores, rows
-
-    def _search_block(
-        self, queries: FloatArray, allowed: BoolArray | None, scores: FloatArray, rows: RowNumbers
-    ) -> None:
-        """Fill ``scores`` and ``rows``, both ``(Q, k)``, with few steps for few queries."""
-        k, best = scores.shape[1], [_NOTHING] * len(queries)
-        slack, step = score_slack(queries), _ROW_BLOCK * max(self._QUERY_BLOCK // len(queries), 1)
-        for start in range(0, len(self._rows), step):
-            block = slice(start, start + step)
-            numbers = None if allowed is None else start + np.flatnonzero(allowed[block])
-            with np.errstate(over="ignore", invalid="ignore"):  # from damaged rows; the caller checks the scores
-                products = self._products(queries, block, numbers)
-            for i, rough in enumerate(products):
-                floor = best[i].scores[-1] if len(best[i].scores) == k else np.float32(-np.inf)
-                places = _shortlist(rough, k, floor - slack[i], slack[i])
-                candidates = start + places if numbers is None else numbers[places]
-                best[i] = _merge(best[i], rank(queries[i], self._rows, candidates, k), k)
-        for i, ranking in enumerate(best):
-            scores[i], rows[i] = ranking
+        best, slack = [_NOTHING] * len(queries), score_slack(queries)
+        for first in range(0, len(queries) if k else 0, self._QUERY_BLOCK):
+            some = queries[first : first + self._QUERY_BLOCK]
+            step = _ROW_BLOCK * max(self._QUERY_BLOCK // len(some), 1)  # few steps for few queries
+            for start in range(0, len(self._rows), step):
+                block = slice(start, start + step)
+                numbers = None if allowed is None else start + np.flatnonzero(allowed[block])
+                with np.errstate(over="ignore", invalid="ignore"):  # damaged rows; the caller checks the scores
+                    products = self._products(some, block, numbers)
+                for i, rough in enumerate(products, first):
+                    floor = best[i].scores[-1] if len(best[i].scores) == k else np.float32(-np.inf)
+                    places = _shortlist(rough, k, floor - slack[i], slack[i])
+                    candidates = start + places if numbers is None else numbers[places]
+                    best[i] = _merge(best[i], rank(queries[i], self._rows, candidates, k), k)
+        scores = np.array([ranking.scores for ranking in best], np.float32).reshape(len(queries), k)
+        return scores, np.array([ranking.rows for ranking in best], np.int64).reshape(len(queries), k)
 
     def _products(self, queries: FloatArray, block: slice, numbers: RowNumbers | None) -> FloatArray:
         """Return float32 inner products with some rows of a block, or with all; for few queries on one thread.
