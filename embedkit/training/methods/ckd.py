@@ -41,10 +41,7 @@ class CKDConfig(DistillationConfig):
 
 
 class CKD(QueueDistillation):
-    """Contrastive distillation against a queue of teacher vectors.
-
-    A head is added unless the student has the teacher's width.
-    """
+    """Contrastive distillation against a queue of teacher vectors."""
 
     settings_class: ClassVar[type[Any]] = CKDConfig
     paper: ClassVar[str] = "Gao et al., arXiv 2112.05638"

@@ -80,10 +80,7 @@ class ConGenConfig(DistillationConfig):
 
 
 class ConGen(QueueDistillation):
-    """Distillation of one teacher distribution into both views of a sentence.
-
-    A head is added unless the student has the teacher's width.
-    """
+    """Distillation of one teacher distribution into both views of a sentence."""
 
     settings_class: ClassVar[type[Any]] = ConGenConfig
     paper: ClassVar[str] = "Limkonchotiwat et al., Findings of EMNLP 2022"

@@ -263,10 +263,7 @@ class SCTDistillationConfig(DistillationConfig):
 
 
 class SCTDistillation(Distillation):
-    """Cross-view distillation of an encoder that gets a dense head of the teacher's width.
-
-    A head is added unless the student has the teacher's width.
-    """
+    """Cross-view distillation of an encoder that gets a dense head of the teacher's width."""
 
     settings_class: ClassVar[type[Any]] = SCTDistillationConfig
     paper: ClassVar[str] = _PAPER
