@@ -122,12 +122,11 @@ class LabelledQueries:
                 yield Judgement(query, self.passages[row], 0.0)
 
 
-def read_queries(path: str | Path, *, split: str = "train", label: str | None = None) -> LabelledQueries:
+def read_queries(path: str | Path, *, split: str = "train") -> LabelledQueries:
     """Read labelled queries from a file, a folder in BEIR's form, or one of the files in its ``qrels``.
 
-    ``split`` is that of a folder, or of rows with a column ``split``. ``label`` names a column of labels or
-    grades, of which 0 marks a passage that does not answer the query; by default one of :data:`LABEL`, or of
-    :data:`WEIGHT`, and 1 without any.
+    ``split`` is that of a folder, or of rows with a column ``split``. A column of labels or grades, one of
+    :data:`LABEL` or :data:`WEIGHT`, marks by 0 a passage that does not answer the query; without any, all do.
 
     Raises:
         DataError: the source is missing or malformed, or no query has a passage that answers it.
@@ -139,7 +138,7 @@ def read_queries(path: str | Path, *, split: str = "train", label: str | None = 
         found = _read_folder(path, split)
     else:
         rows = of_split(text_rows(path), split)
-        found = LabelledQueries.of(judgement for row in rows for judgement in _judgements(row, label))
+        found = LabelledQueries.of(judgement for row in rows for judgement in _judgements(row))
     if not len(found):
         raise DataError(f"{path}: no query has a passage that answers it")
     return found
@@ -194,26 +193,19 @@ def _read_folder(folder: Path, split: str) -> LabelledQueries:
     return LabelledQueries.of(judgements, documents.values())
 
 
-def _judgements(row: Row, label: str | None) -> Iterator[Judgement]:
+def _judgements(row: Row) -> Iterator[Judgement]:
     """Yield the judgements in one row of a file."""
-    query = row.text(*QUERY)
-    weight = _weight(row, label)
+    query, weight = row.text(*QUERY), 1.0
+    if any(name in row.fields for name in (*LABEL, *WEIGHT)):
+        weight = row.number(*LABEL, *WEIGHT)
+    if weight < 0:
+        raise DataError(f"{row.place}: expected a label or weight of at least 0, found {weight:g}")
     for passage in _texts(row, next((name for name in PASSAGE if name in row.fields), PASSAGE[0])):
         yield Judgement(query, passage, weight)
     for name in row.fields:
         if name in ("negative", "negatives") or (name.startswith("negative_") and name[9:].isdecimal()):
             for passage in _texts(row, name):
                 yield Judgement(query, passage, 0.0)
-
-
-def _weight(row: Row, label: str | None) -> float:
-    names = (label,) if label else (*LABEL, *WEIGHT)
-    if label is None and not any(name in row.fields for name in names):
-        return 1.0
-    weight = row.number(*names)
-    if weight < 0:
-        raise DataError(f"{row.place}: expected a label or weight of at least 0, found {weight:g}")
-    return weight
 
 
 def _texts(row: Row, name: str) -> list[str]:
