@@ -44,7 +44,7 @@ ScoredDocuments = list[tuple[float, Document]]
 """Documents with their scores, best first."""
 
 _SAMPLE: Final = 100  # documents to inspect where all would be too many
-_USUAL_HEIGHT: Final = 4.5  # standard deviations of the best keyword score above the last candidate's
+_USUAL_HEIGHT: Final = 4.0  # standard deviations of the best keyword score above the last candidate's
 _MOST_ANALYZED: Final = 1000  # documents whose languages decide those of the collection
 
 _KIND = "documents"
