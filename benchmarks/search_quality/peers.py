@@ -64,7 +64,7 @@ def main() -> None:
         for label, found in founds.items():
             gains = {mode: judged.gains([[keys[row] for row in order] for order in found[mode]]) for mode in found}
             cell = " / ".join(f"{np.mean(gains[mode]):.1f}" for mode in ("dense", "hybrid"))
-            samples = Samples.of(Resampler.of_rows(np.array(gains["hybrid"]) * 100))
+            samples = Samples.of(Resampler.of_rows(np.array(gains["hybrid"])))
             reference = reference or samples
             if samples is not reference:
                 less = samples.less(reference)
