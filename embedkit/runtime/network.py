@@ -16,11 +16,9 @@ the golden digests ensures that description and graph compute the same, so a too
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -299,24 +297,13 @@ def read_network(model: bytes) -> Network | None:
         BundleError: the description is damaged, or the graph lacks an initializer that it names.
     """
     text = find_metadata(model, NETWORK_KEY)
-    described = _described().get(find_metadata(model, "embedkit.fingerprint")) if text is None else _parse(text)
-    if described is None:
+    if text is None:
         return None
     try:
-        names = from_mapping(NetworkNames, described, prefix=f"{NETWORK_KEY}.", written=True)
+        names = from_mapping(NetworkNames, _parse(text), prefix=f"{NETWORK_KEY}.", written=True)
     except ConfigError as error:
         raise BundleError(str(error)) from error
     return _Reader(model).network(names)
-
-
-@functools.cache
-def _described() -> dict[str | None, dict[str, Any]]:
-    """Return the descriptions of embedkit's own bundles that were written before bundles held them.
-
-    By fingerprint. ``recipes/describe.py`` writes them into the bundles, and then removes them here.
-    """
-    listed = resources.files("embedkit") / "runtime" / "networks.json"
-    return json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else {}
 
 
 def _parse(text: str) -> dict[str, Any]:

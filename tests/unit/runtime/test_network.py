@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
-import runpy
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper
-from toy_networks import toy_cross_encoder, toy_encoder, toy_graph
+from toy_networks import toy_encoder, toy_graph
 
 from embedkit.errors import BundleError, BundleIntegrityError
 from embedkit.export.graph import build_graph
@@ -33,7 +30,6 @@ from embedkit.runtime.network import NETWORK_KEY, read_network
 from embedkit.runtime.tokenization import Tokenizer
 
 KINDS = ("fp32", "int8", "int8-static")
-SCRIPT = runpy.run_path(str(Path(__file__).parents[3] / "recipes" / "describe.py"))
 
 
 @pytest.fixture(scope="module")
@@ -342,35 +338,3 @@ def test_all_published_models_run_on_the_kernel_with_the_bits_that_they_record()
         if path is not None and model.kind == "encoder":
             encoder = Encoder.load(path)
             assert (encoder.provider, encoder.verify()["same_bits"]) == (NATIVE, True), model.name
-
-
-@pytest.mark.parametrize("kind", ["encoder", "cross-encoder", "static"])
-def test_the_script_describes_an_older_bundle_as_the_exporter_does(
-    toy_tokenizer_json, tmp_path, monkeypatch, kind
-):
-    tokenizer, path = Tokenizer(toy_tokenizer_json, 20), tmp_path / "toy.onnx"
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 20}
-    if kind == "cross-encoder":
-        export(toy_cross_encoder(tokenizer, seed=1, **sizes), path, precision="fp32")
-    else:
-        layers = 0 if kind == "static" else 2
-        encoder = toy_encoder(tokenizer, seed=1, head=64, memory=64, num_hidden_layers=layers, **sizes)
-        export(encoder, path, precision="fp32")
-    expected = read_bundle(path)
-    older = onnx.load_from_string(expected.model)
-    del older.metadata_props[:]
-    write_bundle(path, older.SerializeToString(), expected.manifest, expected.tokenizer_json, expected.golden)
-    record = tmp_path / "record.json"
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    record.write_text(
-        json.dumps({"fingerprint": read_bundle(path).fingerprint, "size_bytes": 5, "sha256": digest}, indent=1)
-    )
-    assert read_network(path.read_bytes()) is None
-    monkeypatch.chdir(tmp_path)
-
-    changed = SCRIPT["_rewrite_all"]([path])
-    SCRIPT["_update_records"](changed, {changed[digest]: 7})
-
-    assert path.read_bytes() == expected.model
-    expected_record = {"fingerprint": expected.fingerprint, "size_bytes": 7, "sha256": changed[digest]}
-    assert json.loads(record.read_text()) == expected_record
