@@ -238,7 +238,7 @@ def test_a_folder_gives_the_sigmoid_of_its_logits(toy_cross_folder, toy_cross_re
     model = CrossEncoder.load(toy_cross_folder)
     assert (model.name, model.max_length) == ("cross-folder", 12)
     np.testing.assert_allclose(model.predict(PAIRS), toy_cross_reference(PAIRS), atol=1e-6)
-    with pytest.raises(ModelError, match="no bundle and has no golden pairs"):
+    with pytest.raises(ModelError, match="not a bundle and has no golden pairs"):
         model.verify()
 
 
