@@ -39,7 +39,7 @@ def test_statuses(kind, status):
         (errors.StorageError(errno.EROFS, "cannot write /srv/idx: read-only"), 507, "Read-only file system"),
         (errors.StorageError(errno.EMFILE, "cannot write /srv/idx: files"), 503, "too many files"),
         (errors.CommittedError(errno.EMFILE, "cannot read /srv/idx: files"), 503, "durable, but too many files"),
-        (errors.CommittedError(errno.ENOSPC, "cannot write /srv/idx: full"), 507, "durable, but what follows it"),
+        (errors.CommittedError(errno.ENOSPC, "cannot write /srv/idx: full"), 507, "durable, but a later step"),
         (errors.CollectionBusyError("another process is writing to /srv/idx"), 503, "another process is writing"),
         (errors.CollectionError("/srv/idx/a is damaged"), 503, "log has the details"),
         (errors.FingerprintError("/srv/idx was built with a"), 503, "log has the details"),
