@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.adaptation.data import Data, Files, read, sample, spans
-from embedkit.adaptation.planning import DATA, MOST_DOCUMENTS, SPACE, Part, Planner, mean_tokens
+from embedkit.adaptation.planning import DATA, MOST_DOCUMENTS, VECTORS, Part, Planner, mean_tokens
 from embedkit.adaptation.proof import Comparison, Proof, Rankings, prove, search
 from embedkit.adaptation.rerankers import MINER, rerank
-from embedkit.adaptation.teachers import as_bundle, family, scores_pairs, write_space
+from embedkit.adaptation.teachers import as_bundle, family, scores_pairs, write_vectors
 from embedkit.errors import ConfigError, GateError, InputError, shown
 from embedkit.evaluation.sts import load_scored_pairs
 from embedkit.export.gates import PAIR_THRESHOLDS, THRESHOLDS
@@ -31,6 +31,7 @@ from embedkit.training.config import RunConfig
 from embedkit.training.loop import RunControl
 from embedkit.training.run import run
 from embedkit.training.run_folder import TrainState
+from embedkit.training.teachers import TeacherConfig
 
 logger = logging.getLogger("embedkit")
 
@@ -111,7 +112,10 @@ def plan(
         DataError: a file is missing or malformed.
         ConfigError: there is nothing to learn from the data, or a setting is invalid.
     """
-    _check(files, settings, None)
+    if not isinstance(files, Files):
+        raise InputError(f"files must be Files, not {shown(files)}")
+    if settings is not None and not isinstance(settings, Mapping):
+        raise InputError(f"settings must be a mapping, not {shown(settings)}")
     check_flag(queries_only, "queries_only")
     path, folder = find_model(model), Path(check_path(folder, "folder"))
     manifest = read_bundle(path).manifest
@@ -169,7 +173,8 @@ def adapt(
         GateError: the new bundle failed a gate, or is no better; nothing was written.
         EmbedkitError: a step of the run or of the export failed, or see :func:`plan`.
     """
-    _check(files, settings, control)
+    if control is not None and not isinstance(control, RunControl):
+        raise InputError(f"control must be a RunControl, not {shown(control)}")
     check_flag(force, "force")
     control, output = control or RunControl(), check_path(output, "output")
     general = None if check is None else load_scored_pairs(check_path(check, "check"), split="validation")
@@ -200,22 +205,12 @@ def adapt(
     return Adaptation(report, proof, state.step, state.seconds)
 
 
-def _check(files: Files, settings: Mapping[str, Any] | None, control: RunControl | None) -> None:
-    """Check the types of arguments, before any work."""
-    if not isinstance(files, Files):
-        raise InputError(f"files must be Files, not {shown(files)}")
-    if settings is not None and not isinstance(settings, Mapping):
-        raise InputError(f"settings must be a mapping, not {shown(settings)}")
-    if control is not None and not isinstance(control, RunControl):
-        raise InputError(f"control must be a RunControl, not {shown(control)}")
-
-
 def _summary(part: Part, folds: int) -> str:
     """Return what will be trained on, and for about how long."""
     config, data, seconds = part.config, part.data, 0.0
     steps, batch = config.optim.steps or 0, config.optim.batch_size
-    teachers = " and ".join(teacher.name or teacher.source for teacher in config.every_teacher)
-    if config.join is None:
+    teachers = " and ".join(each.name or each.source for each in part.teachers or config.every_teacher)
+    if not part.teachers:
         kinds = [f"{len(data.labelled):,} labelled queries"] if data.labelled is not None else []
         kinds += [f"{len(data.graded):,} graded pairs"] if data.graded is not None else []
         kinds = kinds or (
@@ -231,7 +226,7 @@ def _summary(part: Part, folds: int) -> str:
             f"{len(documents):,} passages and spans of them towards {teachers}",
             batch * mean_tokens(texts),
         )
-        seconds = mean_tokens(texts) * len(texts) * len(config.every_teacher) / _TEACHER_TOKENS_A_SECOND
+        seconds = mean_tokens(texts) * len(texts) * len(part.teachers) / _TEACHER_TOKENS_A_SECOND
     minutes = max(1, round((seconds + steps * tokens * (1 + folds) / _TOKENS_A_SECOND) / 60))
     measured = f", and {folds} times on a part, to measure on the rest" if folds else ""
     if data.held_out is not None:
@@ -242,16 +237,17 @@ def _summary(part: Part, folds: int) -> str:
 
 
 def _train(part: Part, source: Path, control: RunControl) -> TrainState:
-    config, space = part.config, part.folder / DATA / SPACE
-    if config.teachers:
-        teachers = tuple(
-            dataclasses.replace(teacher, source=as_bundle(teacher.source, Path(config.cache)))
-            for teacher in config.teachers
-        )
-        config = dataclasses.replace(config, teachers=teachers)
-    if config.join is not None and not (control.resume and space.exists()):
-        write_space(config, Encoder.load(source), space)
+    config, vectors = part.config, part.folder / DATA / VECTORS
+    if part.teachers and not (control.resume and vectors.exists()):
+        write_vectors(config, _as_bundles(part.teachers, config), Encoder.load(source), vectors)
+    elif config.teachers:
+        config = dataclasses.replace(config, teachers=_as_bundles(config.teachers, config))
     return run(config, part.folder, control)
+
+
+def _as_bundles(teachers: Sequence[TeacherConfig], config: RunConfig) -> tuple[TeacherConfig, ...]:
+    cache = Path(config.cache)
+    return tuple(dataclasses.replace(each, source=as_bundle(each.source, cache)) for each in teachers)
 
 
 def _load(path: Path) -> Encoder | CrossEncoder:

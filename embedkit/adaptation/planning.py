@@ -14,17 +14,17 @@ from embedkit.adaptation.data import Data, sample, spans
 from embedkit.adaptation.proof import hybrid_search
 from embedkit.adaptation.rerankers import RECIPE as _RERANKER
 from embedkit.adaptation.rerankers import labelled_pairs
-from embedkit.adaptation.teachers import WORDS, random_texts, tables
+from embedkit.adaptation.teachers import WORDS, random_texts, table
 from embedkit.atomic import atomic_file
 from embedkit.config import merge
 from embedkit.errors import ConfigError
-from embedkit.evaluation.speed.plan import BF16, cpu_features
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.manifest import Manifest
 from embedkit.training.config import RunConfig, override
 from embedkit.training.pairs import Judgement, LabelledQueries
 from embedkit.training.run import resolve
+from embedkit.training.teachers import TeacherConfig
 
 _STUDENT = {"dropout": 0.0, "word_table": "int4"}
 _LABELS: Mapping[str, Any] = {
@@ -58,8 +58,8 @@ _DOCUMENTS: Mapping[str, Any] = {
 DATA = ".data"
 """The training data, in a run folder."""
 
-SPACE = "space.npz"
-"""The space of the teachers, in the folder of the training data."""
+VECTORS = "vectors.npy"
+"""The vectors that are learned from teachers, in the folder of the training data."""
 
 MOST_DOCUMENTS = 3000
 """Passages that teachers embed."""
@@ -71,18 +71,23 @@ _RERANKER_QUERIES = 4  # in a batch
 _EPOCHS = 5
 _STEPS = 30, 1000  # the fewest and the most on labels
 _STEPS_ON_TEXTS = 200, 1500
-_TOKENS = 1_500_000  # to train on towards teachers: six minutes of a thread for an encoder like tiny
+_TOKENS = 1_500_000  # to train on towards teachers: four minutes of a thread for an encoder like tiny
+_TOKENS_BEFORE_LABELS = 600_000
+_KEEP_BEFORE_LABELS = 0.3
+_TEXTS_FOR_A_RANDOM_ONE = 3
+_RANDOM_TEXTS = 64  # in a batch on labels after documents
 _CHARACTERS = 4.5  # of a token
 _MOST_SPANS = 1000  # that a cross-encoder reads
 
 
 @dataclass(frozen=True)
 class Part:
-    """One run: its configuration, its data, and its folder."""
+    """One run: its configuration, its data, its folder, and the encoders whose vectors it learns."""
 
     config: RunConfig
     data: Data
     folder: Path
+    teachers: tuple[TeacherConfig, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Planner:
     queries_only: bool
     settings: Mapping[str, Any]
     start: Path | None = None  # the run that the student comes from, if it is not the bundle
+    labels_follow: bool = False  # this run
 
     def on_documents(self, data: Data, folder: Path) -> Part:
         """Return the run towards encoders before one on labels, to which the settings of the method belong."""
@@ -108,7 +114,7 @@ class Planner:
             )
         texts = dataclasses.replace(data, documents=documents, labelled=None, held_out=None, graded=None)
         settings = {name: value for name, value in self.settings.items() if name != "settings"}
-        return dataclasses.replace(self, settings=settings).part(texts, folder)
+        return dataclasses.replace(self, settings=settings, labels_follow=True).part(texts, folder)
 
     def part(self, data: Data, folder: Path) -> Part:
         """Write the training data into ``folder``, and decide on the runs.
@@ -130,8 +136,9 @@ class Planner:
             limit = trained.get("activation_limit") if isinstance(trained, Mapping) else None
             if limit is not None:  # an encoder that was trained without the limit would be damaged by it
                 mapping = merge(mapping, {"optim": {"activation_limit": limit}})
-        mapping = merge(mapping, {"student": student, "corpus": [corpus]})
-        return Part(resolve(override(mapping, self.settings)), data, folder)
+        teachers = [TeacherConfig(**table(each)) for each in self.teachers if "teacher" in mapping]
+        mapping = merge({"corpus": [corpus]}, merge(mapping, {"student": student}))
+        return Part(resolve(override(mapping, self.settings)), data, folder, tuple(teachers))
 
     def _on_labels(self, data: Data, place: Path) -> dict[str, Any]:
         """Return the settings of training on labels, and write these."""
@@ -149,10 +156,13 @@ class Planner:
         save_texts(place / "documents.jsonl", texts)
         sizes = [len(each) for each in (data.labelled, data.graded) if each is not None]
         steps = round(min(_STEPS[1], max(_STEPS[0], _EPOCHS * max(sizes) / _BATCH))) * len(sizes)
-        settings = {**files, "freeze_documents": self.queries_only}
+        settings: dict[str, Any] = {**files, "freeze_documents": self.queries_only}
+        general = None if self.start is None else self.start / DATA / WORDS
+        if general is not None and general.stat().st_size:
+            settings |= {"texts": _RANDOM_TEXTS, "general": str(general), "origin": str(self.path)}
         taught: dict[str, Any] = {}
         if self.scored and data.labelled is not None:
-            taught = {"teachers": tables(self.teachers), "settings": {"loss": "kl"}}
+            taught = {"teachers": [*map(table, self.teachers)], "settings": {"loss": "kl"}}
         optim = {"steps": steps, "batch_size": min(_BATCH, *sizes)}
         return merge(merge(_LABELS, {"optim": optim, "settings": settings}), taught)
 
@@ -197,19 +207,33 @@ class Planner:
         titles = [] if data.titles is None else data.titles.queries
         documents = sample(data.documents, MOST_DOCUMENTS)
         texts = save_texts(place / "documents.jsonl", [*documents, *spans(documents), *titles, *data.queries])
-        save(place / WORDS, ({"text": text} for text in random_texts(read_bundle(self.path).tokenizer_json)))
+        words = [*random_texts(read_bundle(self.path).tokenizer_json)]
+        save(place / WORDS, ({"text": text} for text in words))
+        return merge(_DOCUMENTS, self._towards_teachers(texts, place, with_words=bool(words)))
+
+    def _towards_teachers(self, texts: Sequence[str], place: Path, *, with_words: bool) -> dict[str, Any]:
+        """Return the settings that depend on the texts.
+
+        Before labels the run is short, and holds random words where they are, because labels make the encoder
+        forget, too.
+        """
+        tokens, optim = _TOKENS, dict[str, Any]()
+        corpus: list[dict[str, Any]] = [{"path": str(place / "documents.jsonl"), "name": "documents"}]
+        if self.labels_follow and with_words:
+            tokens, optim = _TOKENS_BEFORE_LABELS, {"keep": _KEEP_BEFORE_LABELS}
+            most = max(1, len(texts) // _TEXTS_FOR_A_RANDOM_ONE)
+            corpus += [{"path": str(place / WORDS), "name": "random words", "limit": most}]
         batch = min(_DOCUMENTS_BATCH, max(1, len(texts) * 9 // 10))
-        steps = round(min(_STEPS_ON_TEXTS[1], max(_STEPS_ON_TEXTS[0], _TOKENS / mean_tokens(texts) / batch)))
-        amp = "bf16" if BF16 in (cpu_features() or ()) else "off"
-        return merge(
-            _DOCUMENTS,
-            {
-                "optim": {"batch_size": batch, "steps": steps, "amp": amp},
-                "settings": {"queue_size": min(_QUEUE, len(texts))},
-                "teachers": tables(self.teachers),
-                "join": {"space": str(place / SPACE)},
+        steps = round(min(_STEPS_ON_TEXTS[1], max(_STEPS_ON_TEXTS[0], tokens / mean_tokens(texts) / batch)))
+        return {
+            "optim": {"batch_size": batch, "steps": steps, **optim},
+            "settings": {"queue_size": min(_QUEUE, len(texts))},
+            "teacher": {
+                "source": str(place / VECTORS),
+                "name": " + ".join(table(each)["name"] for each in self.teachers),
             },
-        )
+            "corpus": corpus,
+        }
 
 
 def mean_tokens(texts: Sequence[str]) -> float:

@@ -5,7 +5,8 @@ near to the model's own vectors as a rotation can bring them (orthogonal Procrus
 between the teachers' vectors stay, and the model forgets little.
 
 A rotation that fits the documents alone turns all other text away from where the model had it, which is then
-forgotten. So it also fits random words of the model's vocabulary, which stand for text in general.
+forgotten. So it also fits random words of the model's vocabulary, which stand for text in general. Before labels,
+and with them, these words are trained on as well, towards the vectors that the model had for them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.atomic import file_signature
+from embedkit.atomic import atomic_file, file_signature
 from embedkit.errors import ExportError, GateError
 from embedkit.export.pipeline import export_source
 from embedkit.modeling.cross_encoder import is_cross_encoder
@@ -31,14 +32,14 @@ from embedkit.runtime.joined import JoinedSpace, side_by_side
 from embedkit.runtime.manifest import Manifest
 from embedkit.runtime.options import unit_rows
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus, SourceConfig
+from embedkit.training.corpus import Corpus, Rows, SourceConfig
 from embedkit.training.teacher_spaces import principal_axes
-from embedkit.training.teachers import load_vectors
+from embedkit.training.teachers import TeacherConfig, TeacherVectors, load_vectors
 
 logger = logging.getLogger("embedkit")
 
 WORDS = "words.jsonl"
-"""Texts of random words, beside the file of the space."""
+"""Texts of random words, beside the file of the vectors."""
 
 _SAMPLE = 20_000  # texts
 _ROUNDS = 6
@@ -94,12 +95,9 @@ def as_bundle(source: str, cache: Path) -> str:
     return str(bundle)
 
 
-def tables(teachers: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the tables of a run's teachers."""
-    names = [Path(teacher).name.removesuffix(".onnx") for teacher in teachers]
-    return [
-        {"source": source, "name": name, "dtype": "float16"} for source, name in zip(teachers, names, strict=True)
-    ]
+def table(teacher: str) -> dict[str, Any]:
+    """Return the table of a run's teacher."""
+    return {"source": teacher, "name": Path(teacher).name.removesuffix(".onnx"), "dtype": "float16"}
 
 
 def random_texts(tokenizer_json: str) -> Iterator[str]:
@@ -119,26 +117,39 @@ def random_texts(tokenizer_json: str) -> Iterator[str]:
         yield " ".join(generator.choice(words, length, p=shares / shares.sum()))
 
 
-def write_space(config: RunConfig, student: Encoder, path: Path) -> None:
-    """Write the space of a run's teachers, as near as it can be to the student's.
+def write_vectors(config: RunConfig, teachers: Sequence[TeacherConfig], student: Encoder, path: Path) -> None:
+    """Write the vector that the student learns for each row of a run's text.
 
-    It is fitted on a sample of the run's text, and on the random words in ``WORDS`` beside it.
+    For the first source it is the teachers', in a space as near as possible to the student's, which is fitted to
+    these texts and to the random words in ``WORDS`` beside ``path``. For random words it is the student's own.
 
     Raises:
         ModelNotFoundError, ModelError: a teacher cannot be loaded.
         CacheError: the cache of vectors is damaged.
     """
-    words, found = path.with_name(WORDS), list[list[FloatArray]]()
-    general = [(SourceConfig(path=str(words)),)] if words.stat().st_size else []
-    for sources in (config.sources, *general):
-        corpus = Corpus.prepare(sources, Path(config.cache))
-        rows = np.unique(np.linspace(0, len(corpus) - 1, min(len(corpus), _SAMPLE)).astype(np.int64))
-        parts = [load_vectors(teacher, corpus, Path(config.cache)) for teacher in config.every_teacher]
-        own = student.encode_document(corpus.texts(rows), show_progress_bar=False)
-        found.append([own, *(part.read(rows, 0) for part in parts)])
-    own, *vectors = (np.concatenate(both) for both in zip(*found, strict=True))
-    name = " + ".join(teacher.name or teacher.source for teacher in config.every_teacher)
-    fit_space(vectors, own, name).save(path)
+    cache, words = Path(config.cache), path.with_name(WORDS)
+    corpus = Corpus.prepare(config.sources, cache)
+    vectors = [load_vectors(teacher, corpus, cache) for teacher in teachers]
+    first, others = np.split(np.arange(len(corpus)), [corpus.cards[0].rows])
+    samples = [_sample(student, corpus, vectors, first)]
+    if words.stat().st_size:
+        general = Corpus.prepare([SourceConfig(path=str(words))], cache)
+        of_general = [load_vectors(teacher, general, cache) for teacher in teachers]
+        samples.append(_sample(student, general, of_general, np.arange(len(general))))
+    own, *theirs = (np.concatenate(parts) for parts in zip(*samples, strict=True))
+    space = fit_space(theirs, own, config.every_teacher[0].name or "")
+    learned = np.zeros((sum(card.read for card in corpus.cards), space.dimension), dtype=np.float32)
+    learned[corpus.source_rows[first]] = space.join([part.read(first, 0) for part in vectors])
+    learned[corpus.source_rows[others]] = student.encode_document(corpus.texts(others), show_progress_bar=False)
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        np.save(file, learned)
+
+
+def _sample(student: Encoder, corpus: Corpus, vectors: Sequence[TeacherVectors], rows: Rows) -> list[FloatArray]:
+    """Return the vectors of some rows: the student's own, and each teacher's."""
+    rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64))]
+    own = student.encode_document(corpus.texts(rows), show_progress_bar=False)
+    return [own, *(part.read(rows, 0) for part in vectors)]
 
 
 def fit_space(vectors: Sequence[FloatArray], own: FloatArray, name: str) -> JoinedSpace:

@@ -204,6 +204,7 @@ def test_labels_go_on_from_documents_if_a_teacher_is_named(go, pairs, student, t
     found = go(**options, control=RunControl(resume=True))
     assert found.proof.measures["nDCG@10"].rows == 8
     assert found.report.manifest.config["student"]["source"] == "documents"
+    assert found.report.manifest.config["settings"]["texts"] == 64
     assert (
         "towards student"
         in plan(student, Files(pairs=[pairs]), tmp_path / "plan", teachers=[str(student)]).lines[-2]

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from embedkit.modeling.initialisation import SIZES
 from embedkit.modeling.torch_encoder import TorchEncoder
 from embedkit.protocols import FloatArray
 from embedkit.runtime.encoder import Encoder
-from embedkit.runtime.find import find_bundle
+from embedkit.runtime.find import find_bundle, find_model
 from embedkit.runtime.options import Role, with_prompt
 from embedkit.runtime.tokenization import Tokens
 from embedkit.training import processes
@@ -36,7 +37,7 @@ from embedkit.training.corpus import Corpus, Rows
 from embedkit.training.method import Batch, BatchSpec, View
 from embedkit.training.methods.contrastive import Contrastive, ListLoss
 from embedkit.training.mining import PairTeacher, nearest_negatives
-from embedkit.training.pairs import Judgement, LabelledQueries, read_queries
+from embedkit.training.pairs import Judgement, LabelledQueries, read_queries, text_rows
 from embedkit.training.recipes.stage import Recipe, Stage, report_truncation, spaced_rows
 from embedkit.training.run_folder import TrainState
 
@@ -64,7 +65,9 @@ class ContrastiveConfig:
     loss: ListLoss = setting("info-nce", "margin-mse and kl fit the scores of the teacher, a cross-encoder")
     temperature: float = setting(0.05, "temperature of cosines", above=0)
     anchor: float = setting(0.3, "weight of the squared distance from the vectors of the start", minimum=0)
-    texts: int = setting(0, "number of further documents in a batch that are only held by the anchor", minimum=0)
+    texts: int = setting(0, "number of further texts in a batch that are only held by the anchor", minimum=0)
+    general: str | None = setting(None, "file of these texts; default: the documents")
+    origin: str | None = setting(None, "bundle whose vectors hold the texts in general; default: the start")
     negatives: int = setting(1, "number of a query's own negatives in a batch, given ones first", minimum=0)
     depth: int = setting(20, "number of a query's nearest passages that negatives are drawn from", minimum=1)
     margin: float = setting(
@@ -79,7 +82,8 @@ class ContrastiveConfig:
         content = [] if labels.queries is None else [*labels.queries.judgements()]
         graded = labels.graded
         pairs = [] if graded is None else [graded.first, graded.second, graded.scores.tolist()]
-        return {"the labels": hashlib.sha256(json.dumps([content, pairs]).encode()).hexdigest()}
+        read = json.dumps([content, pairs, *labels.general])
+        return {"the labels": hashlib.sha256(read.encode()).hexdigest()}
 
     def epoch_rows(self, labels: Labels) -> int:
         """Return the number of queries in an epoch, or of graded pairs without any; twice with both."""
@@ -89,10 +93,11 @@ class ContrastiveConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """The labels of a run: labelled queries among all passages, graded pairs, or both."""
+    """The labels of a run, labelled queries among all passages, graded pairs, or both; and general texts."""
 
     queries: LabelledQueries | None
     graded: ScoredPairs | None
+    general: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +129,7 @@ class QueryBatches(Batches):
     A passage is in a batch once. The label of a query and a passage is 1 for the positive that was drawn, in
     proportion to its weight; NaN for its other positives, and for those of other queries that may answer it by the
     vectors of the start; else 0. ``scored``, a matrix for each query, replaces labels by a cross-encoder's scores.
+    ``others`` are the further texts and the vectors that hold them, by default the passages.
 
     Raises:
         ConfigError: there are fewer queries than ``batch_size``.
@@ -139,8 +145,10 @@ class QueryBatches(Batches):
         batch_size: int,
         seed: int,
         scored: Sequence[dict[int, float]] | None = None,
+        others: tuple[Sequence[str], FloatArray] | None = None,
     ) -> None:
         super().__init__(len(labelled), batch_size=batch_size, seed=seed)
+        self._others = others or (labelled.passages, vectors[1])
         self._labelled, self._encoder, self._settings = labelled, encoder, settings
         self._vectors, self._scored, self._draws = vectors, scored, seed
         mined = nearest_negatives(
@@ -169,7 +177,7 @@ class QueryBatches(Batches):
             labels = self._labels(rows, [listed[0] for listed in drawn], passages)
         else:
             labels = np.array([[self._scored[row].get(p, np.nan) for p in passages.tolist()] for row in rows])
-        others = generator.integers(0, len(self._labelled.passages), self._settings.texts)
+        others = generator.integers(0, len(self._others[0]), self._settings.texts)
         return self._make(rows, passages, others, labels.astype(np.float32))
 
     def _draw(self, row: int, generator: np.random.Generator) -> list[int]:
@@ -192,14 +200,14 @@ class QueryBatches(Batches):
         return labels
 
     def _make(self, rows: Rows, passages: Rows, others: Rows, labels: FloatArray) -> Batch:
-        labelled, (queries, documents) = self._labelled, self._vectors
+        labelled, (queries, documents), (further, held) = self._labelled, self._vectors, self._others
         texts: list[tuple[list[str], Role, FloatArray]]
-        texts = [([labelled.queries[row] for row in rows], "query", queries[rows])]
-        texts += [
-            ([labelled.passages[row] for row in chosen], "document", documents[chosen])
-            for chosen in (passages, others)
-            if len(chosen)
+        texts = [
+            ([labelled.queries[row] for row in rows], "query", queries[rows]),
+            ([labelled.passages[row] for row in passages], "document", documents[passages]),
         ]
+        if len(others):
+            texts.append(([further[row] for row in others], "document", held[others]))
         views = [_view(self._encoder, listed, role) for listed, role, _ in texts]
         if self._settings.freeze_documents:
             del views[1:]
@@ -267,7 +275,9 @@ def _graded(config: RunConfig, settings: ContrastiveConfig) -> ScoredPairs | Non
 
 def _check(config: RunConfig, settings: ContrastiveConfig, corpus: Corpus) -> Labels:
     """Return the labels; check that there are any, and that they fill a batch."""
-    labels = Labels(_labelled(config, settings, corpus), _graded(config, settings))
+    found = () if settings.general is None else text_rows(Path(config.resolve(settings.general)))
+    general = [row.text("text") for row in found]
+    labels = Labels(_labelled(config, settings, corpus), _graded(config, settings), general)
     if labels.queries is None and labels.graded is None:
         raise ConfigError(f"{config.method} learns from labels: name files in settings.pairs or settings.graded")
     if config.student.source is None:
@@ -280,8 +290,12 @@ def _check(config: RunConfig, settings: ContrastiveConfig, corpus: Corpus) -> La
     return labels
 
 
-def _teacher_problem(settings: ContrastiveConfig, teachers: int) -> str | None:
-    """Return the error in the number of teachers, or None."""
+def _problem(settings: ContrastiveConfig, teachers: int) -> str | None:
+    """Return the error in the settings or in the number of teachers, or None."""
+    if settings.general is not None and not settings.texts:
+        return "settings.general names texts, but settings.texts = 0 puts none into a batch: raise it"
+    if settings.origin is not None and settings.general is None:
+        return "settings.origin embeds general texts: name them in settings.general"
     if settings.loss != "info-nce" and not teachers:
         return f"settings.loss = {settings.loss} needs a cross-encoder: name it with --teacher"
     if settings.loss == "info-nce" and teachers:
@@ -301,7 +315,8 @@ def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) 
         vectors = start(labelled.queries, "query"), start(labelled.passages)
         (teacher,) = stage.data.pair_teachers or (None,)
         scored = None if teacher is None else _scored(teacher, settings, labelled, vectors)
-        kinds.append(QueryBatches(labelled, encoder, settings, vectors, scored=scored, **made))
+        others = _general(config, settings, labels.general, start) if labels.general else None
+        kinds.append(QueryBatches(labelled, encoder, settings, vectors, scored=scored, others=others, **made))
     if labels.graded is not None:
         kinds.append(GradedBatches(labels.graded, encoder, start, **made))
     encoder.prompts |= config.student.prompts  # from here on: the vectors of the start are those of its own
@@ -315,6 +330,16 @@ def _train(stage: Stage, settings: ContrastiveConfig, encoder: SentenceEncoder) 
     batches = kinds[0] if len(kinds) == 1 else _Alternating(*kinds)
     documents = TorchEncoder(copy.deepcopy(encoder)) if settings.freeze_documents else None
     return stage.fit(learner, batches, config.optim, stage.evaluation(encoder, documents))
+
+
+def _general(
+    config: RunConfig, settings: ContrastiveConfig, texts: Sequence[str], start: _Start
+) -> tuple[Sequence[str], FloatArray]:
+    """Return general texts with the vectors that hold them."""
+    if settings.origin is None:
+        return texts, start(texts)
+    origin = Encoder.load(find_model(config.resolve_model(settings.origin)), threads=config.threads)
+    return texts, np.asarray(origin.encode_document(list(texts), show_progress_bar=False), dtype=np.float32)
 
 
 def _scored(
@@ -347,6 +372,6 @@ CONTRASTIVE = Recipe(
     presets=dict.fromkeys(SIZES, _PRESET),
     batch_spec=BatchSpec(scores=True),
     paper="van den Oord et al., 2018",
-    settings_problem=_teacher_problem,
+    settings_problem=_problem,
     pair_teachers=True,
 )

@@ -123,11 +123,12 @@ def test_the_anchor_keeps_vectors_near_those_of_the_start(recipe, tmp_path):
 def batches(recipe, encoder, tmp_path):
     labelled = read_queries(tmp_path / "pairs.jsonl")
 
-    def make(**settings):
+    def make(others=None, **settings):
         generator = np.random.default_rng(0)
         rows = [generator.random((n, 4), dtype=np.float32) for n in (len(labelled), len(labelled.passages))]
         vectors = tuple(values / np.linalg.norm(values, axis=1, keepdims=True) for values in rows)
-        made = QueryBatches(labelled, encoder, ContrastiveConfig(**settings), vectors, batch_size=6, seed=0)
+        options = {"batch_size": 6, "seed": 0, "others": others}
+        made = QueryBatches(labelled, encoder, ContrastiveConfig(**settings), vectors, **options)
         return labelled, made
 
     return make
@@ -156,6 +157,30 @@ def test_a_passage_of_two_queries_is_one_column_and_a_negative_of_neither(batche
     assert seen
 
 
+def test_general_texts_are_held_by_the_vectors_that_come_with_them(batches, encoder):
+    texts, vectors = ["a good day", "the sea"], np.eye(2, 4, dtype=np.float32)
+    batch = batches(texts=5, others=(texts, vectors))[1].batch(0)
+    view, held = batch.views[2], batch.teacher[2].argmax(dim=1).tolist()
+    length = encoder.tokenizer.tokenize(texts).lengths
+    assert [int(mask.sum()) for _, masks in view.chunks for mask in masks] == sorted(length[row] for row in held)
+    assert {*held} == {0, 1}
+
+
+def test_general_texts_keep_their_vectors(recipe, tmp_path):
+    (tmp_path / "general.txt").write_text("my sister\nthe train\n")
+    start = TorchEncoder(SentenceEncoder.load(tmp_path / "start")).encode(["my sister", "the train"])
+
+    def agreement(**settings):
+        recipe["settings"] |= {"anchor": 5.0, **settings}
+        train(recipe, tmp_path / f"run-{len(settings)}")
+        rows = TorchEncoder(SentenceEncoder.load(tmp_path / f"run-{len(settings)}/model")).encode(
+            ["my sister", "the train"]
+        )
+        return float((rows * start).sum(axis=1).mean())
+
+    assert agreement() < agreement(general="general.txt", texts=4)
+
+
 def test_a_passage_that_may_answer_a_query_is_no_negative():
     queries = np.array([[1.0, 0.0]], np.float32)
     angles = np.arccos([0.8, 0.79, 0.7, 0.1])
@@ -172,6 +197,8 @@ def test_a_passage_that_may_answer_a_query_is_no_negative():
     [
         ({"settings": {"pairs": []}}, "learns from labels"),
         ({"settings": {"loss": "kl"}}, "needs a cross-encoder"),
+        ({"settings": {"general": "documents.txt"}}, "raise it"),
+        ({"settings": {"origin": "tiny"}}, "name them in settings.general"),
         ({"teacher": {"source": "start"}}, "info-nce uses no teacher"),
         ({"views": {"first": "deletion"}}, "contrastive does not use it"),
         ({"optim": {"batch_size": 50}}, "fewer than optim.batch_size"),
