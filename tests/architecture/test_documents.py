@@ -155,7 +155,7 @@ def folder_of_samples(tmp_path, monkeypatch):
     write_files(tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def url(tmp_path_factory):
     """A server of ``embedkit serve tiny --reranker reranker-tiny --collection idx/ --allow-writes``."""
     folder = tmp_path_factory.mktemp("served")
