@@ -89,11 +89,17 @@ def test_documents_are_added_replaced_and_deleted(tmp_path, documents, toy_bundl
     ]
 
 
-def test_documents_are_listed_counted_and_deleted_by_a_filter(tmp_path, toy_bundle, capsys):
-    index, documents = str(tmp_path / "idx"), tmp_path / "documents.jsonl"
-    rows = [{"key": f"d{n}", "body": f"a dog\n{n}", "year": 2000 + n} for n in range(4)]
+def build_years(folder, model, texts):
+    """Build an index of documents d0, d1, ..., of the years 2000, 2001, ...; return its path."""
+    documents, index = folder / "documents.jsonl", str(folder / "idx")
+    rows = [{"key": f"d{n}", "body": text, "year": 2000 + n} for n, text in enumerate(texts)]
     documents.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    build(documents, toy_bundle, index)
+    build(documents, model, index)
+    return index
+
+
+def test_documents_are_listed_counted_and_deleted_by_a_filter(tmp_path, toy_bundle, capsys):
+    index = build_years(tmp_path, toy_bundle, [f"a dog\n{n}" for n in range(4)])
     capsys.readouterr()
     assert main(["index", "list", index, "--filter", "year > 2001", "--limit", "1"]) == 0
     assert main(["index", "count", index, "--filter", "year = 2000 | year = 2003"]) == 0
@@ -107,10 +113,7 @@ def test_documents_are_listed_counted_and_deleted_by_a_filter(tmp_path, toy_bund
 
 
 def test_metadata_are_changed_by_ids_or_a_filter(tmp_path, toy_bundle, capsys):
-    index, documents = str(tmp_path / "idx"), tmp_path / "documents.jsonl"
-    rows = [{"key": f"d{n}", "body": f"a dog {n}", "year": 2000 + n} for n in range(3)]
-    documents.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    build(documents, toy_bundle, index)
+    index = build_years(tmp_path, toy_bundle, [f"a dog {n}" for n in range(3)])
     capsys.readouterr()
     settings = ["--set", "lang=en", "--set", 'tags=["a=b", 1]', "--set", "limit=NaN"]
     assert main(["index", "update", index, "d0", "d0", "--filter", "year = 2000", *settings]) == 1
