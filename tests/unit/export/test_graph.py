@@ -443,7 +443,7 @@ def test_a_failed_trace_prints_no_graph(make_any, tmp_path, monkeypatch, capfd):
 
     with pytest.raises(ExportError, match=r"^torch cannot trace electra, a electra: .* output size [^\[]*$"):
         build_graph(model, FloatArithmetic())
-    assert capfd.readouterr() == ("", "")
+    assert "graph(" not in "".join(capfd.readouterr())  # threads of other libraries write there, too
 
 
 def test_tracing_leaves_the_model_as_it_was(make_any):
