@@ -34,7 +34,7 @@ from embedkit.serving.retrieval.models import CollectionInfo, Models, QueryModel
 from embedkit.serving.retrieval.sources import ModelIdentity, Source, embeddings_of
 from embedkit.serving.retrieval.store.analyzer import PLAIN, VERSION, Analyzer
 from embedkit.serving.retrieval.store.columns import Column, ColumnBuilder, flattened, moment_of
-from embedkit.serving.retrieval.store.exact import Ranking, RowNumbers, checked_queries
+from embedkit.serving.retrieval.store.exact import Ranking, RowNumbers
 from embedkit.serving.retrieval.store.index_kinds import AUTO
 from embedkit.serving.retrieval.store.keywords import PostingsBuilder, recorded_analyzer
 from embedkit.serving.retrieval.store.protocol import BuildOptions, Selection, Upserted
@@ -116,8 +116,6 @@ class RemoteView:
     def search(
         self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
     ) -> tuple[list[FloatArray], list[RowNumbers]]:
-        info = self._store.info
-        queries, _ = checked_queries(queries, k, (info.count, info.dimension))
         hit_lists = self._store.nearest(queries, k, selection.allowed, effort) if len(queries) else []
         rankings = [self._ranking(hits) for hits in hit_lists]
         return [ranking.scores for ranking in rankings], [ranking.rows for ranking in rankings]
@@ -161,7 +159,7 @@ class FoundKeywords:
 
     def best(self, k: int, /) -> Ranking:
         """Return at most ``k`` rows, best first."""
-        return Ranking(self.ranking.scores[:k], self.ranking.rows[:k])
+        return self.ranking.best(k)
 
     def standardised(self, rows: RowNumbers, /) -> FloatArray:
         """Return estimates: 0 for the last of the best rows and all others, and a typical height for the first."""
@@ -289,6 +287,7 @@ class RemoteStore(ABC):
     ) -> Upserted:
         """Embed and send documents, replacing those with the same ids, and then delete others."""
         with tempfile.TemporaryDirectory() as folder:
+            source = dataclasses.replace(source, stored=self.embedded)
             checked = map(self._checked, source.documents)
             documents = read_documents(Path(folder), checked, show_progress_bar=show_progress_bar)
             info = self.info

@@ -114,7 +114,7 @@ class CollectionService:
         result: Any = None
         while True:
             with span("search the index"):
-                step = await _offload(self._readers, _next_step, steps, result)
+                step = await _offload(self._readers, steps.send, result)
             if isinstance(step, Encode):
                 result = (await self._embedder.run(step.queries, role="query")).rows
             elif isinstance(step, Score):
@@ -195,7 +195,7 @@ class CollectionService:
         return found
 
     def _warnings(self, conditions: Filter | None) -> list[str]:
-        return list(self.collection.store.view().select(parse_filter(conditions or {})).warnings)
+        return list(self.collection.store.view().select(parse_filter(conditions)).warnings)
 
     async def fields(self) -> dict[str, Any]:
         """Return the fields of some documents, which filters may name, each with an example of its values."""
@@ -284,15 +284,6 @@ class CollectionService:
                 )
         else:
             self._obstacle = ""
-
-
-def _next_step(steps: Steps, result: Any) -> Encode | Score | list[Hits]:
-    """Return the next step of a search, or its result: StopIteration cannot pass through a future."""
-    try:
-        return steps.send(result)
-    except StopIteration as done:
-        hits: list[Hits] = done.value
-        return hits
 
 
 async def _offload(threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any) -> Result:

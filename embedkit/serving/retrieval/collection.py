@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from embedkit.errors import CollectionBusyError, FingerprintError, InputError, shown
@@ -38,18 +37,21 @@ from embedkit.serving.retrieval.models import (
     source_of,
 )
 from embedkit.serving.retrieval.search import (
+    Encode,
     Hits,
     Reranker,
+    Score,
     SearchKeywords,
     SearchOptions,
     Steps,
-    run_steps,
+    rerank_scores,
     search_embeddings,
     search_steps,
 )
-from embedkit.serving.retrieval.sources import EmbeddingSource
+from embedkit.serving.retrieval.sources import EmbeddingSource, Source
 from embedkit.serving.retrieval.splitting import Splitter
 from embedkit.serving.retrieval.store.analyzer import LANGUAGES
+from embedkit.serving.retrieval.store.exact import checked_queries
 from embedkit.serving.retrieval.store.index_kinds import AUTO
 from embedkit.serving.retrieval.store.protocol import (
     BuildOptions,
@@ -293,7 +295,7 @@ class Collection:
 
     def upsert(
         self,
-        documents: DocumentSource | Collection,
+        documents: DocumentSource | Collection | Source,
         *,
         embeddings: EmbeddingSource | None = None,
         text_column: str = "text",
@@ -326,19 +328,6 @@ class Collection:
             text=text_column, id=id_column, metadata=metadata_columns, number_rows=False, skip_empty=skip_empty
         )
         merges, shows = check_flag(merge, "merge"), check_progress(show_progress_bar)
-        return self._write(documents, embeddings, columns, merge=merges, show_progress_bar=shows)
-
-    def _write(
-        self,
-        documents: DocumentSource | Collection,
-        embeddings: EmbeddingSource | None,
-        columns: Columns,
-        *,
-        replaced: Mapping[str, Document] = MappingProxyType({}),
-        merge: bool = True,
-        show_progress_bar: bool | None = None,
-    ) -> Upserted:
-        """Embed and store documents, made of those that are ``replaced``, if any."""
         encoder = self._models.of_documents(self.path, self.manifest)
         source = find_source(documents, embeddings, columns)
         source.check_model(encoder)
@@ -346,14 +335,10 @@ class Collection:
         if first is None:
             logger.warning("there are no documents to add to %s; nothing was changed", self.path)
             return Upserted(0, 0)
-        source = dataclasses.replace(
-            source,
-            documents=apart_from_windows(self.store, itertools.chain([first], source.documents)),
-            stored=self.store.embedded,
-            replaced=replaced,
-        )
+        kept = apart_from_windows(self.store, itertools.chain([first], source.documents))
         warn_of_mixture(self.path, self.manifest.numerics, source.numerics(encoder))
-        return self.store.upsert(source, encoder, merge=merge, show_progress_bar=show_progress_bar)
+        source = dataclasses.replace(source, documents=kept)
+        return self.store.upsert(source, encoder, merge=merges, show_progress_bar=shows)
 
     def sync(
         self,
@@ -436,7 +421,7 @@ class Collection:
         Raises:
             InputError: the filter is malformed, or ``limit`` is below 1.
         """
-        found = self.store.find(self._warned(_conditions(filter)))
+        found = self.store.find(self._warned(parse_filter(filter)))
         return list(
             itertools.islice(found, None if limit is None else min(check_whole(limit, "limit"), sys.maxsize))
         )
@@ -447,7 +432,7 @@ class Collection:
         Raises:
             InputError: the filter is malformed.
         """
-        conditions = self._warned(_conditions(filter))
+        conditions = self._warned(parse_filter(filter))
         return sum(1 for _ in self.store.find(conditions)) if conditions else len(self)
 
     def update(self, metadata: Mapping[str, Mapping[str, Any]], *, merge: bool = True) -> int:
@@ -466,7 +451,7 @@ class Collection:
         """
         if not isinstance(metadata, Mapping) or not all(isinstance(one, Mapping) for one in metadata.values()):
             raise InputError(f"metadata: expected a mapping from ids to mappings, got {shown(metadata)}")
-        ids, merges = check_texts(list(metadata), "metadata"), check_flag(merge, "merge")
+        ids = check_texts(list(metadata), "metadata")
         for _ in range(_ATTEMPTS):
             self.refresh()
             replaced = {old.id: old for old in self.store.get(ids) if old is not None}
@@ -476,9 +461,9 @@ class Collection:
                 {"id": old.id, "text": old.text, **(old.metadata or {}), **metadata[old.id]}
                 for old in replaced.values()
             ]
-            columns = Columns(id="id", number_rows=False)
+            source = dataclasses.replace(find_source(records), replaced=replaced)
             with contextlib.suppress(DocumentsChangedError):
-                return self._write(records, None, columns, replaced=replaced, merge=merges).replaced
+                return self.upsert(source, merge=merge).replaced
         else:
             raise CollectionBusyError(
                 f"{self.path}: others change the same documents all the time; repeat the update"
@@ -589,24 +574,27 @@ class Collection:
         """
         reranker = None if options.get("rerank") is None else self._reranker(options["rerank"])
         steps = self.search_steps(query, SearchOptions(k=k, **options | {"rerank": reranker}))
-        hit_lists = run_steps(steps, lambda: self._models.of_queries(self.path, self.manifest), reranker)
-        return hit_lists[0] if isinstance(query, str) else hit_lists
+        step = next(steps)
+        while isinstance(step, (Encode, Score)):
+            if isinstance(step, Encode):
+                model = self._models.of_queries(self.path, self.manifest)
+                step = steps.send(embed_texts(step.queries, model, queries=True))
+            elif reranker is not None:
+                step = steps.send(rerank_scores(reranker, step.queries, step.texts))
+        return step[0] if isinstance(query, str) else step
 
     def search_steps(self, query: str | Sequence[str], options: SearchOptions) -> Steps:
         """Search while the caller runs the models, so that other work can share their batches.
 
         Returns:
-            a generator that yields steps for the models, is sent the results, and returns the :class:`Hits` of
-            each query (see :mod:`embedkit.serving.retrieval.search`).
-
-        Raises:
-            InputError: the filter is malformed; the generator raises further errors, as :meth:`search` does.
+            a generator that yields steps for the models, is sent their results, and at last yields the
+            :class:`Hits` of each query (see :mod:`embedkit.serving.retrieval.search`); it raises the errors of
+            :meth:`search`.
         """
         answer = ANSWER
         if options.reranks and options.mode != "lexical":
             answer = answer_weight(self._models.of_queries(self.path, self.manifest), options.rerank)
-        conditions = _conditions(options.filter)
-        return search_steps(self.store.view(), check_texts(query, "query"), options, conditions, answer)
+        return search_steps(self.store.view(), check_texts(query, "query"), options, answer)
 
     def evaluate(
         self,
@@ -662,7 +650,8 @@ class Collection:
                 is invalid.
         """
         options = SearchOptions(k=k, filter=filter, effort=effort)
-        return search_embeddings(self.store.view(), embeddings, options, _conditions(filter))
+        shape = len(self), self.manifest.dimension
+        return search_embeddings(self.store.view(), checked_queries(embeddings, k, shape)[0], options)
 
     def sample(self, most: int) -> tuple[list[Document], FloatArray]:
         """Return documents and their embeddings, evenly spaced over the collection.
@@ -707,7 +696,3 @@ class Collection:
 
             self._rerankers[name] = CrossEncoder.load(name)
         return self._rerankers[name]
-
-
-def _conditions(filter: Filter | None) -> list[Condition]:
-    return [] if filter is None else parse_filter(filter)

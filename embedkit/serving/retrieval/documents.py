@@ -182,16 +182,8 @@ def named_records(source: DocumentSource) -> NamedRecords:
     :func:`embedkit.records.read_records`), ``-`` for standard input, its URL in an object store, a hub data set
     ``hf://org/name[@revision][:split]``, or texts, mappings or ``(id, text)`` pairs.
     """
-    if isinstance(source, str) and source.startswith("hf://"):
-        yield from ((row.place, row.fields) for row in HubDataset.parse(source).rows(split="train"))
-        return
-    if is_url(source):
-        place, path = str(source), open_store(str(source)).fetch()
-        yield from ((f"{place}:{line}", record) for line, record in read_records(path))
-        return
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        yield from ((f"{path}:{line}", record) for line, record in read_records(path))
+        yield from _stored_records(source)
         return
     if isinstance(source, Mapping):
         raise InputError("expected an iterable of documents, got one mapping; give mapping.items() for id -> text")
@@ -200,12 +192,8 @@ def named_records(source: DocumentSource) -> NamedRecords:
             f"expected an iterable of documents, got {type(source).__name__}, a table; give its rows as mappings, "
             "in pandas frame.to_dict('records')"
         )
-    yield from _records_of(check_iterable(source, "documents"))
-
-
-def _records_of(items: Iterable[Any]) -> NamedRecords:
     try:
-        for number, item in enumerate(items, 1):
+        for number, item in enumerate(check_iterable(source, "documents"), 1):
             record = {"text": item} if isinstance(item, str) else item
             if isinstance(item, tuple) and len(item) == 2:
                 record = {"id": item[0], "text": item[1]}
@@ -217,6 +205,15 @@ def _records_of(items: Iterable[Any]) -> NamedRecords:
             yield f"document {number}", record
     except OSError as error:  # from the caller's iterator; it must not look like a write error
         raise DataError(f"reading the documents failed: {error}") from error
+
+
+def _stored_records(source: str | os.PathLike[str]) -> NamedRecords:
+    if isinstance(source, str) and source.startswith("hf://"):
+        yield from ((row.place, row.fields) for row in HubDataset.parse(source).rows(split="train"))
+        return
+    place = source if is_url(source) else Path(source)
+    path = open_store(str(source)).fetch() if is_url(source) else Path(source)
+    yield from ((f"{place}:{line}", record) for line, record in read_records(path))
 
 
 def _document(

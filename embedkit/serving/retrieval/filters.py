@@ -115,8 +115,8 @@ def unknown_field(field: str, known: Iterable[str]) -> str:
     return f"filter: no document has the field {field!r:.80}; {hint}"
 
 
-def parse_filter(conditions: Filter) -> list[Condition]:
-    """Parse a mapping from fields to required values, or to mappings from operators to values.
+def parse_filter(conditions: Filter | None) -> list[Condition]:
+    """Parse a mapping from fields to required values, or to mappings from operators to values; None has none.
 
     NumPy's values, tuples and sets, dates and times are taken as in metadata.
 
@@ -124,7 +124,7 @@ def parse_filter(conditions: Filter) -> list[Condition]:
         InputError: something else is given.
     """
     try:
-        return _parse(conditions)
+        return [] if conditions is None else _parse(conditions)
     except RecursionError:
         raise InputError("filter: it is nested too deeply") from None
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self, TypedDict, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 import numpy as np
 
@@ -17,9 +17,8 @@ from embedkit.config import setting
 from embedkit.errors import InputError, ModelError, shown
 from embedkit.protocols import FloatArray, PairScorer, TextEncoder
 from embedkit.runtime.arguments import check_choice, check_count, check_number, check_whole
-from embedkit.serving.retrieval.documents import Document
 from embedkit.serving.retrieval.embedding import embed_texts
-from embedkit.serving.retrieval.filters import Condition, Filter
+from embedkit.serving.retrieval.filters import Filter, parse_filter
 from embedkit.serving.retrieval.fusion import ANSWER, blend, fuse
 from embedkit.serving.retrieval.store.exact import Ranking, RowNumbers, inner_products
 from embedkit.serving.retrieval.store.protocol import Selection, View
@@ -148,12 +147,6 @@ class Hit:
     metadata: dict[str, Any] | None = None
     scores: dict[str, float] = field(default_factory=dict, compare=False)
 
-    @classmethod
-    def of(cls, document: Document, scores: dict[str, float]) -> Self:
-        """Return the hit for a document and its scores by stage; the last one is its score."""
-        last = next(reversed(scores.values()))
-        return cls(document.id, last, document.text, document.metadata, scores)
-
 
 class Hits(list[Hit]):
     """The hits of one query, best first.
@@ -211,87 +204,58 @@ class Score:
     texts: Sequence[Sequence[str]]
 
 
-Steps = Generator[Encode | Score, Any, list[Hits]]
-"""A search that yields model steps and is sent their results; it returns the hits of each query."""
+Steps = Generator[Encode | Score | list[Hits], Any, None]
+"""A search that yields model steps and is sent their results; at last it yields the hits of each query."""
 
 
-class Stages:
-    """The state of a search for one query: the current ranking, and the scores of each stage."""
-
-    def __init__(self) -> None:
-        self.ranking = Ranking(np.empty(0, np.float32), np.empty(0, np.int64))
-        self._scores: dict[str, dict[int, float]] = {}
-
-    def enter(self, stage: str, ranking: Ranking) -> None:
-        """Make the ranking of a stage the current one."""
-        self.ranking = ranking
-        self._scores[stage] = dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
-
-    def __contains__(self, stage: str) -> bool:
-        return stage in self._scores
-
-    def scores(self, row: int) -> dict[str, float]:
-        """Return the scores of a row by stage, the last stage last."""
-        return {stage: scores[row] for stage, scores in self._scores.items() if row in scores}
+Stages = dict[str, Ranking]
+"""The rankings of one query by stage, in the order of the stages."""
 
 
 def search_steps(
     view: View,
     queries: Sequence[str],
     options: SearchOptions,
-    conditions: Sequence[Condition],
     answer: float = ANSWER,
 ) -> Steps:
-    """Find documents for each query; ``conditions`` are those of the options' filter, ``answer`` is for `blend`.
+    """Find documents for each query; ``answer`` is for `blend`.
 
-    Yields :class:`Encode` unless the mode is lexical, and :class:`Score` if a re-ranker orders the candidates.
+    Yields :class:`Encode` unless the mode is lexical, :class:`Score` if a re-ranker orders the candidates, and at
+    last the hits.
     """
+    conditions = parse_filter(options.filter)
     mode = options.mode or ("hybrid" if view.has_words else "dense")
-    clock = StageTimer()
+    clock, all_stages = StageTimer(), [Stages() for _ in queries]
     embeddings = None
     if mode != "lexical":
         embeddings = yield Encode(queries)
         clock.lap("encode")
     selection = view.select(conditions)
-    all_stages = [Stages() for _ in queries]
     if conditions:
         clock.lap("filter")
     wanted = options.wanted if mode == "hybrid" or options.reranks else options.k
     if embeddings is not None:
         all_scores, all_rows = view.search(embeddings, wanted, selection, effort=options.effort)
         for stages, scores, rows in zip(all_stages, all_scores, all_rows, strict=True):
-            stages.enter("dense", _cosines(scores, rows))
+            stages["dense"] = _cosines(scores, rows)
         clock.lap("dense")
     if mode != "dense":
-        _search_keywords(view, queries, embeddings, all_stages, wanted, selection, clock)
+        all_keywords = [view.keywords(query, wanted, selection) for query in queries]
+        for stages, keywords in zip(all_stages, all_keywords, strict=True):
+            stages["lexical"] = keywords.best(wanted)
+        clock.lap("lexical")
+        if embeddings is not None:
+            for stages, embedding, keywords in zip(all_stages, embeddings, all_keywords, strict=True):
+                stages["fused"] = fuse(view, embedding, stages["dense"], stages["lexical"], keywords)
+            clock.lap("fuse")
     if options.reranks:
-        chosen = [stages.ranking.rows[: options.reranked].tolist() for stages in all_stages]
-        texts = [[view.read(row).content for row in rows] for rows in chosen]
-        for stages, scores in zip(all_stages, (yield Score(queries, texts)), strict=True):
-            _reorder(stages, scores, options, answer)
+        yield from _rerank(view, queries, all_stages, options, answer)
         clock.lap("rerank")
-    return _hits(all_stages, view, options.k, clock, selection)
+    yield _hits(all_stages, view, options.k, clock, selection)
 
 
-def _search_keywords(
-    view: View,
-    queries: Sequence[str],
-    embeddings: FloatArray | None,
-    all_stages: Sequence[Stages],
-    wanted: int,
-    selection: Selection,
-    clock: StageTimer,
-) -> None:
-    """Rank by keywords, and fuse that with the ranking by embeddings, if there are any."""
-    all_keywords = [view.keywords(query, wanted, selection) for query in queries]
-    denses = [stages.ranking for stages in all_stages]
-    for stages, keywords in zip(all_stages, all_keywords, strict=True):
-        stages.enter("lexical", keywords.best(wanted))
-    clock.lap("lexical")
-    if embeddings is not None:
-        for stages, embedding, dense, keywords in zip(all_stages, embeddings, denses, all_keywords, strict=True):
-            stages.enter("fused", fuse(view, embedding, dense, stages.ranking, keywords))
-        clock.lap("fuse")
+def _last(stages: Stages) -> Ranking:
+    return next(reversed(stages.values()))
 
 
 def _cosines(scores: FloatArray, rows: RowNumbers) -> Ranking:
@@ -299,31 +263,18 @@ def _cosines(scores: FloatArray, rows: RowNumbers) -> Ranking:
     return Ranking(np.minimum(scores, np.float32(1)), rows)
 
 
-def _reorder(stages: Stages, scores: FloatArray, options: SearchOptions, answer: float) -> None:
-    """Order the best candidates by the scores that a re-ranker gave them, in that order, and by those before."""
-    before = Ranking(stages.ranking.scores[: len(scores)], stages.ranking.rows[: len(scores)])
-    order = np.argsort(-scores, kind="stable")  # ties keep the order of the previous stage
-    stages.enter("rerank", Ranking(scores[order], before.rows[order]))
-    if options.rerank_weight != 1 and len(scores):
-        trusted = not options.is_cross_encoder
-        blended = blend(before, scores, options.rerank_weight, trusted=trusted, answer=answer)
-        stages.enter("blended", blended)
-
-
-def run_steps(steps: Steps, encoder: Callable[[], TextEncoder], reranker: Reranker | None) -> list[Hits]:
-    """Run a search with these models; ``encoder`` is called if needed, for the model of the queries."""
-    result: Any = None
-    while True:
-        try:
-            step = steps.send(result)
-        except StopIteration as done:
-            hits: list[Hits] = done.value
-            return hits
-        if isinstance(step, Encode):
-            result = embed_texts(step.queries, encoder(), queries=True)
-        else:
-            assert reranker is not None
-            result = rerank_scores(reranker, step.queries, step.texts)
+def _rerank(
+    view: View, queries: Sequence[str], all_stages: Sequence[Stages], options: SearchOptions, answer: float
+) -> Generator[Score, list[FloatArray], None]:
+    """Order the best candidates of each query by the scores of a re-ranker, and by these and those before."""
+    before = [_last(stages).best(options.reranked) for stages in all_stages]
+    texts = [[view.read(row).content for row in ranking.rows.tolist()] for ranking in before]
+    for stages, ranking, scores in zip(all_stages, before, (yield Score(queries, texts)), strict=True):
+        order = np.argsort(-scores, kind="stable")  # ties keep the order of the previous stage
+        stages["rerank"] = Ranking(scores[order], ranking.rows[order])
+        if options.rerank_weight != 1 and len(scores):
+            trusted = not options.is_cross_encoder
+            stages["blended"] = blend(ranking, scores, options.rerank_weight, trusted=trusted, answer=answer)
 
 
 class StageTimer:
@@ -340,25 +291,29 @@ class StageTimer:
         self._last = now
 
 
-def search_embeddings(
-    view: View, embeddings: FloatArray, options: SearchOptions, conditions: Sequence[Condition]
-) -> list[Hits]:
+def search_embeddings(view: View, embeddings: FloatArray, options: SearchOptions) -> list[Hits]:
     """Find the documents nearest to embeddings, with the stage "dense" only."""
     clock = StageTimer()
-    all_stages = []
-    selection = view.select(conditions)
-    for scores, rows in zip(*view.search(embeddings, options.k, selection, effort=options.effort), strict=True):
-        all_stages.append(Stages())
-        all_stages[-1].enter("dense", _cosines(scores, rows))
+    selection = view.select(parse_filter(options.filter))
+    found = view.search(embeddings, options.k, selection, effort=options.effort)
+    all_stages = [{"dense": _cosines(scores, rows)} for scores, rows in zip(*found, strict=True)]
     clock.lap("dense")
     return _hits(all_stages, view, options.k, clock, selection)
 
 
 def _hits(all_stages: Sequence[Stages], view: View, k: int, clock: StageTimer, selection: Selection) -> list[Hits]:
-    hit_lists = []
+    hit_lists: list[list[Hit]] = []
     for stages in all_stages:
-        rows = stages.ranking.rows[:k].tolist()
-        hit_lists.append([Hit.of(view.read(row), stages.scores(row)) for row in rows])
+        by_row = {
+            stage: dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))
+            for stage, ranking in stages.items()
+        }
+        hit_lists.append([])
+        for row in _last(stages).rows[:k].tolist():
+            document = view.read(row)
+            scores = {stage: scores[row] for stage, scores in by_row.items() if row in scores}
+            last = next(reversed(scores.values()))
+            hit_lists[-1].append(Hit(document.id, last, document.text, document.metadata, scores))
     clock.lap("read")
     return [
         Hits(

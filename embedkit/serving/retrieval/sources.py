@@ -62,8 +62,8 @@ class Source:
         documents: iterator of the documents.
         embeddings: their embeddings; None if there are none yet.
         model: the model that computed the embeddings, if recorded.
-        stored: finds documents whose embeddings are reused where the content is the same, under the same id or
-            that in ``reuse``.
+        stored: set by a store that is written to: finds documents whose embeddings are reused where the content is
+            the same, under the same id or that in ``reuse``.
         replaced: the stored documents that these were made of, by id; in a folder, a write that finds others is an
             error.
     """

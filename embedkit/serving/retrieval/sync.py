@@ -337,7 +337,7 @@ def write_pages(
     documents = changes.windows(pages, splitter, expected)
     first = next(documents, None)
     if first is not None:
-        source = Source(itertools.chain([first], documents), stored=store.embedded, reuse=changes.reuse)
+        source = Source(itertools.chain([first], documents), reuse=changes.reuse)
         store.upsert(source, encoder, merge=True, show_progress_bar=show_progress_bar, delete=changes.gone)
     elif changes.gone:
         store.delete(changes.gone)

@@ -34,6 +34,10 @@ class Ranking(NamedTuple):
     scores: FloatArray
     rows: RowNumbers
 
+    def best(self, k: int) -> Ranking:
+        """Return the best ``k`` rows."""
+        return Ranking(self.scores[:k], self.rows[:k])
+
 
 _NOTHING = Ranking(np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64))
 
@@ -95,7 +99,7 @@ class ExactIndex:
                     floor = best[i].scores[-1] if len(best[i].scores) == k else np.float32(-np.inf)
                     places = _shortlist(rough, k, floor - slack[i], slack[i])
                     candidates = start + places if numbers is None else numbers[places]
-                    best[i] = _merge(best[i], rank(queries[i], self._rows, candidates, k), k)
+                    best[i] = _merge(best[i], queries[i], self._rows, candidates, k)
         scores = np.array([ranking.scores for ranking in best], np.float32).reshape(len(queries), k)
         return scores, np.array([ranking.rows for ranking in best], np.int64).reshape(len(queries), k)
 
@@ -117,12 +121,13 @@ class ExactIndex:
         return np.concatenate([np.empty((len(queries), 0), np.float32), *products], axis=1)
 
 
-def rank(query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) -> Ranking:
-    """Score some rows of ``(N, D)`` for a query ``(D,)`` and return the best ``k``, with ties ordered by row."""
+def _merge(best: Ranking, query: FloatArray, rows: FloatArray, candidates: RowNumbers, k: int) -> Ranking:
+    """Return the best ``k`` of a ranking and of further rows of ``(N, D)``, with ties ordered by row."""
     with np.errstate(over="ignore", invalid="ignore"):
-        scores = inner_products(rows[candidates], query)
-    order = np.lexsort((candidates, -scores))[:k]
-    return Ranking(scores[order], candidates[order])
+        scores = np.concatenate([best.scores, inner_products(rows[candidates], query)])
+    numbers = np.concatenate([best.rows, candidates])
+    order = np.lexsort((numbers, -scores))[:k]
+    return Ranking(scores[order], numbers[order])
 
 
 def inner_products(rows: FloatArray, others: FloatArray) -> FloatArray:
@@ -191,9 +196,3 @@ def reached(scores: FloatArray, k: int) -> np.float32:
     """Return a bound that at least ``k`` scores reach: the k-th largest maximum of groups of them, quickly."""
     groups = scores[: len(scores) // _GROUP * _GROUP].reshape(_GROUP, -1).max(axis=0)
     return np.float32(np.partition(groups, -k)[-k] if len(groups) >= k else -np.inf)
-
-
-def _merge(one: Ranking, other: Ranking, k: int) -> Ranking:
-    scores, rows = np.concatenate((one.scores, other.scores)), np.concatenate((one.rows, other.rows))
-    order = np.lexsort((rows, -scores))[:k]
-    return Ranking(scores[order], rows[order])

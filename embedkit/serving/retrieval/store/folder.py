@@ -142,7 +142,9 @@ class FolderStore:
         """
         self.refresh()  # also raises an error for a collection that is gone, before anything is embedded
         first = list(itertools.islice(source.documents, tail.LARGEST_WRITE + 1))
-        source = dataclasses.replace(source, documents=itertools.chain(first, source.documents))
+        source = dataclasses.replace(
+            source, documents=itertools.chain(first, source.documents), stored=self.embedded
+        )
         numerics = source.numerics(encoder)
         is_small = (
             0 < len(first) <= tail.LARGEST_WRITE
@@ -176,17 +178,14 @@ class FolderStore:
         with self._writing(sweep=False) as claimed:
             self._require(source.replaced)
             replaced = len(self._snapshot.rows([document.id for document in documents.all]))
-            self._advance(claimed, record)
+            with self._one_refresh:
+                self._snapshot = writer.append(claimed, self._snapshot, record)
         return Upserted(len(documents) - replaced, replaced)
 
     def _require(self, replaced: Mapping[str, Document]) -> None:
         """Refuse to replace other documents than those that were read; the collection's lock is needed."""
         if self.get(list(replaced)) != list(replaced.values()):
             raise DocumentsChangedError(f"{self.path}: others changed the same documents; repeat the write")
-
-    def _advance(self, claimed: Claim, record: Record) -> None:
-        with self._one_refresh:
-            self._snapshot = writer.append(claimed, self._snapshot, record)
 
     def _add_segment(
         self,
@@ -221,7 +220,8 @@ class FolderStore:
                     writer.delete(claimed, self._snapshot, found)
             elif found:
                 nothing = np.empty((0, self.info.dimension), np.float32)
-                self._advance(claimed, Record([], [], nothing, found))
+                with self._one_refresh:
+                    self._snapshot = writer.append(claimed, self._snapshot, Record([], [], nothing, found))
         return len(found)
 
     def merge(self) -> bool:

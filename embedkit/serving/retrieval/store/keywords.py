@@ -311,8 +311,8 @@ def score_segments(query: str, segments: Sequence[LexicalIndex]) -> list[FloatAr
     found = [segment.find(terms) for segment in segments]
     rows = sum(segment.count for segment in segments)
     rarities = [
-        inverse_frequency(rows, sum(postings.stop - postings.start for postings in of_term))
-        for of_term in zip(*found, strict=True)
+        math.log(1 + (rows - frequency + 0.5) / (frequency + 0.5))
+        for frequency in (sum(one.stop - one.start for one in of_term) for of_term in zip(*found, strict=True))
     ]
     return [
         segment.scores(
@@ -324,8 +324,3 @@ def score_segments(query: str, segments: Sequence[LexicalIndex]) -> list[FloatAr
         )
         for segment, postings in zip(segments, found, strict=True)
     ]
-
-
-def inverse_frequency(rows: int, frequency: int) -> float:
-    """Return Lucene's inverse document frequency."""
-    return math.log(1 + (rows - frequency + 0.5) / (frequency + 0.5))

@@ -221,6 +221,8 @@ def find_source(
     documents: Any, embeddings: EmbeddingSource | None = None, columns: Columns | None = None
 ) -> Source:
     """Find documents and their embeddings, as accepted by `Collection.build`; also those of a collection."""
+    if isinstance(documents, Source):
+        return documents
     if isinstance(documents, (str, os.PathLike)) and is_collection(check_path(documents, "documents")):
         store = store_class(documents).open(os.fspath(documents), Models())
     elif hasattr(documents, "store"):

@@ -20,7 +20,7 @@ from embedkit.serving.retrieval.filters import Condition, comparisons, selected_
 from embedkit.serving.retrieval.fusion import SAMPLE, AllKeywords, Sample
 from embedkit.serving.retrieval.models import Models, evenly_spaced
 from embedkit.serving.retrieval.store import tail
-from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers, checked_queries
+from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers
 from embedkit.serving.retrieval.store.keywords import score_segments
 from embedkit.serving.retrieval.store.manifest import Manifest, SegmentEntry, TailEntry
 from embedkit.serving.retrieval.store.protocol import Selection
@@ -292,12 +292,11 @@ class Snapshot:
     def search(
         self, queries: FloatArray, k: int, selection: Selection, *, effort: float = 1.0
     ) -> tuple[FloatArray, RowNumbers]:
-        """See `View`; ties are ordered by row, and k is at most the number of selected rows."""
-        queries, k = checked_queries(queries, k, (len(self), self.manifest.dimension))
+        """See `View`; ties are ordered by row."""
         nothing = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         results = [nothing]
         for part, allowed in zip(self._parts, selection.allowed, strict=True):
-            scores, rows = part.segment.index.search(queries, max(k, 1), allowed=allowed, effort=effort)
+            scores, rows = part.segment.index.search(queries, k, allowed=allowed, effort=effort)
             results.append((scores, rows + part.start))
         scores, rows = results[1] if len(results) == 2 else _best(results, k)
         if not np.isfinite(scores).all():
