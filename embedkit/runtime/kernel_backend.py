@@ -89,7 +89,6 @@ class KernelBackend:
 
     Attributes:
         lanes: number of threads that may call :meth:`fill` concurrently.
-        weight_count: number of weights in the products of its layers.
         numerics: the arithmetic; networks with the same name compute the same bits on any machine.
         positions: maximum length of a text or pair in tokens; None if there is none.
         provider: the provider name that selects it.
@@ -114,9 +113,8 @@ class KernelBackend:
         self.positions = network.longest if network.hidden else None
         self.vocabulary = network.words.size
         self.provider = NATIVE
-        self.weight_count = _count_weights(network)
         self.width = network.dimension if network.score is None else None
-        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(network)] // max(1, self.weight_count)
+        self._tokens_of_a_thread = _WORK_OF_A_THREAD[_is_quantized(network)] // max(1, count_weights(network))
         self._is_typed = network.types is not None
         self._sharing = Lock()
         self._logits = False
@@ -128,19 +126,19 @@ class KernelBackend:
     @classmethod
     def choose(
         cls,
-        model: bytes,
+        network: Network | None,
         *,
         pairs: bool = False,
         threads: int | None = None,
         providers: Sequence[str] | None = None,
         instructions: str | None = None,
     ) -> KernelBackend | None:
-        """Return the network if it is requested, or if nothing is requested and it is the fastest way; else None.
+        """Return the backend if it is requested, or if nothing is requested and it is the fastest way; else None.
 
         Instructions that are named, here or in the environment, request it unless a provider is named.
 
         Args:
-            model: a serialised ONNX model.
+            network: the network that the model describes, if any.
             pairs: whether to expect a cross-encoder instead of an encoder.
             threads: as for the class.
             providers: the providers that the caller requests.
@@ -160,20 +158,20 @@ class KernelBackend:
         chosen = choose_instructions(instructions)
         is_named = instructions is not None or bool(os.environ.get(_ENVIRONMENT))
         try:
-            network = _read(model, pairs=pairs)
+            supported = _require(network, pairs=pairs)
         except ProviderError:
             if asked:
                 raise
             return None
-        if asked or is_named or _is_preferred(network, chosen):
-            return cls(network, threads=threads, instructions=chosen)
+        if asked or is_named or _is_preferred(supported, chosen):
+            return cls(supported, threads=threads, instructions=chosen)
         return None
 
     @classmethod
     def find(cls, model: bytes, *, pairs: bool = False, instructions: str | None = None) -> KernelBackend | None:
         """Return the network if the kernel supports it, requested or not; for comparisons."""
         try:
-            return cls(_read(model, pairs=pairs), instructions=instructions)
+            return cls(_require(read_network(model), pairs=pairs), instructions=instructions)
         except ProviderError:
             return None
 
@@ -279,11 +277,10 @@ class KernelBackend:
         return rows
 
 
-def _read(model: bytes, *, pairs: bool) -> Network:
-    """Return the weights if the kernel supports them."""
+def _require(network: Network | None, *, pairs: bool) -> Network:
+    """Return the network if the kernel supports it."""
     if bert is None:
         choose_instructions()  # raises the reason
-    network = read_network(model)
     if network is None or (network.score is not None) != pairs or not _fits(network):
         raise ProviderError(
             f"{NATIVE} runs encoders and cross-encoders of the BERT family as embedkit writes them, in fp32 and "
@@ -310,20 +307,15 @@ def _fits(network: Network) -> bool:
 def _is_preferred(network: Network, instructions: str) -> bool:
     is_arm = instructions.startswith("neon")
     most = _MOST_WEIGHTS_ON_ARM[_is_quantized(network)] if is_arm else _MOST_WEIGHTS
-    return instructions != _PORTABLE and _count_weights(network) <= most
-
-
-def count_weights(model: bytes) -> int | None:
-    """Return the number of weights in the products of a model's layers; None if it describes no network."""
-    network = read_network(model)
-    return None if network is None else _count_weights(network)
+    return instructions != _PORTABLE and count_weights(network) <= most
 
 
 def _is_quantized(network: Network) -> bool:
     return all(product.scales is not None for product in network.products)
 
 
-def _count_weights(network: Network) -> int:
+def count_weights(network: Network) -> int:
+    """Return the number of weights in the products of the layers."""
     return sum(product.weight.size for product in network.products)
 
 

@@ -31,6 +31,7 @@ from embedkit.runtime.folder_model import (
 )
 from embedkit.runtime.kernel_backend import KernelBackend, count_weights
 from embedkit.runtime.manifest import Manifest
+from embedkit.runtime.network import read_network
 from embedkit.runtime.numerics import digest_of
 from embedkit.runtime.options import CallOptions
 from embedkit.runtime.tokenization import PairTokenizer, TokenBatch, Tokenizer, Tokens
@@ -117,8 +118,10 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
             self._tokenizer: AnyTokenizer = self._tokenizer_class(model.tokenizer_json, model.manifest.max_length)
         except InputError as error:  # its length, which is not an argument here
             raise ModelError(str(error)) from error
+        network = read_network(model.model)
+        self._weight_count = None if network is None else count_weights(network)
         kernel = KernelBackend.choose(
-            model.model,
+            network,
             pairs=self._kind == "cross-encoder",
             threads=threads,
             providers=providers,
@@ -128,7 +131,6 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
             kernel.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
         self._backend = kernel or self._open_session(model, threads, providers)
         self._provider, self._numerics = self._backend.provider, self._backend.numerics
-        self._weight_count = count_weights(model.model) if kernel is None else kernel.weight_count
         self._instructions = None if kernel is None else kernel.instructions
         self._max_tokens_per_batch = max_tokens_per_batch
         self._shape = self._check_shape(self._backend.width)

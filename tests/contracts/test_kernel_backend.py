@@ -413,9 +413,7 @@ def test_an_interrupted_call_leaves_a_working_encoder() -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("graph", ["inner", "wide", "heads", "rotations"])
-def test_a_graph_of_sizes_that_it_does_not_support_is_left_to_onnx_runtime(
-    make_encoder: Any, monkeypatch: pytest.MonkeyPatch, graph: str
-) -> None:
+def test_a_graph_of_sizes_that_it_does_not_support_is_left_to_onnx_runtime(make_encoder: Any, graph: str) -> None:
     weights = read_network(write(make_encoder(family="modernbert" if graph == "rotations" else "bert"), "int8"))
     assert weights is not None
     first, *others = weights.layers
@@ -429,8 +427,7 @@ def test_a_graph_of_sizes_that_it_does_not_support_is_left_to_onnx_runtime(
     changed = dataclasses.replace(weights, **changes[graph])
     with pytest.raises(ModelError, match="do not fit"):
         KernelBackend(changed)
-    monkeypatch.setattr(kernel_backend, "read_network", lambda model: changed)
-    assert KernelBackend.choose(b"") is None
+    assert KernelBackend.choose(changed) is None
 
 
 def resized(layer: Layer, narrow: Any) -> Layer:
@@ -637,7 +634,7 @@ class TestChoice:
     @needs_kernel
     @pytest.mark.parametrize(("providers", "found"), [(None, True), ([NATIVE], True), ([CPU], False)])
     def test_of_a_small_graph(self, make_encoder: Any, providers: list[str] | None, *, found: bool) -> None:
-        chosen = KernelBackend.choose(write(make_encoder()), providers=providers)
+        chosen = KernelBackend.choose(read_network(write(make_encoder())), providers=providers)
         assert (chosen is not None) == found
 
     @needs_kernel
@@ -645,11 +642,11 @@ class TestChoice:
         self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         content = write(make_encoder())
-        assert KernelBackend.choose(content) is not None
+        assert KernelBackend.choose(read_network(content)) is not None
         monkeypatch.setattr(kernel_backend, "_MOST_WEIGHTS", 1000)
         monkeypatch.setattr(kernel_backend, "_MOST_WEIGHTS_ON_ARM", {True: 1000, False: 1000})
-        assert KernelBackend.choose(content) is None
-        assert KernelBackend.choose(content, providers=[NATIVE]) is not None
+        assert KernelBackend.choose(read_network(content)) is None
+        assert KernelBackend.choose(read_network(content), providers=[NATIVE]) is not None
 
     @needs_kernel
     @pytest.mark.parametrize(
@@ -657,29 +654,29 @@ class TestChoice:
     )
     def test_widths_that_fill_no_tile(self, make_encoder: Any, changes: dict[str, int]) -> None:
         content = write(make_encoder(**changes))
-        assert KernelBackend.choose(content) is None
+        assert KernelBackend.choose(read_network(content)) is None
         with pytest.raises(ProviderError, match="none of these"):
-            KernelBackend.choose(content, providers=[NATIVE])
+            KernelBackend.choose(read_network(content), providers=[NATIVE])
 
     def test_stands_alone(self, make_encoder: Any) -> None:
         with pytest.raises(ProviderError, match="cannot be combined with other providers"):
-            KernelBackend.choose(write(make_encoder()), providers=[NATIVE, CPU])
+            KernelBackend.choose(read_network(write(make_encoder())), providers=[NATIVE, CPU])
 
     def test_without_a_kernel(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernel_backend, "bert", None)
         content = write(make_encoder())
-        assert KernelBackend.choose(content) is None
+        assert KernelBackend.choose(read_network(content)) is None
         with pytest.raises(ProviderError, match="no C compiler"):
-            KernelBackend.choose(content, providers=[NATIVE])
+            KernelBackend.choose(read_network(content), providers=[NATIVE])
 
     @needs_kernel
     def test_of_the_portable_instructions(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """They are slower than ONNX Runtime, so they are used only when requested by name."""
         content = write(make_encoder())
         monkeypatch.setattr(kernel_backend, "native_instructions", lambda: ("portable",))
-        assert KernelBackend.choose(content) is None
+        assert KernelBackend.choose(read_network(content)) is None
         for options in ({"providers": [NATIVE]}, {"instructions": "portable"}):
-            graph = KernelBackend.choose(content, **options)
+            graph = KernelBackend.choose(read_network(content), **options)
             assert graph is not None
             assert graph.instructions == "portable"
 
@@ -688,25 +685,26 @@ class TestChoice:
         content = write(make_encoder())
         monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "portable")
         graph, named = (
-            KernelBackend.choose(content, instructions=name) for name in (None, native_instructions()[0])
+            KernelBackend.choose(read_network(content), instructions=name)
+            for name in (None, native_instructions()[0])
         )
         assert graph is not None
         assert named is not None
         assert (graph.instructions, named.instructions) == ("portable", native_instructions()[0])
-        assert KernelBackend.choose(content, providers=[CPU]) is None
+        assert KernelBackend.choose(read_network(content), providers=[CPU]) is None
         monkeypatch.setenv("EMBEDKIT_INSTRUCTIONS", "mmx")
         with pytest.raises(ProviderError, match="'mmx' of EMBEDKIT_INSTRUCTIONS are unknown; here are"):
-            KernelBackend.choose(content)
+            KernelBackend.choose(read_network(content))
 
     @needs_kernel
     def test_of_instructions_that_are_not_there(self, make_encoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         content = write(make_encoder())
         missing = next(name for name in kernel_backend.INSTRUCTIONS if name not in native_instructions())
         with pytest.raises(ProviderError, match=f"'{missing}' are not on this processor or not in this build"):
-            KernelBackend.choose(content, instructions=missing)
+            KernelBackend.choose(read_network(content), instructions=missing)
         monkeypatch.setattr(kernel_backend, "native_instructions", lambda: kernel_backend.INSTRUCTIONS)
         with pytest.raises(ValueError, match=f"the instructions {missing} are not there"):  # C checks it too
-            KernelBackend.choose(content, instructions=missing)
+            KernelBackend.choose(read_network(content), instructions=missing)
 
 
 @needs_kernel

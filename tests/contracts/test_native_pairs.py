@@ -258,7 +258,7 @@ class TestSizes:
 @needs_kernel
 def test_the_other_kind_of_graph_is_not_run(make_model: Any) -> None:
     with pytest.raises(ProviderError, match="none of these"):
-        KernelBackend.choose(write(make_model()), providers=[NATIVE])
+        KernelBackend.choose(read_network(write(make_model())), providers=[NATIVE])
 
 
 @needs_kernel

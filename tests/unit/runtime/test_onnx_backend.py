@@ -17,6 +17,7 @@ from embedkit.errors import InputError, ModelError, ProviderError
 from embedkit.runtime import onnx_backend
 from embedkit.runtime.find import BUNDLED
 from embedkit.runtime.kernel_backend import NATIVE, KernelBackend
+from embedkit.runtime.network import read_network
 from embedkit.runtime.onnx_backend import Session
 from embedkit.runtime.tokenization import TokenBatch
 
@@ -80,7 +81,7 @@ def test_no_backend_keeps_the_bytes_of_the_file(monkeypatch, backend):
     monkeypatch.setattr(onnx_backend, "_SHARED_BYTES", 1)
     references = sys.getrefcount(content)
     if backend == "kernel":
-        opened = KernelBackend.choose(content, providers=[NATIVE])
+        opened = KernelBackend.choose(read_network(content), providers=[NATIVE])
     else:
         opened = open_session(content, threads=1 if backend == "one thread" else 2)
         for lane in range(opened.lanes):
