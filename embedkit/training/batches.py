@@ -212,8 +212,11 @@ class BatchSource(Batches):
     ) -> None:
         self._rows = np.arange(len(corpus)) if rows is None else rows
         super().__init__(len(self._rows), batch_size=batch_size, seed=seed)
-        self._corpus, self._tokenizer, self._spec = corpus, tokenizer, spec
+        self._corpus, self._tokenizer = corpus, tokenizer
         self._augmentations, self._rate = _augmentations(spec, views), views.rate
+        columns = [min(view, corpus.views - 1) for view in range(spec.views)]
+        # The corpus column of each view; positives are made from the first column.
+        self._columns = columns + [0] * (len(self._augmentations) - len(columns))
         self._teachers = tuple(teachers) if spec.teacher else ()
         self._scores = scores
 
@@ -221,27 +224,20 @@ class BatchSource(Batches):
         """Return the batch of a step, counted from 0."""
         rows = self._rows[self.rows(step)]
         generator = np.random.default_rng([self._seed, 1, step])
-        columns = self._columns()
+        columns, pad_id, length = self._columns, self._tokenizer.pad_id, self._tokenizer.max_length
         # A column that serves both views is tokenized once, and both views share one tensor of teacher vectors,
         # from which methods then compute their targets once.
         ids = {column: self._tokenizer.tokenize(self._corpus.texts(rows, column)).ids for column in set(columns)}
-        views = tuple(
-            self._view(ids[column], name, generator)
-            for column, name in zip(columns, self._augmentations, strict=True)
-        )
+        views = []
+        for column, name in zip(columns, self._augmentations, strict=True):
+            shown: Sequence[list[int]] = ids[column]
+            if name != "none":
+                shown = [
+                    augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in shown
+                ]
+            views.append(chunk_view(Tokens(shown, []), pad_id, gpu_limit=length if self.on_gpu else None))
         scores = None if self._scores is None else torch.from_numpy(self._scores[rows])
-        return Batch(views, tuple(_vectors(teacher, rows, columns) for teacher in self._teachers), scores)
-
-    def _columns(self) -> list[int]:
-        """Return the corpus column of each view; positives are made from the first column."""
-        columns = [min(view, self._corpus.views - 1) for view in range(self._spec.views)]
-        return columns + [0] * (len(self._augmentations) - len(columns))
-
-    def _view(self, ids: Sequence[list[int]], name: str, generator: np.random.Generator) -> View:
-        length = self._tokenizer.max_length
-        if name != "none":
-            ids = [augment(row, name, rate=self._rate, max_length=length, generator=generator) for row in ids]
-        return chunk_view(Tokens(ids, []), self._tokenizer.pad_id, gpu_limit=length if self.on_gpu else None)
+        return Batch(tuple(views), tuple(_vectors(teacher, rows, columns) for teacher in self._teachers), scores)
 
 
 def check_batches(spec: BatchSpec, count: int, *, columns: int, batch_size: int, views: ViewsConfig) -> None:
@@ -292,7 +288,8 @@ def chunk_view(tokens: Tokens, pad_id: int, *, gpu_limit: int | None = None) -> 
     lengths = np.array([len(row) for row in tokens.ids])
     by_length = np.argsort(lengths, kind="stable")
     chunks, types = [], []
-    cuts = _cuts(lengths[by_length]) if gpu_limit is None else _even_cuts(len(lengths))
+    size = -(-len(lengths) // _GPU_CHUNKS)
+    cuts = _cuts(lengths[by_length]) if gpu_limit is None else list(range(size, len(lengths), size))
     for rows in np.split(by_length, cuts):
         batch = tokens.batch(rows, pad_id)
         if gpu_limit is not None:
@@ -314,11 +311,6 @@ def _cuts(lengths: npt.NDArray[np.int64]) -> list[int]:
             start, tokens = row, 0
         tokens += length
     return cuts
-
-
-def _even_cuts(count: int) -> list[int]:
-    size = -(-count // _GPU_CHUNKS)
-    return list(range(size, count, size))
 
 
 def _lengthen(batch: TokenBatch, pad_id: int, limit: int) -> TokenBatch:

@@ -101,7 +101,17 @@ def train(
         CheckpointError: the checkpoint is damaged or was written with other settings.
         StorageError: the disk is full; the last checkpoint is kept.
     """
-    return _Run(method, batches, config, folder, control, evaluate).train()
+    run = _Run(method, batches, config, folder, control, evaluate)
+    torch.manual_seed(config.seed)
+    if control.resume and folder.last.exists():
+        run.state = load_checkpoint(folder.last, method, run.optimizer)
+    if control.resume and processes.first():
+        folder.rewind(run.state.step)
+    processes.copy_state(method)
+    if not run.state.finished and run.make_steps():
+        run.finish()
+    processes.wait()  # the caller may read files written by the first process
+    return run.state
 
 
 class _Run:
@@ -144,20 +154,7 @@ class _Run:
         self.window: list[StepOutput] = []
         self.saved_at = self.started = time.monotonic()
 
-    def train(self) -> TrainState:
-        torch.manual_seed(self.config.seed)
-        resume = self.control.resume
-        if resume and self.folder.last.exists():
-            self.state = load_checkpoint(self.folder.last, self.method, self.optimizer)
-        if resume and processes.first():
-            self.folder.rewind(self.state.step)
-        processes.copy_state(self.method)
-        if not self.state.finished and self._make_steps():
-            self._finish()
-        processes.wait()  # the caller may read files written by the first process
-        return self.state
-
-    def _make_steps(self) -> bool:
+    def make_steps(self) -> bool:
         """Make the steps that are left; return whether they were made, or the caller ended the run before."""
         first, seconds = self.state.step, self.state.seconds
         self.method.train()
@@ -312,14 +309,16 @@ class _Run:
         logger.info("no better development score in %d epochs; stopping early", patience)
         return True
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Write the encoder that is kept, and a checkpoint."""
         self.state.finished = True
         if not processes.first():
             return
         encoder = self.method.encoder
         if self.evaluate is not None:
             encoder = type(encoder).load(self.folder.best)
-            if self.state.best_step is not None and self._is_constant():
+            evaluations = sum(step <= self.state.step for step in self.dev_steps)
+            if self.state.best_step is not None and evaluations > 1 and not self.state.scores_differ:
                 logger.warning(
                     "the development score was %.4f at every evaluation, so it selects no model; the last is kept",
                     self.state.best_score,
@@ -340,11 +339,6 @@ class _Run:
             self.folder.check_in_place()
             save_checkpoint(self.folder.last, self.method, self.optimizer, self.state)
         self.saved_at = time.monotonic()
-
-    def _is_constant(self) -> bool:
-        """Whether several evaluations gave one score."""
-        evaluations = sum(step <= self.state.step for step in self.dev_steps)
-        return evaluations > 1 and not self.state.scores_differ
 
     def _best(self) -> str:
         return f", dev {self.state.best_score:.4f}" if self.state.best_score is not None else ""
