@@ -344,9 +344,13 @@ def _count_optimized(content: bytes, groups: Iterable[str]) -> dict[str, int]:
 
 
 def _count(model: onnx.ModelProto, groups: Iterable[str]) -> dict[str, int]:
+    """Count the operators of groups; products in float are those with a matrix of more than one column."""
     counts = Counter(node.op_type for node in model.graph.node)
     totals = {name: sum(counts[operator] for operator in group) for name, group in _OPERATORS.items()}
-    totals["products_in_float"] = _count_float_products(model)
+    matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2 and tensor.dims[1] > 1}
+    totals["products_in_float"] = sum(
+        node.op_type in _FLOAT_PRODUCTS and node.input[1] in matrices for node in model.graph.node
+    )
     return {name: totals[name] for name in groups}
 
 
@@ -360,12 +364,6 @@ def _count_of_constants(model: onnx.ModelProto) -> dict[str, int]:
         else:
             counts[node.op_type] += 1
     return {name: sum(counts[operator] for operator in group) for name, group in _OPERATORS.items()}
-
-
-def _count_float_products(model: onnx.ModelProto) -> int:
-    """Count products of float values with a matrix of more than one column."""
-    matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2 and tensor.dims[1] > 1}
-    return sum(node.op_type in _FLOAT_PRODUCTS and node.input[1] in matrices for node in model.graph.node)
 
 
 def _expect(model: SentenceEncoder | PairEncoder, *, quantized: bool) -> dict[str, int]:

@@ -99,11 +99,6 @@ class Settings:
             required_pieces(model.tokenizer, self.vocabulary_size)
 
 
-def default_precision(target: str) -> str:
-    """Return the precision of a target's bundles where none is asked for."""
-    return "fp16" if target == "gpu" else "int8"
-
-
 def check_options(**options: Unpack[ExportOptions]) -> Settings:
     """Validate the options of :func:`~embedkit.export.pipeline.export` by themselves.
 
@@ -116,7 +111,8 @@ def check_options(**options: Unpack[ExportOptions]) -> Settings:
         raise TypeError(f"export has no options {', '.join(sorted(unknown))}")
     given: dict[str, Any] = {"target": "cpu-avx2"}
     given |= {name: value for name, value in options.items() if value is not None}
-    target, precision = given["target"], given.setdefault("precision", default_precision(given["target"]))
+    target = given["target"]
+    precision = given.setdefault("precision", "fp16" if target == "gpu" else "int8")
     if precision not in PRECISIONS:
         raise ExportError(
             f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}", parameters=["precision"]

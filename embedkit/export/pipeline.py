@@ -191,12 +191,12 @@ def export_loaded(loaded: LoadedSource, path: Path, settings: Settings) -> Expor
         model, gate = prune_vocabulary(model, settings.vocabulary, settings.vocabulary_size)
         gates.append(gate)
     content, unrounded = _write_graph(model, settings)
-    candidate = Candidate(content, model.tokenizer)
+    candidate, limits = Candidate(content, model.tokenizer), settings.limits(model)
     logger.info("measuring the gates")
     gates += measure_gates(
         model,
         candidate,
-        settings.limits(model),
+        limits,
         quantized=settings.is_int8,
         for_gpu=settings.precision == "fp16",
         dev=settings.dev,
@@ -207,7 +207,6 @@ def export_loaded(loaded: LoadedSource, path: Path, settings: Settings) -> Expor
     if origin is not None:
         # A pruned vocabulary gives other tokens, and whitening other embeddings.
         compared = candidate if model is source else None
-        limits = settings.limits(model)
         gates.append(
             check_reading(source, origin, candidate=compared, least=limits.cosine, most=limits.difference)
         )

@@ -474,8 +474,25 @@ class Encoder(Model[Tokenizer, EncodeCall]):
         return find_windows(text, spans, size, overlap, fits=fits)
 
     def _tokenize(self, texts: list[Any], first: int, prompt: str) -> Tokens:
+        """Tokenize texts and count unknown tokens; log one line, once for each encoder, if most of these are."""
         tokens = self._tokenizer.tokenize(texts, prompt=prompt, first=first, threads=self._threads)
-        self._count_unknown(tokens)
+        unknown = self._tokenizer.unknown_id
+        if unknown is None:
+            return tokens
+        flat, rows = TokenIds.of(tokens.ids).flat, len(tokens.ids)
+        count = flat.tolist().count(unknown) if rows == 1 else int(np.count_nonzero(flat == unknown))
+        self._unknown += count
+        self._total += len(flat) - rows * self._special_count
+        # With fewer, the mean share cannot be above this; they are counted quickly.
+        if not self._warned_of_unknown and count > _MOSTLY * rows:
+            share = float(self._unknown_share(tokens).mean())
+            if share > _MOSTLY:
+                self._warned_of_unknown = True
+                logger.warning(
+                    "%s does not cover %.0f %% of the tokens of %d texts, whose embeddings mean little; use a "
+                    "model for their language (logged once)",
+                    *(self.name, 100 * share, rows),
+                )
         return tokens
 
     def _unknown_share(self, tokens: Tokens) -> FloatArray:
@@ -483,29 +500,6 @@ class Encoder(Model[Tokenizer, EncodeCall]):
         if unknown is None:
             return np.zeros(len(tokens.ids), dtype=np.float32)
         return tokens.share(unknown, without=special - {unknown})
-
-    def _count_unknown(self, tokens: Tokens) -> None:
-        """Count unknown tokens; log one line, once for each encoder, if most of these are."""
-        unknown = self._tokenizer.unknown_id
-        if unknown is None:
-            return
-        ids = TokenIds.of(tokens.ids)
-        flat, texts = ids.flat, len(ids)
-        count = flat.tolist().count(unknown) if texts == 1 else int(np.count_nonzero(flat == unknown))
-        self._unknown += count
-        self._total += len(flat) - texts * self._special_count
-        if self._warned_of_unknown or count <= _MOSTLY * texts:
-            return  # too few for a mean share above this, and quickly counted
-        share = float(self._unknown_share(tokens).mean())
-        if share > _MOSTLY:
-            self._warned_of_unknown = True
-            logger.warning(
-                "%s does not cover %.0f %% of the tokens of %d texts, whose embeddings mean little; use a model "
-                "for their language (logged once)",
-                self.name,
-                100 * share,
-                texts,
-            )
 
     @functools.cached_property
     def _special_count(self) -> int:

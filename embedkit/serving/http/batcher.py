@@ -177,21 +177,20 @@ class Batcher:
         return parts
 
     def _finish(self, parts: list[_Part], began: float, outcome: asyncio.Future[FloatArray]) -> None:
-        error = outcome.exception()
-        if error is None:
-            _share_out(parts, outcome.result())
-        else:
-            _fail(parts, error)
-        self._account(parts, time.monotonic() - began)
+        """Give each job its rows, or the error, report the batch, and start the next one."""
+        error, texts = outcome.exception(), 0
+        for job, start, stop, _ in parts:
+            if error is None:
+                job.give(start, outcome.result()[texts : texts + stop - start])
+            elif not job.result.done():
+                job.result.set_exception(error)
+            texts += stop - start
+        requests, now = len({id(part.job) for part in parts}), time.monotonic()
+        self._report(BatchReport(texts, sum([part.tokens for part in parts]), requests, now - began))
+        if requests > 1:
+            self._coalesce_until = now + self._max_wait_s
         self._is_running = False
         self._consider()
-
-    def _account(self, parts: list[_Part], seconds: float) -> None:
-        tokens = sum([part.tokens for part in parts])
-        requests = len({id(part.job) for part in parts})
-        self._report(BatchReport(sum([part.stop - part.start for part in parts]), tokens, requests, seconds))
-        if requests > 1:
-            self._coalesce_until = time.monotonic() + self._max_wait_s
 
 
 def _join(parts: list[_Part]) -> Tokens:
@@ -201,20 +200,6 @@ def _join(parts: list[_Part]) -> Tokens:
     ids = [row for rows in id_lists for row in rows]
     types = [row for part in parts for row in (part.job.tokens.type_ids or [])[part.start : part.stop]]
     return Tokens(ids, [], types)
-
-
-def _share_out(parts: list[_Part], rows: FloatArray) -> None:
-    first = 0
-    for part in parts:
-        count = part.stop - part.start
-        part.job.give(part.start, rows[first : first + count])
-        first += count
-
-
-def _fail(parts: list[_Part], error: BaseException) -> None:
-    for part in parts:
-        if not part.job.result.done():
-            part.job.result.set_exception(error)
 
 
 _LOWER_PRIORITY = 5  # in the steps of nice
