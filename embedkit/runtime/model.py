@@ -181,7 +181,7 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
             "max_tokens_per_batch": max_tokens_per_batch,
             "instructions": instructions,
         }
-        path, content = load_model(source, kind=cls._kind, file=file)
+        path, content = read_model(source, kind=cls._kind, file=file)
         try:
             model = cls(content, **options)
         except ModelError as error:
@@ -374,7 +374,7 @@ _FOLDERS = {
 }
 
 
-def load_model(
+def read_model(
     source: str | os.PathLike[str], *, kind: str, file: str | None
 ) -> tuple[Path, Bundle | FolderModel]:
     """Find and read a model: a bundle, a folder with one bundle, or a folder of another library.

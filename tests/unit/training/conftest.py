@@ -61,6 +61,24 @@ def make_encoder(tokenizer: Tokenizer) -> Callable[..., SentenceEncoder]:
 
 
 @pytest.fixture
+def mapping(
+    make_encoder: Callable[..., SentenceEncoder], sentences: Callable[[int], list[str]], tmp_path: Path
+) -> dict[str, Any]:
+    """The configuration of a run of two steps towards its own start."""
+    make_encoder().save(tmp_path / "start")
+    (tmp_path / "texts.txt").write_text("\n".join(sentences(20)))
+    return {
+        "method": "mse",
+        "data": str(tmp_path),
+        "cache": str(tmp_path / "cache"),
+        "student": {"source": "start", "max_length": 16},
+        "teacher": {"source": "start"},
+        "corpus": [{"path": "texts.txt"}],
+        "optim": {"batch_size": 5, "steps": 2},
+    }
+
+
+@pytest.fixture
 def make_corpus(tmp_path: Path) -> Callable[..., Corpus]:
     """``make_corpus(rows)`` or ``make_corpus(pairs)``: a prepared corpus of one or two views."""
 

@@ -23,19 +23,9 @@ QUIET = RunControl(show_progress=False)
 
 
 @pytest.fixture
-def mapping(make_encoder, sentences, tmp_path):
-    make_encoder().save(tmp_path / "start")
-    (tmp_path / "texts.txt").write_text("\n".join(sentences(20)))
+def mapping(mapping, sentences, tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"{text}\tnow {text}\n" for text in sentences(20)))
-    return {
-        "method": "mse",
-        "data": str(tmp_path),
-        "cache": str(tmp_path / "cache"),
-        "student": {"source": "start", "max_length": 16},
-        "teacher": {"source": "start"},
-        "corpus": [{"path": "texts.txt"}],
-        "optim": {"batch_size": 5, "steps": 2},
-    }
+    return mapping
 
 
 @pytest.fixture

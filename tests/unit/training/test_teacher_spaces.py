@@ -103,19 +103,8 @@ def test_dimensions_are_different_widths(dimensions):
 
 
 @pytest.fixture
-def mapping(make_encoder, tmp_path, sentences):
-    make_encoder().save(tmp_path / "start")
-    (tmp_path / "texts.txt").write_text("\n".join(sentences(20)))
-    return {
-        "method": "mse",
-        "data": str(tmp_path),
-        "cache": str(tmp_path / "cache"),
-        "student": {"source": "start", "max_length": 16},
-        "teacher": {"source": "start"},
-        "corpus": [{"path": "texts.txt"}],
-        "optim": {"batch_size": 5, "steps": 2},
-        "matryoshka": {"dimensions": [8, 4]},
-    }
+def mapping(mapping):
+    return {**mapping, "matryoshka": {"dimensions": [8, 4]}}
 
 
 def test_the_table_rotates_the_teachers_vectors(mapping):
