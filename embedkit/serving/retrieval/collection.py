@@ -579,7 +579,8 @@ class Collection:
             if isinstance(step, Encode):
                 model = self._models.of_queries(self.path, self.manifest)
                 step = steps.send(embed_texts(step.queries, model, queries=True))
-            elif reranker is not None:
+            else:
+                assert reranker is not None
                 step = steps.send(rerank_scores(reranker, step.queries, step.texts))
         return step[0] if isinstance(query, str) else step
 
