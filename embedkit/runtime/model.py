@@ -127,6 +127,7 @@ class Model(ABC, Generic[AnyTokenizer, AnyCall]):
             providers=providers,
             instructions=instructions,
         )
+        del network  # its arrays may be copies, and a session needs memory
         if kernel is not None:
             kernel.check(max_length=self.max_length, vocabulary_size=self._tokenizer.vocabulary_size)
         self._backend = kernel or self._open_session(model, threads, providers)
