@@ -141,17 +141,6 @@ def test_is_a_vector_index(index_kind):
     assert len(index) == 5
 
 
-def test_survives_saving_and_loading(index_kind, tmp_path):
-    rows, queries = unit_rows(77), unit_rows(5, seed=8)
-    path = tmp_path / "index"
-    if index_kind.FILE is not None:
-        index_kind.build(rows).save(path)
-    index = index_kind.load(path, rows)
-    assert len(index) == 77
-    assert_same(index.search(queries, 10), oracle(rows, queries, 10))
-    assert len(list(tmp_path.iterdir())) == (index_kind.FILE is not None)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.004, 0.3, 0.99, 1.0])
 @pytest.mark.parametrize("k", [1, 10, 400])
 def test_finds_only_allowed_rows(index_kind, share, k):

@@ -9,7 +9,6 @@ or concurrent queries.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy.typing as npt
 from embedkit.errors import InputError
 from embedkit.protocols import FloatArray
 from embedkit.runtime.arguments import check_whole
-from embedkit.serving.retrieval.store.files import Checksum
 
 _ROW_BLOCK = 8192
 _FEW_QUERIES = 8
@@ -55,15 +53,6 @@ class ExactIndex:
     def build(cls, rows: FloatArray, *, show_progress_bar: bool | None = False) -> Self:  # noqa: ARG003  # nothing to wait for
         """Index ``rows``, ``(N, D) float32, unit rows``, without copying them."""
         return cls(rows)
-
-    @classmethod
-    def load(cls, _: Path, rows: FloatArray) -> Self:
-        """Return an index of ``rows``; there is nothing to read."""
-        return cls(rows)
-
-    def save(self, path: Path) -> Checksum:
-        """Never called: there is no file."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -32,7 +32,8 @@ class StoredIndex(VectorIndex, Protocol):
     """An index over the rows of a segment, which are stored separately.
 
     Attributes:
-        FILE: name of the file with its own data; None if there is none.
+        FILE: name of the file with its own data; None if there is none, and then neither :meth:`load` nor
+            :meth:`save`.
     """
 
     FILE: ClassVar[str | None]

@@ -32,7 +32,7 @@ from embedkit.progress import Progress
 from embedkit.protocols import FloatArray
 from embedkit.serving.retrieval.documents import Document, Documents
 from embedkit.serving.retrieval.store.columns import Column, ColumnBuilder, ColumnFiles, ColumnsBuilder, flattened
-from embedkit.serving.retrieval.store.exact import BoolArray, RowNumbers
+from embedkit.serving.retrieval.store.exact import BoolArray, ExactIndex, RowNumbers
 from embedkit.serving.retrieval.store.files import (
     Array,
     Arrays,
@@ -227,7 +227,7 @@ class Segment:
         self,
         documents: Documents,
         embeddings: FloatArray,
-        index: StoredIndex,
+        index: ExactIndex | StoredIndex,
         lexical: LexicalIndex | None,
         columns: ColumnFiles | None = None,
         files: Mapping[str, Checksum] | None = None,
