@@ -32,7 +32,7 @@ from embedkit.serving.retrieval.store.protocol import MANIFEST, BuildOptions, Do
 from embedkit.serving.retrieval.store.segment import Segment
 from embedkit.serving.retrieval.store.snapshot import Snapshot
 from embedkit.serving.retrieval.store.tail import Record
-from embedkit.serving.retrieval.store.writer import Claim, claim
+from embedkit.serving.retrieval.store.writer import Claim, claim, sweeping
 
 _RETRY_S: Final = 0.02
 _PATIENCE_S: Final = 10.0
@@ -331,7 +331,7 @@ class FolderStore:
         """Become the only writer, on top of the latest state."""
         with self._one_writer:
             Manifest.read(self.path)  # before acquiring the lock, which would create the folder
-            with claim(self.path, sweep=sweep) as claimed:
+            with claim(self.path) as claimed, sweeping(claimed) if sweep else contextlib.nullcontext():
                 self.refresh(claimed)
                 yield claimed
                 if sweep:

@@ -99,33 +99,41 @@ class Staged:
 
 
 @contextlib.contextmanager
-def claim(folder: Path, *, create: bool = False, sweep: bool = True) -> Iterator[Claim]:
-    """Hold the right to write to the collection in ``folder``; with ``create``, also where there is none.
+def claim(folder: Path) -> Iterator[Claim]:
+    """Hold the right to write to the collection in ``folder``; errors after the commit are CommittedErrors."""
+    with write_lock(folder, refusal=CollectionBusyError) as locked:
+        claimed = Claim(locked)
+        try:
+            yield claimed
+        except (EmbedkitError, OSError) as error:
+            if not claimed.committed:
+                raise
+            raise committed_error(error) from error
 
-    With ``sweep``, leftovers of killed writes are removed first, except embeddings, which the next attempt reuses;
-    files that the manifest does not name are removed at the end. A folder created here is removed if it remains
-    empty. Errors after the commit are CommittedErrors.
+
+@contextlib.contextmanager
+def sweeping(claimed: Claim) -> Iterator[None]:
+    """Remove leftovers of killed writes first, and at the end files that the manifest does not name.
+
+    Embeddings of unfinished writes stay for the next attempt.
     """
+    with storage_errors(claimed.folder.path):
+        _sweep(claimed.folder)
+    try:
+        yield
+    finally:
+        _sweep(claimed.folder, is_done=claimed.committed)
+
+
+@contextlib.contextmanager
+def created(folder: Path) -> Iterator[None]:
+    """Create the folder of a collection if there is none; one that remains empty is removed at the end."""
     if folder.exists() and not folder.is_dir():
         raise CollectionError(f"{folder} is a file; a collection needs a folder of its own")
     with storage_errors(folder):
-        is_new = create and make_folder(folder)
+        is_new = make_folder(folder)
     try:
-        with write_lock(folder, refusal=CollectionBusyError) as locked:
-            claimed = Claim(locked)
-            if sweep:
-                with storage_errors(folder):
-                    _sweep(locked)
-            try:
-                try:
-                    yield claimed
-                finally:
-                    if sweep:
-                        _sweep(locked, is_done=claimed.committed)
-            except (EmbedkitError, OSError) as error:
-                if not claimed.committed:
-                    raise
-                raise committed_error(error) from error
+        yield
     finally:
         if is_new:
             with contextlib.suppress(OSError):  # not empty: something was built
@@ -281,7 +289,7 @@ def commit(
 def build(folder: Path, source: Source, options: BuildOptions, *, show_progress_bar: bool | None) -> None:
     """Write a collection of these documents, replacing an existing one; other writers are refused until then."""
     encoder = options.encoder
-    with claim(folder, create=True) as claimed, stage(claimed.folder) as files:
+    with created(folder), claim(folder) as claimed, sweeping(claimed), stage(claimed.folder) as files:
         journal = EmbeddingJournal(claimed.folder, encoder)
         with Progress("read", unit="documents", enabled=show_progress_bar) as progress:
             segment = SegmentWriter(files / SEGMENT, progress.over(source.documents), lexical=options.lexical)
@@ -303,7 +311,7 @@ def copy(folder: Path, manifest: Manifest, target: Path) -> None:
     """Copy the files that a manifest names, and compare their checksums; the manifest comes last."""
     if (target / MANIFEST).is_file():
         raise CollectionError(f"there is a collection at {target} already; copy to a new or empty folder")
-    with claim(target, create=True) as claimed, storage_errors(target):
+    with created(target), claim(target) as claimed, sweeping(claimed), storage_errors(target):
         for name in manifest.generations:
             (target / name).mkdir()
         for path, checksum in manifest.files(folder).items():
