@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--labels", nargs="+", type=int, default=LABELS)
     parser.add_argument("--collections", nargs="+", default=COLLECTIONS)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cache", help="folder of vectors of teachers, for all runs; default: one for each run")
     arguments = parser.parse_args()
     saved = HERE / "results.json"
     for seed in arguments.seeds:
@@ -80,7 +81,7 @@ def main() -> None:
                 if any((row["name"], row["seed"]) == (case.name, seed) for row in read(saved)):
                     continue
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                    found = pool.submit(measure, case, seed, arguments.threads, arguments.data).result()
+                    found = pool.submit(measure, case, seed, arguments).result()
                 rows = [*read(saved), {"case": case.kind, "name": case.name, "seed": seed, **found}]
                 with atomic_file(saved) as temporary:
                     temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -173,12 +174,12 @@ def site_sets(data: Path) -> dict[str, RetrievalSet]:
     }
 
 
-def measure(case: Case, seed: int, threads: int, data: Path) -> dict[str, Any]:
+def measure(case: Case, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Adapt once; return the scores before and after, and the cost."""
-    settings = {"seed": seed, "threads": threads, "device": "cpu"}
+    settings = {"seed": seed, "threads": arguments.threads, "device": "cpu"}
     with tempfile.TemporaryDirectory() as folder:
         output, run = Path(folder) / "adapted.onnx", Path(folder) / "run"
-        settings["cache"] = str(Path(folder) / "cache")
+        settings["cache"] = arguments.cache or str(Path(folder) / "cache")
         started, cpu = time.monotonic(), time.process_time()
         try:
             found = adapt(
@@ -195,7 +196,7 @@ def measure(case: Case, seed: int, threads: int, data: Path) -> dict[str, Any]:
             figures[name] = [dense(encoder, test) for encoder in encoders]
             if case.kind == "documents":
                 figures[f"{name}, hybrid"] = [hybrid(encoder, test, Path(folder)) for encoder in encoders]
-        pairs = load_scored_pairs(str(data / "sts/STSBenchmark/sts-dev.csv"), split="validation")
+        pairs = load_scored_pairs(str(arguments.data / "sts/STSBenchmark/sts-dev.csv"), split="validation")
         figures["STS-B dev"] = [100 * evaluate_pairs(encoder, pairs) for encoder in encoders]
         return {
             "figures": figures,
@@ -203,7 +204,7 @@ def measure(case: Case, seed: int, threads: int, data: Path) -> dict[str, Any]:
             "written": found is not None,
             "seconds": seconds,
             "cpu_seconds": cpu,
-            "threads": threads,
+            "threads": arguments.threads,
             "peak_mb": peak,
         }
 
@@ -241,9 +242,9 @@ def report(rows: list[dict[str, Any]]) -> str:
     lines = [
         "`embedkit adapt tiny` with its defaults, written by `run.py`: nDCG@10 x 100 of the int8 file, and",
         "Spearman x 100 on STS-B's development set, before -> after, mean and standard deviation over seeds.",
-        "*Unseen* are subjects of which nothing was labelled. Minutes are of processor time, with the proof; the",
-        "peak memory is that of the process. `written` counts the seeds whose result the command found to be",
-        "better; others count as the original.",
+        "*Unseen* are subjects of which nothing was labelled. Minutes are of processor time, with the proof, and",
+        "memory is the peak of the process, both of the most costly seed. `written` counts the seeds whose result",
+        "the command found to be better; others count as the original.",
         "",
         "## Labels",
         "",
@@ -262,8 +263,9 @@ def table(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
         cells = [_cell([row["figures"].get(column) for row in own]) for column in columns]
-        written, threads = sum(row["written"] for row in own), own[0]["threads"]
-        minutes = np.mean([row["cpu_seconds"] for row in own]) / 60
+        written = sum(row["written"] for row in own)
+        threads = ", ".join(map(str, sorted({row["threads"] for row in own})))
+        minutes = max(row["cpu_seconds"] for row in own) / 60
         peak = max(row["peak_mb"] for row in own)
         cost = f"{written} | {threads} | {minutes:.1f} | {peak:,.0f}"
         lines.append(f"| {name} | {len(own)} | {' | '.join(cells)} | {cost} |")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ import numpy as np
 
 from embedkit.atomic import expanded
 from embedkit.errors import DataError, InputError
-from embedkit.evaluation.sources import Tables, folder_rows, has_tables, split_of
+from embedkit.evaluation.sources import folder_rows, has_tables, split_of
 from embedkit.evaluation.sts import FIRST, SCORE, SECOND, ScoredPairs, load_scored_pairs
 from embedkit.records import Row, read_records
 from embedkit.runtime.arguments import check_iterable, check_path
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.retrieval.collection import Collection
+from embedkit.serving.retrieval.documents import heading_of
 from embedkit.serving.retrieval.splitting import is_text_source, split_documents
 from embedkit.serving.retrieval.store.protocol import MANIFEST
 from embedkit.training.corpus import normalise
@@ -121,7 +122,7 @@ def read(files: Files, encoder: Encoder) -> Data:
 @dataclass
 class _Found:
     encoder: Encoder
-    documents: dict[str, None] = field(default_factory=dict)
+    documents: dict[str, tuple[str, str]] = field(default_factory=dict)  # with title and heading
     titles: list[Judgement] = field(default_factory=list)
     labelled: list[LabelledQueries] = field(default_factory=list)
     held_out: list[LabelledQueries] = field(default_factory=list)
@@ -136,8 +137,7 @@ class _Found:
             documents, _ = collection.sample(len(collection))
             self._add_documents(source, ({"text": each.text, **(each.metadata or {})} for each in documents))
         elif source.is_dir() and has_tables(source):
-            self._add_documents(source, ({"text": text} for text in Tables(source).documents().values()))
-            self._add_titles(source)
+            self._add_documents(source, map(_document, folder_rows(source, ("corpus",), "train")))
             if "train" in splits(source):
                 self.add_pairs(source)
         elif source.is_dir():
@@ -188,31 +188,28 @@ class _Found:
 
     def _add_documents(self, source: Path, records: Iterable[dict[str, Any]]) -> None:
         before = len(self.documents)
-        texts = []
+        texts, above = [], []
         for record in records:
-            text, heading = normalise(record["text"]), _heading(record)
-            texts.append(text)
-            if heading and heading != text:
-                self.titles.append(Judgement(heading, text, 1.0))
-        for text, spans in zip(texts, self.encoder.windows(texts, role="document"), strict=True):
-            for start, end in spans:
-                self.documents[normalise(text[start:end])] = None
-        self.lines.append(f"{source}: {len(self.documents) - before:,} passages")
-
-    def _add_titles(self, folder: Path) -> None:
-        """Add the titles of a set in BEIR's form, with the texts below them."""
-        for row in folder_rows(folder, ("corpus",), "train"):
-            title, text = normalise(str(row.fields.get("title") or "")), normalise(row.text("text"))
-            if title and text:
+            text, title, heading = normalise(record["text"]), _title(record), normalise(heading_of(record))
+            if title and title != text:
                 self.titles.append(Judgement(title, text, 1.0))
+            texts.append(text or title)
+            above.append((title, "" if texts[-1].startswith(heading) else heading))
+        windows = self.encoder.windows(texts, role="document", headings=[heading for _, heading in above])
+        for text, titles, spans in zip(texts, above, windows, strict=True):
+            for start, end in spans:
+                self.documents.setdefault(normalise(text[start:end]), titles)
+        self.lines.append(f"{source}: {len(self.documents) - before:,} passages")
 
     def divided(self) -> Data:
         """Return everything, divided into training data and held-out data."""
-        documents = [text for text in self.documents if text]
+        known = {passage for part in [*self.labelled, *self.held_out] for passage in part.passages}
+        documents = self._below_headings(alone=known)
         labelled, held_out = self._labels(documents)
         titles = LabelledQueries.of(self.titles) if self.titles else None
         if labelled is None and titles is not None and len(titles) >= _FEWEST_TITLES:
             titles, held_out = _divide(titles)
+            documents = self._below_headings(held_out=set(held_out.queries))
         elif labelled is None and not self.graded:
             documents, held_out = _without_beginnings(documents)
         graded = _joined(self.graded)
@@ -231,6 +228,17 @@ class _Found:
             held_out_graded=held_out_graded,
             found=self.lines,
         )
+
+    def _below_headings(self, *, alone: Container[str] = (), held_out: Container[str] = ()) -> list[str]:
+        """Return the documents below their headings, as a collection embeds them.
+
+        Those that are labelled ``alone`` stay so, and none is below a title that is ``held_out``.
+        """
+        found = dict[str, None]()
+        for text, (title, heading) in self.documents.items():
+            is_below = heading and text not in alone and title not in held_out
+            found[f"{heading} {text}" if is_below else text] = None
+        return [*filter(None, found)]
 
     def _labels(self, documents: Sequence[str]) -> tuple[LabelledQueries | None, LabelledQueries | None]:
         if not self.labelled:
@@ -289,7 +297,7 @@ def _document(row: Row) -> dict[str, Any]:
     return {**row.fields, "text": row.text(*_TEXT)}
 
 
-def _heading(record: dict[str, Any]) -> str:
+def _title(record: dict[str, Any]) -> str:
     """Return the title of a record, or the innermost heading above a passage."""
     value = record.get("title") or str(record.get("section") or "").rpartition(" > ")[2]
     return normalise(value) if isinstance(value, str) else ""

@@ -196,6 +196,35 @@ def test_documents_are_trained_towards_a_teacher_and_measured_by_their_titles(go
     assert found.proof.measures["nDCG@10"].rows == 8
 
 
+def test_documents_are_read_below_their_titles_as_in_a_collection_but_not_below_held_out_ones(student, tmp_path):
+    rows = [{"title": f"the {who}", "text": verb} for who, verb in zip(WHO, VERBS * 2, strict=False)]
+    rows = [{**row, "text": f"{row['text']} {number}"} for number, row in enumerate(rows)]
+    path, only = (
+        save(tmp_path / "a.jsonl", rows),
+        save(tmp_path / "b.jsonl", [{"title": "an old king", "text": ""}]),
+    )
+    encoder = Encoder.load(student)
+    data = read(Files(documents=[path, only]), encoder)
+    collection = Collection.build(rows, encoder=encoder, path=tmp_path / "collection")
+    embedded = [" ".join(each.content.split()) for each in collection.sample(len(rows))[0]]
+    assert len(data.held_out) == 2
+    for row, content in zip(rows, embedded, strict=True):
+        assert content == f"{row['title']} {row['text']}"
+        assert (row["text"] if row["title"] in data.held_out.queries else content) in data.documents
+    assert data.documents[len(rows) :] == ["an old king"]
+    save(tmp_path / "corpus.jsonl", [{"_id": str(number), **row} for number, row in enumerate(rows)])
+    assert read(Files(documents=[tmp_path]), encoder).documents == data.documents[:-1]
+
+
+def test_a_labelled_passage_is_not_read_again_below_its_title(student, tmp_path):
+    rows = [{"title": f"the {who}", "text": f"is good {number}"} for number, who in enumerate(WHO)]
+    path = save(tmp_path / "a.jsonl", rows)
+    pairs = save(tmp_path / "p.jsonl", [{"query": row["title"], "passage": row["text"]} for row in rows[:4]])
+    labelled = read(Files(documents=[path], pairs=[pairs]), Encoder.load(student)).labelled
+    passages = [*(row["text"] for row in rows[:4]), *(f"{row['title']} {row['text']}" for row in rows[4:])]
+    assert labelled.passages == passages
+
+
 def test_labels_go_on_from_documents_if_a_teacher_is_named(go, pairs, student, tmp_path):
     labels = {**SETTINGS, "optim": {"steps": 2, "batch_size": 8}}
     stops = itertools.chain([False] * 2, itertools.repeat(True))  # a step of the second run is made
