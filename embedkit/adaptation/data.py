@@ -63,7 +63,7 @@ class Data:
     """The content of the files, divided into training data and held-out data.
 
     Attributes:
-        documents: passages that the encoder does not truncate, each once.
+        documents: passages that the encoder does not truncate, below their titles and headings, each once.
         titles: titles and headings, with the passages below them.
         labelled: labelled queries to train on, among all passages; None without any.
         held_out: labelled queries to measure on, or else titles or first sentences; None without any, and where
