@@ -20,7 +20,7 @@ from embedkit.records import Row, read_records
 from embedkit.runtime.arguments import check_iterable, check_path
 from embedkit.runtime.encoder import Encoder
 from embedkit.serving.retrieval.collection import Collection
-from embedkit.serving.retrieval.documents import heading_of
+from embedkit.serving.retrieval.documents import below, heading_of
 from embedkit.serving.retrieval.splitting import is_text_source, split_documents
 from embedkit.serving.retrieval.store.protocol import MANIFEST
 from embedkit.training.corpus import normalise
@@ -194,7 +194,7 @@ class _Found:
             if title and title != text:
                 self.titles.append(Judgement(title, text, 1.0))
             texts.append(text or title)
-            above.append((title, "" if texts[-1].startswith(heading) else heading))
+            above.append((title, heading))
         windows = self.encoder.windows(texts, role="document", headings=[heading for _, heading in above])
         for text, titles, spans in zip(texts, above, windows, strict=True):
             for start, end in spans:
@@ -236,8 +236,8 @@ class _Found:
         """
         found = dict[str, None]()
         for text, (title, heading) in self.documents.items():
-            is_below = heading and text not in alone and title not in held_out
-            found[f"{heading} {text}" if is_below else text] = None
+            is_below = text not in alone and title not in held_out
+            found[normalise(below(heading, text)) if is_below else text] = None
         return [*filter(None, found)]
 
     def _labels(self, documents: Sequence[str]) -> tuple[LabelledQueries | None, LabelledQueries | None]:

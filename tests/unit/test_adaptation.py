@@ -28,6 +28,9 @@ from embedkit.runtime.joined import JoinedSpace
 from embedkit.runtime.options import unit_rows
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.serving.retrieval.collection import Collection
+from embedkit.serving.retrieval.documents import Document
+from embedkit.serving.retrieval.splitting import split_documents
+from embedkit.training.corpus import normalise
 from embedkit.training.loop import RunControl
 
 WHO = ("cat", "dog", "sister", "king", "mother", "train", "water", "summer")
@@ -214,6 +217,14 @@ def test_documents_are_read_below_their_titles_as_in_a_collection_but_not_below_
     assert data.documents[len(rows) :] == ["an old king"]
     save(tmp_path / "corpus.jsonl", [{"_id": str(number), **row} for number, row in enumerate(rows)])
     assert read(Files(documents=[tmp_path]), encoder).documents == data.documents[:-1]
+
+
+def test_windows_after_the_title_that_a_text_begins_with_are_below_it_as_in_a_collection(student, tmp_path):
+    path = save(tmp_path / "a.jsonl", [{"title": "the cat", "text": "the cat " + "will read and sleep. " * 40}])
+    encoder = Encoder.load(student)
+    windows = [Document("", each["text"], each).content for each in split_documents(path, encoder)]
+    assert len(windows) > 1
+    assert read(Files(documents=[path]), encoder).documents == [*dict.fromkeys(map(normalise, windows))]
 
 
 def test_a_labelled_passage_is_not_read_again_below_its_title(student, tmp_path):

@@ -47,8 +47,12 @@ class Document:
     @property
     def content(self) -> str:
         """The text below its title and the path of its sections, as it is embedded, indexed and re-ranked."""
-        heading = heading_of(self.metadata or {})
-        return f"{heading}\n{self.text}" if heading and not self.text.startswith(heading) else self.text
+        return below(heading_of(self.metadata or {}), self.text)
+
+
+def below(heading: str, text: str) -> str:
+    """Return a text below its heading, unless it begins with it."""
+    return f"{heading}\n{text}" if heading and not text.startswith(heading) else text
 
 
 def heading_of(metadata: Mapping[str, Any]) -> str:
