@@ -1,0 +1,139 @@
+"""The script that writes the text of the last stage of the encoders, on texts of its own."""
+
+import json
+import lzma
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+SITE, UNSEEN = "beer_tentrr", "SMDMDataMiningOnStackExchange"
+DRINKS = "stout", "cider", "ale", "porter", "mead", "lager", "wine", "rum"
+CAPITALS = {
+    "France": "Paris",
+    "Japan": "Tokyo",
+    "Kenya": "Nairobi",
+    "Norway": "Oslo",
+    "Cuba": "Havana",
+    "Egypt": "Cairo",
+    "Chile": "Santiago",
+    "Spain": "Madrid",
+    "Italy": "Rome",
+    "Peru": "Lima",
+}
+EVALUATED = "Peru"
+PAPERS = 1210  # of which the last 1200 are for development
+
+
+def write(path, texts):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(lzma.compress("".join(f"{text}\n" for text in texts).encode()))
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def thread(site, drink):
+    made = {"query": f"How do I brew a good {drink} at {site}?", "source": site}
+    body = f"I have a kettle. Please tell me how to brew some {drink} that is good at {site}. Thanks!"
+    yield {**made, "kind": "body", "passage": body}
+    yield {**made, "kind": "answer", "passage": f"Boil the {drink} at {site} slowly."}
+
+
+def question(country):
+    return f"what is the capital of {country}"
+
+
+def sentence(country):
+    return f"The capital of {country} is the city of {CAPITALS[country]}."
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    data = tmp_path_factory.mktemp("data")
+    scripts = [(RECIPES / name).read_text(encoding="utf-8") for name in ("asked.py", "sources.py")]
+    for name in [*re.findall(r'"([a-z0-9-]+)": \d', " ".join(scripts)), "wordnet-glosses", "stackexchange-posts"]:
+        write(data / f"train/{name}.txt.xz", (f"Most {drink} of {name} is far from others." for drink in DRINKS))
+    write(data / "train/nq-open.txt.xz", map(question, CAPITALS))
+    write(data / "train/wikipedia.txt.xz", map(sentence, CAPITALS))
+    abstracts = (f"Measures of yeast {row} in beer. We count yeast {row} in beer." for row in range(PAPERS))
+    write(data / "train/pmc-abstracts.txt.xz", abstracts)
+    threads = (row for site in (SITE, UNSEEN) for drink in DRINKS for row in thread(site, drink))
+    write(data / "questions/stackexchange.jsonl.xz", map(json.dumps, threads))
+    evaluated = {"query": question(EVALUATED), "positive": [sentence(EVALUATED).upper()], "negative": []}
+    (data / "evaluated.jsonl").write_text(json.dumps(evaluated))
+    return data
+
+
+def run(data, output):
+    command = [
+        RECIPES / "asked.py",
+        data,
+        "--encoder",
+        "tiny",
+        "--cross-encoder",
+        "reranker-tiny",
+        "--threads",
+        "1",
+    ]
+    command += ["--without", data / "evaluated.jsonl", "-o", output]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(RECIPES)
+        patch.setattr(sys, "argv", [str(part) for part in command])
+        runpy.run_path(str(command[0]), run_name="__main__")
+    return output
+
+
+@pytest.fixture(scope="module")
+def written(data):
+    return run(data, data / "asked")
+
+
+def test_texts_for_development_and_evaluation_are_left_out(written):
+    texts = "".join((written / name).read_text() for name in ("pairs.jsonl", "passages.txt", "held.txt"))
+    assert SITE in texts
+    assert UNSEEN not in texts
+    assert "France" in texts
+    assert EVALUATED not in texts
+    assert {int(row) for row in re.findall(r"yeast (\d+)", texts)} == {*range(PAPERS - 1200)}
+
+
+def test_titles_in_other_words_are_answered_below_the_titles(written):
+    rows = [row for row in read(written / "pairs.jsonl") if SITE in row["passage"]]
+    assert len(rows) > len(DRINKS)
+    for row in rows:
+        title, _, answer = row["passage"].partition("? ")
+        drink = re.search(r"good (\w+)", title)[1]
+        assert answer == f"Boil the {drink} at {SITE} slowly."
+        assert row["query"].rstrip("?").lower() != title.lower()
+        assert row["label"] == 1
+
+
+def test_questions_of_fact_have_the_sentence_that_answers_and_others(written):
+    dev = {row["query"]: row["positive"] for row in read(written / "facts-dev.jsonl")}
+    facts = [row for row in read(written / "pairs.jsonl") if "capital" in row["query"]]
+    assert {row["label"] for row in facts} == {0, 1}
+    for row in facts:
+        is_answer = row["passage"] == sentence(row["query"].split()[-1])
+        assert row["label"] == is_answer
+        assert row["query"] not in dev
+        assert [row["passage"]] not in dev.values() or not is_answer
+    for query, positive in dev.items():
+        assert "capital" not in query or positive == [sentence(query.split()[-1])]
+
+
+def test_a_run_makes_the_kinds_that_are_missing_and_is_deterministic(data, written):
+    again = data / "again"
+    (again / "parts").mkdir(parents=True)
+    for name in ("titles", "facts"):
+        (again / f"parts/{name}.jsonl").write_bytes((written / f"parts/{name}.jsonl").read_bytes())
+    own = {"query": "mine?", "positive": ["yes"], "negative": []}
+    (again / "parts/titles.jsonl").write_text(json.dumps(own) + "\n")
+    run(data, again)
+    assert {"query": "mine?", "passage": "yes", "label": 1} in read(again / "pairs.jsonl")
+    for name in ("held.txt", "facts-dev.jsonl", "parts/papers.jsonl", "parts/bodies.jsonl"):
+        assert (again / name).read_bytes() == (written / name).read_bytes()
