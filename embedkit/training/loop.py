@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import dataclasses
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -57,6 +60,9 @@ Scores = Mapping[str, float]
 """Results of an evaluation by name; ``dev`` selects the encoder, and higher is better."""
 logger = logging.getLogger(__name__)
 _LOG_EVERY = 10
+_RELEASE_EVERY = 5  # steps, because pages that are returned have to be filled again
+_MOST_GROWTH = 0.75e9  # bytes
+_RESIDENT = Path("/proc/self/statm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +159,7 @@ class _Run:
         self.penalty = None if limit is None else ActivationPenalty(limit)
         self.window: list[StepOutput] = []
         self.saved_at = self.started = time.monotonic()
+        self.resident = resident_memory()
 
     def make_steps(self) -> bool:
         """Make the steps that are left; return whether they were made, or the caller ended the run before."""
@@ -238,6 +245,14 @@ class _Run:
             self._close_epoch()
         if time.monotonic() - self.saved_at > 60 * self.config.checkpoint_minutes:
             self._checkpoint()
+        if step == self.total or step % _RELEASE_EVERY == 0:
+            self._release_memory()
+
+    def _release_memory(self) -> None:
+        """Return freed memory to the system after the last step, or once there is much of it."""
+        if self.state.step == self.total or resident_memory() > self.resident + _MOST_GROWTH:
+            release_memory()
+            self.resident = resident_memory()
 
     def _log(self) -> None:
         step, window = self.state.step, self.window
@@ -368,6 +383,23 @@ def _quicker_on_cpu(method: TrainingModule) -> Iterator[None]:
             if network.device.type == "cpu":
                 changed.enter_context(plain_attention(network.body))
         yield
+
+
+def resident_memory() -> int:
+    """Return the bytes of memory in use by this process; 0 on systems that do not say it as Linux does."""
+    if not _RESIDENT.exists():
+        return 0
+    return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def release_memory() -> None:
+    """Return freed memory to the system, where the C library can.
+
+    glibc keeps the gaps between blocks in use, into which aligned blocks of the same size do not fit again: a
+    process that trains on long texts would grow by a gigabyte in fifty steps.
+    """
+    with contextlib.suppress(AttributeError, TypeError, OSError):  # another library, or another system
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _mean(values: list[Tensor]) -> float:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -287,6 +290,21 @@ class TestResume:
         method, go, _ = setup()
         go()
         assert len(method.seen) == 12
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries keep no gaps")
+def test_memory_that_is_freed_between_blocks_in_use_is_returned_to_the_system(setup):
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    _, go, _ = setup()
+    blocks = [torch.ones(16_000) for _ in range(4000)]  # 256 MB, in pieces that glibc does not map on their own
+    kept = blocks[::100]
+    del blocks
+    before = resident()
+    go()
+    assert len(kept) == 40
+    assert resident() < before - 100e6
 
 
 @pytest.mark.parametrize(
