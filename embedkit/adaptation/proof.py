@@ -91,7 +91,7 @@ def search(old: Encoder, new: Encoder, held_out: RetrievalSet, *, queries_only: 
         _OLD_DOCUMENTS: (before, _rankings(held_out, asked[1], old_rows)),
     }
     if not queries_only:
-        found[", hybrid search"] = _hybrid(old, held_out), _hybrid(new, held_out)
+        found[", hybrid search"] = _hybrid(old, held_out, old_rows), _hybrid(new, held_out, new_rows)
     return found
 
 
@@ -168,10 +168,10 @@ def _correlations(old: Encoder, new: Encoder, pairs: ScoredPairs) -> Comparison:
     return _comparison(*(correlation(each, pairs.scores) for each in cosines))
 
 
-def _hybrid(encoder: Encoder, held_out: RetrievalSet) -> list[Ranking]:
+def _hybrid(encoder: Encoder, held_out: RetrievalSet, rows: FloatArray) -> list[Ranking]:
     rankings = []
     queries = [query.text for query in held_out.queries]
-    found = hybrid_search(encoder, held_out.documents, queries, 10)
+    found = hybrid_search(encoder, held_out.documents, queries, 10, rows)
     for query, hits in zip(held_out.queries, found, strict=True):
         gains = np.array([query.relevance.get(hit, 0.0) for hit in hits], dtype=np.float64)
         wanted = np.array(sorted(filter(None, query.relevance.values()), reverse=True), dtype=np.float64)
@@ -180,14 +180,18 @@ def _hybrid(encoder: Encoder, held_out: RetrievalSet) -> list[Ranking]:
 
 
 def hybrid_search(
-    encoder: Encoder, documents: Mapping[str, str], queries: list[str], count: int
+    encoder: Encoder, documents: Mapping[str, str], queries: list[str], count: int, rows: FloatArray | None = None
 ) -> list[list[str]]:
-    """Return the ids that the default search of a collection with a keyword index finds for each query."""
+    """Return the ids that the default search of a collection with a keyword index finds for each query.
+
+    ``rows`` are the documents' vectors, if they are known.
+    """
     with tempfile.TemporaryDirectory() as folder:
         collection = Collection.build(
             documents.items(),
             encoder=encoder,
             path=Path(folder) / "collection",
+            embeddings=rows,
             lexical=True,
             skip_empty=True,
             show_progress_bar=False,

@@ -111,10 +111,11 @@ def random_texts(tokenizer_json: str) -> Iterator[str]:
     words = [word for word in marked or pieces if len(word) > 1 and word.isalpha()]
     if len(words) < _FEWEST_WORDS:
         return
-    shares = 1 / (np.arange(len(words)) + _HEAD)
+    shares = np.cumsum(1 / (np.arange(len(words)) + _HEAD))
     generator = np.random.default_rng(0)
     for length in generator.integers(*_RANDOM_WORDS, _RANDOM_TEXTS):
-        yield " ".join(generator.choice(words, length, p=shares / shares.sum()))
+        places = np.searchsorted(shares / shares[-1], generator.random(length), side="right")
+        yield " ".join(words[place] for place in places)
 
 
 def write_vectors(config: RunConfig, teachers: Sequence[TeacherConfig], student: Encoder, path: Path) -> None:
