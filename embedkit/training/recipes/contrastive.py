@@ -41,6 +41,7 @@ from embedkit.training.pairs import Judgement, LabelledQueries, read_queries, te
 from embedkit.training.recipes.stage import Recipe, Stage, report_truncation, spaced_rows
 from embedkit.training.run_folder import TrainState
 
+_NEIGHBOURS = 3  # of the batch size: the nearest that a batch of neighbours is drawn from
 _PRESET = {
     "optim": {
         "lr": 5e-4,
@@ -72,6 +73,9 @@ class ContrastiveConfig:
     depth: int = setting(20, "number of a query's nearest passages that negatives are drawn from", minimum=1)
     margin: float = setting(
         0.95, "passages whose cosine exceeds this share of the best positive's are not negatives", above=0
+    )
+    neighbours: float = setting(
+        0.0, "share of the batches that are a query and others from those nearest to it", minimum=0, maximum=1
     )
     freeze_documents: bool = setting(False, "train queries against the vectors of the start for documents")
     candidates: int = setting(8, "margin-mse and kl: negatives of a query that the teacher scores", minimum=1)
@@ -159,10 +163,24 @@ class QueryBatches(Batches):
             labelled.negatives[row] if is_given else mined[row] for row, is_given in enumerate(given)
         ]
         queries, passages = vectors
+        if settings.neighbours:
+            centres = queries + np.stack([passages[rows].mean(axis=0) for rows in labelled.positives])
+            self._directions = centres / np.linalg.norm(centres, axis=1, keepdims=True)
         self._limits = [
             settings.margin * float((passages[rows] @ queries[row]).max())
             for row, rows in enumerate(labelled.positives)
         ]
+
+    def rows(self, step: int) -> Rows:
+        """Return the queries of a batch: in turn, or the first of these and others from those nearest to it."""
+        rows = super().rows(step)
+        generator = np.random.default_rng([self._draws, 2, step])
+        if generator.random() >= self._settings.neighbours:
+            return rows
+        distances = -self._directions @ self._directions[rows[0]]
+        distances[rows[0]] = -np.inf
+        nearest = np.argsort(distances, kind="stable")[1 : _NEIGHBOURS * len(rows)]
+        return np.array([rows[0], *generator.choice(nearest, len(rows) - 1, replace=False)])
 
     def batch(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0."""

@@ -123,11 +123,11 @@ def test_the_anchor_keeps_vectors_near_those_of_the_start(recipe, tmp_path):
 def batches(recipe, encoder, tmp_path):
     labelled = read_queries(tmp_path / "pairs.jsonl")
 
-    def make(others=None, **settings):
+    def make(others=None, batch_size=6, **settings):
         generator = np.random.default_rng(0)
         rows = [generator.random((n, 4), dtype=np.float32) for n in (len(labelled), len(labelled.passages))]
         vectors = tuple(values / np.linalg.norm(values, axis=1, keepdims=True) for values in rows)
-        options = {"batch_size": 6, "seed": 0, "others": others}
+        options = {"batch_size": batch_size, "seed": 0, "others": others}
         made = QueryBatches(labelled, encoder, ContrastiveConfig(**settings), vectors, **options)
         return labelled, made
 
@@ -155,6 +155,23 @@ def test_a_passage_of_two_queries_is_one_column_and_a_negative_of_neither(batche
         for row, answer in enumerate(answers):
             assert batch.scores[row].tolist() == [float(column == answer) for column in columns]
     assert seen
+
+
+def test_batches_of_neighbours_are_a_query_and_some_of_those_nearest_to_it(batches):
+    labelled, made = batches(batch_size=2, neighbours=1.0)
+    plain = batches(batch_size=2)[1]
+    queries, passages = made._vectors
+    centres = queries + np.stack([passages[rows].mean(axis=0) for rows in labelled.positives])
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    assert len(labelled) > 6  # of which the 5 nearest are drawn
+    for step in range(12):
+        first, second = made.rows(step)
+        assert first == plain.rows(step)[0]
+        assert second in np.argsort(-centres @ centres[first], kind="stable")[1:6]
+    assert {tuple(made.rows(step)) for step in range(12)} == {tuple(made.rows(step)) for step in range(12)}
+    mixed = batches(batch_size=2, neighbours=0.5)[1]
+    alike = [list(mixed.rows(step)) == list(plain.rows(step)) for step in range(24)]
+    assert 4 < sum(alike) < 24
 
 
 def test_general_texts_are_held_by_the_vectors_that_come_with_them(batches, encoder):
