@@ -45,7 +45,7 @@ from embedkit.training.recipes.stage import (
 )
 from embedkit.training.resolve import find_method, presets_of, reads_vectors, resolve, table_of
 from embedkit.training.run_folder import RunFolder, TrainState
-from embedkit.training.students import build_student, find_start
+from embedkit.training.students import build_student, find_start, kept_teacher
 from embedkit.training.teacher_spaces import JoinConfig, JoinedVectors, RotatedVectors
 from embedkit.training.teachers import CachedVectors, TeacherVectors, load_vectors
 
@@ -265,7 +265,7 @@ def _card(config: RunConfig, name: str, data: RunData, state: TrainState) -> dic
         "name": config.name or name,
         "method": config.method,
         "base": config.student.base,
-        "teacher": _teacher_card(data.teachers or data.pair_teachers),
+        "teacher": _teacher_card(data.teachers or data.pair_teachers) or kept_teacher(config),
         "corpus": [
             {
                 "name": card.name,

@@ -53,6 +53,14 @@ def find_start(config: RunConfig) -> None:
         find_folder(name)
 
 
+def kept_teacher(config: RunConfig) -> dict[str, Any] | None:
+    """Return the teacher of the bundle that a run starts from, if an anchor keeps the student in its space."""
+    if config.student.source is None or not getattr(config.settings, "anchor", 0):
+        return None
+    bundle = find_bundle(config.resolve_model(config.student.source))
+    return None if bundle is None else dict(read_bundle(bundle).manifest.teacher) or None
+
+
 def build_student(config: RunConfig) -> SentenceEncoder:
     """Build the initial encoder of a run, deterministically from the configuration.
 

@@ -10,6 +10,7 @@ from embedkit.errors import ConfigError
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.initialisation import Size, random
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import Tokenizer
 from embedkit.training.config import override
 from embedkit.training.loop import RunControl
@@ -17,6 +18,7 @@ from embedkit.training.mining import nearest_negatives
 from embedkit.training.pairs import read_queries
 from embedkit.training.recipes.contrastive import ContrastiveConfig, QueryBatches, tokenize
 from embedkit.training.run import resolve, run
+from embedkit.training.students import kept_teacher
 
 WHO = ("cat", "dog", "sister", "king", "mother", "train", "water", "summer")
 PAIRS = [
@@ -172,6 +174,16 @@ def test_batches_of_neighbours_are_a_query_and_some_of_those_nearest_to_it(batch
     mixed = batches(batch_size=2, neighbours=0.5)[1]
     alike = [list(mixed.rows(step)) == list(plain.rows(step)) for step in range(24)]
     assert 4 < sum(alike) < 24
+
+
+def test_the_teacher_of_a_start_whose_space_is_kept_is_named(recipe, tmp_path):
+    def teacher(**changes):
+        student = {**recipe["student"], "source": changes.pop("source", "tiny")}
+        return kept_teacher(resolve(recipe | {"student": student, "settings": recipe["settings"] | changes}))
+
+    assert teacher() == Encoder.load("tiny").manifest.teacher != {}
+    assert teacher(anchor=0) is None
+    assert teacher(source="start") is None
 
 
 def test_general_texts_are_held_by_the_vectors_that_come_with_them(batches, encoder):
