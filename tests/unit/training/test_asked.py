@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from embedkit.config import load_toml, merge
+from embedkit.training.run import resolve
+
 RECIPES = Path(__file__).parents[3] / "recipes"
 SITE, UNSEEN = "beer_tentrr", "SMDMDataMiningOnStackExchange"
 DRINKS = "stout", "cider", "ale", "porter", "mead", "lager", "wine", "rum"
@@ -137,3 +140,13 @@ def test_a_run_makes_the_kinds_that_are_missing_and_is_deterministic(data, writt
     assert {"query": "mine?", "passage": "yes", "label": 1} in read(again / "pairs.jsonl")
     for name in ("held.txt", "facts-dev.jsonl", "parts/papers.jsonl", "parts/bodies.jsonl"):
         assert (again / name).read_bytes() == (written / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tiny", "mini", "small", "static"])
+def test_the_recipes_of_the_last_stage_read_what_the_script_writes(written, name):
+    recipe = merge(load_toml(RECIPES / "asked.toml"), load_toml(RECIPES / f"{name}-asked.toml"))
+    config = resolve({**recipe, "data": str(written)})
+    assert (config.name, config.student.source) == (name, f"{name}.onnx")
+    (corpus,) = config.corpus
+    for path in (corpus.path, *config.settings.pairs, config.settings.general):
+        assert Path(config.resolve(path)).parent == written
