@@ -42,7 +42,7 @@ from sources import (
     threads,
     without,
 )
-from wordings import replace, synonyms_of, wording
+from wordings import claim, replace, synonyms_of, wording
 
 from embedkit import CrossEncoder, Encoder
 from embedkit.atomic import atomic_file
@@ -52,7 +52,7 @@ from embedkit.serving.retrieval import ExactIndex
 
 _WORDINGS = 3  # of a title, and sentences of a question
 _LED = 2900  # posts at the start of their file, which begin with a title
-_ABSTRACTS, _PAPERS = 1800, 2000  # abstracts of a file, and questions from all
+_ABSTRACTS, _PAPERS, _READ = 2600, 4500, 120  # abstracts of a file, questions from all, words that are read
 _NO_TITLE = re.compile(r"(?:We|This|In|The|These|Our|It|There|Here|Background|Objectives?|Introduction)\b")
 _FACTS = {"nq-open": 10_000, "opentriviaqa": 2300, "query-wellformedness": 2000}
 _SENTENCES = {"wikipedia": 200_000, "openstax": 30_000}
@@ -112,18 +112,20 @@ def posts(data: Path, encoder: Encoder) -> Iterator[Question]:
 
 
 def papers(data: Path) -> Iterator[Question]:
-    """Yield titles of papers with their abstracts, and sentences of abstracts with the rest."""
+    """Yield titles of papers with their abstracts, and sentences of abstracts, as they are and reworded."""
+    generator, synonyms = Random(0), synonyms_of(lines(data, "wordnet-glosses"))
     found = list[Question]()
     for name in ("conference-abstracts", "pmc-abstracts"):
         for text in lines(data, name)[:_ABSTRACTS]:
-            title, *rest = parts = sentences(text)
+            title, *rest = parts = sentences(first_words(text, _READ))
             if rest and 5 <= len(title.split()) <= 16 and title[0].isupper() and not _NO_TITLE.match(title):
-                found.append(Question(title.rstrip("."), [first_words(" ".join(rest))]))
-            if 5 < len(parts) < 16:
-                claim = parts.pop(1 + draw(text, len(parts) - 1))
-                if 10 <= len(claim.split()) <= 40:
-                    found.append(Question(claim, [first_words(" ".join(parts))]))
-    Random(0).shuffle(found)
+                found.append(Question(title.rstrip("."), [" ".join(rest)]))
+            claims = [part for part in parts[1:] if 10 <= len(part.split()) <= 40]
+            if len(claims) > 2:
+                told, cited = generator.sample(claims, 2)
+                found.append(Question(told, [" ".join(part for part in parts if part != told)]))
+                found.append(Question(claim(cited, synonyms, generator), [" ".join(parts)]))
+    generator.shuffle(found)
     yield from found[:_PAPERS]
 
 

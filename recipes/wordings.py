@@ -1,4 +1,4 @@
-"""Other wordings of a question, by patterns, left out words and synonyms."""
+"""Other wordings of a question or a claim, by patterns, left out words and synonyms."""
 
 from __future__ import annotations
 
@@ -89,6 +89,19 @@ def _shortened(words: list[str], generator: Random) -> list[str]:
     if len(words) > 5 and way < 0.45:
         del words[generator.randrange(len(words))]
     return words
+
+
+def claim(sentence: str, synonyms: Mapping[str, list[str]], generator: Random) -> str:
+    """Return some consecutive words of a sentence, a few left out or replaced by synonyms."""
+    words, count = sentence.rstrip(".").split(), generator.randint(8, 14)
+    start = generator.randrange(max(len(words) - count, 0) + 1)
+    kept = [
+        word
+        for word in words[start : start + count]
+        if generator.random() > (0.3 if word.lower() in _FEW else 0.12)
+    ]
+    text = " ".join(kept or words)
+    return replace(replace(text, synonyms, generator), synonyms, generator)
 
 
 def synonyms_of(glosses: Iterable[str]) -> dict[str, list[str]]:
