@@ -142,7 +142,7 @@ def test_a_run_makes_the_kinds_that_are_missing_and_is_deterministic(data, writt
         assert (again / name).read_bytes() == (written / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["tiny", "mini", "small", "static"])
+@pytest.mark.parametrize("name", ["tiny", "static"])
 def test_the_recipes_of_the_last_stage_read_what_the_script_writes(written, name):
     recipe = merge(load_toml(RECIPES / "asked.toml"), load_toml(RECIPES / f"{name}-asked.toml"))
     config = resolve({**recipe, "data": str(written)})
