@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 from sources import (
-    draw,
     first_words,
     held,
     is_for_development,

@@ -189,7 +189,7 @@ class Models:
                     f"{place} was built with {model.model} (fingerprint {model.fingerprint[:12]}), but "
                     f"{encoder.source} is {encoder.name} ({encoder.fingerprint[:12]}); "
                     "build it again with this model, or pass the one that it was built with: -m MODEL, in Python "
-                    "Collection.open(..., encoder=...); a model that stayed in its space can search it: queries=..."
+                    "Collection.open(..., encoder=...); a model that stayed in its space searches it: queries=..."
                 )
             warn_of_mixture(place, info.numerics, Models(encoder).numerics(info))
             self._recorded[model.fingerprint] = encoder
