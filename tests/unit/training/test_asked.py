@@ -146,7 +146,7 @@ def test_a_run_makes_the_kinds_that_are_missing_and_is_deterministic(data, writt
 def test_the_recipes_of_the_last_stage_read_what_the_script_writes(written, name):
     recipe = merge(load_toml(RECIPES / "asked.toml"), load_toml(RECIPES / f"{name}-asked.toml"))
     config = resolve({**recipe, "data": str(written)})
-    assert (config.name, config.student.source) == (name, f"{name}.onnx")
+    assert (config.name, config.student.source) == (name, f"{name}-long.onnx")
     (corpus,) = config.corpus
     for path in (corpus.path, *config.settings.pairs, config.settings.general):
         assert Path(config.resolve(path)).parent == written
