@@ -30,7 +30,8 @@ _STUDENT = {"dropout": 0.0, "word_table": "int4"}
 _LABELS: Mapping[str, Any] = {
     "method": "contrastive",
     "student": _STUDENT,
-    "optim": {"lr": 5e-4},
+    "optim": {"lr": 1e-3},
+    "settings": {"anchor": 1.0},
 }
 """Settings of the training on labels."""
 
