@@ -60,8 +60,7 @@ Scores = Mapping[str, float]
 """Results of an evaluation by name; ``dev`` selects the encoder, and higher is better."""
 logger = logging.getLogger(__name__)
 _LOG_EVERY = 10
-_RELEASE_EVERY = 5  # steps, because pages that are returned have to be filled again
-_MOST_GROWTH = 0.75e9  # bytes
+_LEAST_ROOM = 0.75e9  # bytes that freed memory may take
 _RESIDENT = Path("/proc/self/statm")
 
 
@@ -159,7 +158,7 @@ class _Run:
         self.penalty = None if limit is None else ActivationPenalty(limit)
         self.window: list[StepOutput] = []
         self.saved_at = self.started = time.monotonic()
-        self.resident = resident_memory()
+        self.resident, self.room = resident_memory(), _LEAST_ROOM
 
     def make_steps(self) -> bool:
         """Make the steps that are left; return whether they were made, or the caller ended the run before."""
@@ -245,12 +244,14 @@ class _Run:
             self._close_epoch()
         if time.monotonic() - self.saved_at > 60 * self.config.checkpoint_minutes:
             self._checkpoint()
-        if step == self.total or step % _RELEASE_EVERY == 0:
-            self._release_memory()
+        self._release_memory()
 
     def _release_memory(self) -> None:
-        """Return freed memory to the system after the last step, or once there is much of it."""
-        if self.state.step == self.total or resident_memory() > self.resident + _MOST_GROWTH:
+        """Return freed memory to the system at the end, or once there is much more than after the first step."""
+        growth = resident_memory() - self.resident
+        if self.state.step == 1:
+            self.room = max(self.room, 1.5 * growth)
+        if self.state.step == self.total or growth > self.room:
             release_memory()
             self.resident = resident_memory()
 
