@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from wordings import span
+
 from embedkit.adaptation.teachers import random_texts
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.find import find_model
@@ -140,9 +142,7 @@ def held(data: Path, left_out: set[str]) -> list[str]:
         found += islice((text for text in texts if not is_for_development(text)), count)
     for name, count in _SPANS.items():
         for text in islice(without(shuffled(data, name), left_out), count):
-            words, length = text.split(), generator.randint(4, 16)
-            start = generator.randrange(max(len(words) - length, 0) + 1)
-            found.append(" ".join(words[start : start + length]))
+            found.append(" ".join(span(text, 4, 16, generator)))
     found += islice(random_texts(read_bundle(find_model("tiny")).tokenizer_json), _RANDOM)
     found = list(dict.fromkeys(first_words(text, 110) for text in found))
     generator.shuffle(found)

@@ -93,15 +93,17 @@ def _shortened(words: list[str], generator: Random) -> list[str]:
 
 def claim(sentence: str, synonyms: Mapping[str, list[str]], generator: Random) -> str:
     """Return some consecutive words of a sentence, a few left out or replaced by synonyms."""
-    words, count = sentence.rstrip(".").split(), generator.randint(8, 14)
-    start = generator.randrange(max(len(words) - count, 0) + 1)
-    kept = [
-        word
-        for word in words[start : start + count]
-        if generator.random() > (0.3 if word.lower() in _FEW else 0.12)
-    ]
+    words = span(sentence.rstrip("."), 8, 14, generator)
+    kept = [word for word in words if generator.random() > (0.3 if word.lower() in _FEW else 0.12)]
     text = " ".join(kept or words)
     return replace(replace(text, synonyms, generator), synonyms, generator)
+
+
+def span(text: str, least: int, most: int, generator: Random) -> list[str]:
+    """Return consecutive words of a text, as many as are drawn."""
+    words, count = text.split(), generator.randint(least, most)
+    start = generator.randrange(max(len(words) - count, 0) + 1)
+    return words[start : start + count]
 
 
 def synonyms_of(glosses: Iterable[str]) -> dict[str, list[str]]:

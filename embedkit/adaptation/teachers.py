@@ -112,9 +112,10 @@ def random_texts(tokenizer_json: str) -> Iterator[str]:
     if len(words) < _FEWEST_WORDS:
         return
     shares = np.cumsum(1 / (np.arange(len(words)) + _HEAD))
+    shares /= shares[-1]
     generator = np.random.default_rng(0)
     for length in generator.integers(*_RANDOM_WORDS, _RANDOM_TEXTS):
-        places = np.searchsorted(shares / shares[-1], generator.random(length), side="right")
+        places = np.searchsorted(shares, generator.random(length), side="right")
         yield " ".join(words[place] for place in places)
 
 

@@ -177,7 +177,7 @@ class QueryBatches(Batches):
         generator = np.random.default_rng([self._draws, 2, step])
         if generator.random() >= self._settings.neighbours:
             return rows
-        distances = -self._directions @ self._directions[rows[0]]
+        distances = -(self._directions @ self._directions[rows[0]])
         distances[rows[0]] = -np.inf
         nearest = np.argsort(distances, kind="stable")[1 : _NEIGHBOURS * len(rows)]
         return np.array([rows[0], *generator.choice(nearest, len(rows) - 1, replace=False)])
