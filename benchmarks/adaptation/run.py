@@ -242,9 +242,9 @@ def report(rows: list[dict[str, Any]]) -> str:
     lines = [
         "`embedkit adapt tiny` with its defaults, written by `run.py`: nDCG@10 x 100 of the int8 file, and",
         "Spearman x 100 on STS-B's development set, before -> after, mean and standard deviation over seeds.",
-        "*Unseen* are subjects of which nothing was labelled. Minutes are of processor time, with the proof, and",
-        "memory is the peak of the process, both of the most costly seed. `written` counts the seeds whose result",
-        "the command found to be better; others count as the original.",
+        "*Unseen* are subjects of which nothing was labelled. Minutes are the median of processor time, with the",
+        "proof, and memory is the highest peak of a process. `written` counts the seeds whose result the command",
+        "found to be better; others count as the original.",
         "",
         "## Labels",
         "",
@@ -265,7 +265,7 @@ def table(rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
         cells = [_cell([row["figures"].get(column) for row in own]) for column in columns]
         written = sum(row["written"] for row in own)
         threads = ", ".join(map(str, sorted({row["threads"] for row in own})))
-        minutes = max(row["cpu_seconds"] for row in own) / 60
+        minutes = float(np.median([row["cpu_seconds"] for row in own])) / 60
         peak = max(row["peak_mb"] for row in own)
         cost = f"{written} | {threads} | {minutes:.1f} | {peak:,.0f}"
         lines.append(f"| {name} | {len(own)} | {' | '.join(cells)} | {cost} |")
