@@ -7,6 +7,7 @@ DATA has the folders ``questions`` and ``train``. The script writes:
 
 - ``OUT/pairs.jsonl``: rows of ``query``, ``passage`` and ``label``, which is 0 for a passage that does not answer
 - ``OUT/passages.txt``: the passages that answer a query
+- ``OUT/topics.jsonl``: such rows of questions and titles of papers, and the abstracts of others that answer
 - ``OUT/held.txt``: texts of many kinds, whose vectors the anchor holds
 - ``OUT/facts-dev.jsonl``: a third of the questions of fact, for development: ``query``, ``positive``, ``negative``
 - ``OUT/parts``: all questions of each kind; a run makes only the kinds that are missing
@@ -30,11 +31,13 @@ from typing import Any
 
 import numpy as np
 from sources import (
+    ABSTRACTS,
     first_words,
     held,
     is_for_development,
     lines,
     plain,
+    questions_in,
     reserved,
     sentences,
     shuffled,
@@ -55,7 +58,9 @@ _ABSTRACTS, _PAPERS, _READ = 2600, 4500, 120  # abstracts of a file, questions f
 _NO_TITLE = re.compile(r"(?:We|This|In|The|These|Our|It|There|Here|Background|Objectives?|Introduction)\b")
 _FACTS = {"nq-open": 10_000, "opentriviaqa": 2300, "query-wellformedness": 2000}
 _SENTENCES = {"wikipedia": 200_000, "openstax": 30_000}
-_NEAREST, _WRONG = 8, 4  # sentences of a question that are scored, and wrong ones that are kept
+_NEAREST, _WRONG = 8, 4  # passages of a question that are scored, and wrong ones that are kept
+_ASKED = {"arxiv-titles": 300, "conference-titles": 300, "pmc-titles": 300}
+_ASKING = "arxiv-abstracts", "conference-abstracts", "pmc-passages"  # files of which questions are taken
 
 
 @dataclasses.dataclass
@@ -135,15 +140,36 @@ def facts(data: Path, finder: Encoder, judge: CrossEncoder, left_out: set[str]) 
         for counts in (_FACTS, _SENTENCES)
     )
     texts = [text for text in texts if 7 <= len(text.split()) <= 45]
+    for question, passages, scores in judged(questions, texts, finder, judge):
+        best = scores.max()
+        if best > 2:
+            wrong = [text for text, score in zip(passages, scores, strict=True) if score < min(best - 5, -2)]
+            yield Question(question, [passages[scores.argmax()]], wrong[:_WRONG])
+
+
+def topics(data: Path, encoder: Encoder, judge: CrossEncoder, left_out: set[str]) -> Iterator[Question]:
+    """Yield questions and titles of papers with the abstracts of others that answer, and some that do not."""
+    generator = Random(0)
+    texts = [first_words(text, _READ) for name in ABSTRACTS for text in lines(data, name)[:_ABSTRACTS]]
+    asked = [text for name in _ASKING for text in questions_in(lines(data, name)) if not is_for_development(text)]
+    asked += [wording(text, generator) for name, count in _ASKED.items() for text in lines(data, name)[:count]]
+    for question, passages, scores in judged([*without(asked, left_out)], texts, encoder, judge):
+        found = [*zip(passages, scores.tolist(), strict=True)]
+        right = [text for text, score in found if score > 1 and plain(question) not in plain(text)]
+        if right:
+            yield Question(question, right, [text for text, score in found if score < -4][:_WRONG])
+
+
+def judged(
+    questions: list[str], texts: list[str], finder: Encoder, judge: CrossEncoder, count: int = _NEAREST
+) -> Iterator[tuple[str, list[str], FloatArray]]:
+    """Yield each question with the texts nearest to it and the logits of a cross-encoder."""
     vectors, queries = (finder.encode(each, show_progress_bar=False) for each in (texts, questions))
-    _, near = ExactIndex(vectors).search(queries, _NEAREST)
+    _, near = ExactIndex(vectors).search(queries, count)
     pairs = [(question, texts[row]) for question, found in zip(questions, near, strict=True) for row in found]
     logits = judge.predict(pairs, activation_fn="identity", show_progress_bar=False).reshape(near.shape)
     for question, found, scores in zip(questions, near, logits, strict=True):
-        best = scores.max()
-        if best > 2:
-            wrong = found[scores < min(best - 5, -2)][:_WRONG]
-            yield Question(question, [texts[found[scores.argmax()]]], [texts[row] for row in wrong])
+        yield question, [texts[row] for row in found], scores
 
 
 def alike(encoder: Encoder, texts: Mapping[str, list[str]], least: float, most: int) -> Iterator[tuple[str, str]]:
@@ -222,6 +248,8 @@ def main() -> None:
     write(output / "facts-dev.jsonl", map(dataclasses.asdict, dev))
     write(output / "passages.txt", dict.fromkeys(text for each in rows for text in each.positive))
     write(output / "pairs.jsonl", (row for each in rows for row in each.pairs()))
+    others = part(output / "parts/topics.jsonl", topics(data, encoder, judge, left_out), left_out)
+    write(output / "topics.jsonl", (row for each in others for row in each.pairs()))
 
 
 if __name__ == "__main__":

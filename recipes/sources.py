@@ -22,6 +22,7 @@ from embedkit.runtime.find import find_model
 
 _SENTENCE = re.compile(r"(?<=[.?!])\s+")
 _UNSEEN = "SMDMDataMiningOnStackExchange", "Elasticsearch-Coffee-Search-Engine-JS"  # sites held out whole
+ABSTRACTS = "arxiv-abstracts", "conference-abstracts", "pmc-abstracts"
 _LAST = 1200  # abstracts of each file that are for development
 _START = 80  # characters of a text or sentence that are compared
 _HELD = {
@@ -72,6 +73,12 @@ def sentences(text: str) -> list[str]:
     return [sentence.strip() for sentence in _SENTENCE.split(text)]
 
 
+def questions_in(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the sentences of texts that are questions."""
+    found = (part for text in texts for part in sentences(text))
+    return (part for part in found if part.endswith("?") and 7 <= len(part.split()) <= 30)
+
+
 def first_words(text: str, count: int = 60) -> str:
     """Return the first words of a text."""
     return " ".join(text.split()[:count])
@@ -107,22 +114,25 @@ def without(texts: Iterable[str], left_out: AbstractSet[str]) -> Iterator[str]:
 
 def threads(data: Path) -> dict[str, Thread]:
     """Return the threads of Stack Exchange that are trained on, by their titles."""
-    found = dict[str, Thread]()
-    for row in _rows(data):
-        if not _is_held_out(row):
-            thread = found.setdefault(row["query"], Thread())
-            if row["kind"] == "answer":
-                thread.answers.append(row["passage"])
-            else:
-                thread.body = row["passage"]
-    return found
+    return _threads(row for row in _rows(data) if not _is_held_out(row))
+
+
+def unseen_sites(data: Path) -> dict[str, dict[str, Thread]]:
+    """Return the threads of the sites that are held out, by site and title."""
+    rows = _rows(data)
+    return {site: _threads(row for row in rows if row["source"] == site) for site in _UNSEEN}
+
+
+def last_abstracts(data: Path, name: str) -> list[str]:
+    """Return the abstracts of a file that are for development."""
+    return lines(data, name)[-_LAST:]
 
 
 def reserved(data: Path, files: Iterable[Path]) -> set[str]:
     """Return the starts of the texts and sentences that are for development, and of those of re-ranking sets."""
     texts = [row[name] for row in _rows(data) if _is_held_out(row) for name in ("query", "passage")]
-    for name in ("arxiv-abstracts", "conference-abstracts", "pmc-abstracts"):
-        texts += lines(data, name)[-_LAST:]
+    for name in ABSTRACTS:
+        texts += last_abstracts(data, name)
     for file in files:
         for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
             texts += [row["query"], *row["positive"], *row["negative"]]
@@ -146,6 +156,17 @@ def held(data: Path, left_out: set[str]) -> list[str]:
     found += islice(random_texts(read_bundle(find_model("tiny")).tokenizer_json), _RANDOM)
     found = list(dict.fromkeys(first_words(text, 110) for text in found))
     generator.shuffle(found)
+    return found
+
+
+def _threads(rows: Iterable[Mapping[str, Any]]) -> dict[str, Thread]:
+    found = dict[str, Thread]()
+    for row in rows:
+        thread = found.setdefault(row["query"], Thread())
+        if row["kind"] == "answer":
+            thread.answers.append(row["passage"])
+        else:
+            thread.body = row["passage"]
     return found
 
 

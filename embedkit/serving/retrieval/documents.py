@@ -215,9 +215,8 @@ def _stored_records(source: str | os.PathLike[str]) -> NamedRecords:
     if isinstance(source, str) and source.startswith("hf://"):
         yield from ((row.place, row.fields) for row in HubDataset.parse(source).rows(split="train"))
         return
-    place = source if is_url(source) else Path(source)
     path = open_store(str(source)).fetch() if is_url(source) else Path(source)
-    yield from ((f"{place}:{line}", record) for line, record in read_records(path))
+    yield from ((f"{source}:{line}", record) for line, record in read_records(path))
 
 
 def _document(

@@ -1,4 +1,4 @@
-"""The script that writes the text of the last stage of the encoders, on texts of its own."""
+"""The scripts that write the text of the last stage of the encoders, and score them, on texts of their own."""
 
 import json
 import lzma
@@ -13,7 +13,7 @@ from embedkit.config import load_toml, merge
 from embedkit.training.run import resolve
 
 RECIPES = Path(__file__).parents[3] / "recipes"
-SITE, UNSEEN = "beer_tentrr", "SMDMDataMiningOnStackExchange"
+SITE, UNSEEN, OTHER = "beer_tentrr", "SMDMDataMiningOnStackExchange", "Elasticsearch-Coffee-Search-Engine-JS"
 DRINKS = "stout", "cider", "ale", "porter", "mead", "lager", "wine", "rum"
 CAPITALS = {
     "France": "Paris",
@@ -31,6 +31,11 @@ EVALUATED = "Peru"
 PAPERS = 1210  # of which the last 1200 are for development
 
 
+def write_table(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+
+
 def write(path, texts):
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(lzma.compress("".join(f"{text}\n" for text in texts).encode()))
@@ -42,7 +47,7 @@ def read(path):
 
 def thread(site, drink):
     made = {"query": f"How do I brew a good {drink} at {site}?", "source": site}
-    body = f"I have a kettle. Please tell me how to brew some {drink} that is good at {site}. Thanks!"
+    body = f"I have a kettle. Tips on the taste of {drink} from {site} are welcome. Thanks!"
     yield {**made, "kind": "body", "passage": body}
     yield {**made, "kind": "answer", "passage": f"Boil the {drink} at {site} slowly."}
 
@@ -58,36 +63,35 @@ def sentence(country):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     data = tmp_path_factory.mktemp("data")
-    scripts = [(RECIPES / name).read_text(encoding="utf-8") for name in ("asked.py", "sources.py")]
+    scripts = [
+        (RECIPES / name).read_text(encoding="utf-8") for name in ("asked.py", "sources.py", "development.py")
+    ]
     for name in [*re.findall(r'"([a-z0-9-]+)": \d', " ".join(scripts)), "wordnet-glosses", "stackexchange-posts"]:
         write(data / f"train/{name}.txt.xz", (f"Most {drink} of {name} is far from others." for drink in DRINKS))
     write(data / "train/nq-open.txt.xz", map(question, CAPITALS))
     write(data / "train/wikipedia.txt.xz", map(sentence, CAPITALS))
-    abstracts = (f"Measures of yeast {row} in beer. We count yeast {row} in beer." for row in range(PAPERS))
+    told = "We count yeast {0} in the beer that we all brew here"
+    abstracts = (
+        f"Measures of yeast {row} in beer. {told.format(row)}. It grows. It is sold." for row in range(PAPERS)
+    )
     write(data / "train/pmc-abstracts.txt.xz", abstracts)
-    threads = (row for site in (SITE, UNSEEN) for drink in DRINKS for row in thread(site, drink))
+    threads = (row for site in (SITE, UNSEEN, OTHER) for drink in DRINKS for row in thread(site, drink))
     write(data / "questions/stackexchange.jsonl.xz", map(json.dumps, threads))
     evaluated = {"query": question(EVALUATED), "positive": [sentence(EVALUATED).upper()], "negative": []}
     (data / "evaluated.jsonl").write_text(json.dumps(evaluated))
     return data
 
 
-def run(data, output):
-    command = [
-        RECIPES / "asked.py",
-        data,
-        "--encoder",
-        "tiny",
-        "--cross-encoder",
-        "reranker-tiny",
-        "--threads",
-        "1",
-    ]
-    command += ["--without", data / "evaluated.jsonl", "-o", output]
+def run_script(name, *arguments):
+    models = "--encoder", "tiny", "--cross-encoder", "reranker-tiny", "--threads", "1"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(RECIPES)
-        patch.setattr(sys, "argv", [str(part) for part in command])
-        runpy.run_path(str(command[0]), run_name="__main__")
+        patch.setattr(sys, "argv", [name, *map(str, arguments), *models])
+        runpy.run_path(str(RECIPES / name), run_name="__main__")
+
+
+def run(data, output):
+    run_script("asked.py", data, "--without", data / "evaluated.jsonl", "-o", output)
     return output
 
 
@@ -142,7 +146,7 @@ def test_a_run_makes_the_kinds_that_are_missing_and_is_deterministic(data, writt
         assert (again / name).read_bytes() == (written / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["tiny", "static"])
+@pytest.mark.parametrize("name", ["tiny", "mini", "small", "static"])
 def test_the_recipes_of_the_last_stage_read_what_the_script_writes(written, name):
     recipe = merge(load_toml(RECIPES / "asked.toml"), load_toml(RECIPES / f"{name}-asked.toml"))
     config = resolve({**recipe, "data": str(written)})
@@ -150,3 +154,30 @@ def test_the_recipes_of_the_last_stage_read_what_the_script_writes(written, name
     (corpus,) = config.corpus
     for path in (corpus.path, *config.settings.pairs, config.settings.general):
         assert Path(config.resolve(path)).parent == written
+
+
+def test_encoders_are_scored_on_what_is_not_trained_on(data, written, capsys):
+    sentences = [question(country) for country in CAPITALS], [sentence(country) for country in CAPITALS]
+    pairs = [(f"{row % 6}", *both) for row, both in enumerate(zip(*sentences, strict=True))]
+    write_table(
+        data / "sts/STSBenchmark/sts-dev.csv",
+        [("genre", "file", "year", str(row), *pair) for row, pair in enumerate(pairs)],
+    )
+    header = "pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment"
+    trial = [(str(row), *both, score, "NEUTRAL") for row, (score, *both) in enumerate(pairs)]
+    write_table(data / "sts/SICK/SICK_trial.txt", [header, *trial])
+    reranked = {"query": question("Peru"), "positive": [sentence("Peru")], "negative": [sentence("Italy")]}
+    for name in ("trecqa-dev", "semeval2016-cqa-dev"):
+        path = data / f"rerank/{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(reranked) + "\n")
+    run_script("development.py", data, "tiny", "tiny", "--asked", written)
+    *_, heading, first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert len(first.split("|")) == len(heading.split("|"))
+    *retrieval, _, _, _, _ = (float(cell) for cell in first.split("|")[2:-1])
+    assert all(0 < score <= 100 for score in retrieval)
+    trained = (written / "pairs.jsonl").read_text()
+    for path in (written / "development").glob("*.json"):
+        made = json.loads(path.read_text())
+        assert all(json.dumps(query["text"]) not in trained for query in made["queries"])
