@@ -26,7 +26,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 from asked import alike, judged
 from sources import (
     ABSTRACTS,
@@ -45,8 +44,8 @@ from embedkit import CrossEncoder, Encoder
 from embedkit.atomic import atomic_file
 from embedkit.errors import EmbedkitError
 from embedkit.evaluation.catalogue import load_task
-from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet, ndcg, rank_documents
-from embedkit.evaluation.tasks import evaluate
+from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet
+from embedkit.evaluation.tasks import Task, evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
 
@@ -152,26 +151,11 @@ def kept(path: Path, make: Callable[[], RetrievalSet]) -> RetrievalSet:
     return RetrievalSet(path.stem, row["documents"], [JudgedQuery(**query) for query in row["queries"]])
 
 
-def ranked(encoder: Any, retrieval: RetrievalSet) -> float:
-    """Return nDCG@10 x 100 of exact search."""
-    texts = [*retrieval.documents.values()], [query.text for query in retrieval.queries]
-    documents, queries = (encoder.encode(each, show_progress_bar=False) for each in texts)
-    return 100 * float(np.mean([ndcg(each) for each in rank_documents(queries, documents, retrieval, depth=10)]))
-
-
-def paired(encoder: Any, path: Path) -> float:
-    """Return Spearman's correlation or MAP x 100 of a file."""
-    return 100 * (evaluate(encoder, load_task(str(path))).results[0].value or 0.0)
-
-
-def scores(model: str, retrieval: list[RetrievalSet], data: Path) -> list[float]:
-    """Return the scores of a model, sets of retrieval first."""
+def scores(model: str, tasks: list[Task]) -> list[float]:
+    """Return the headline of each task x 100."""
     run = Path(model) / "model"
     encoder = TorchEncoder(SentenceEncoder.load(run)) if run.exists() else Encoder.load(model)
-    return [
-        *(ranked(encoder, each) for each in retrieval),
-        *(paired(encoder, data / path) for path in _PAIRS.values()),
-    ]
+    return [100 * (evaluate(encoder, task, progress=False).results[0].value or 0.0) for task in tasks]
 
 
 def main() -> None:
@@ -197,11 +181,12 @@ def main() -> None:
     retrieval = [kept(options.asked / f"development/{name}.json", make) for name, make in makers.items()]
     for each in retrieval:
         print(f"{each.name}: {len(each.queries):,} queries, {len(each.documents):,} documents")
+    tasks = [Task(each.name, [each]) for each in retrieval]
+    tasks += [load_task(str(data / path)) for path in _PAIRS.values()]
     print("| model |", " | ".join([*makers, *_PAIRS]), "|")
     for model in options.models:
-        print(
-            f"| {model} |", " | ".join(f"{score:.1f}" for score in scores(model, retrieval, data)), "|", flush=True
-        )
+        found = " | ".join(f"{score:.1f}" for score in scores(model, tasks))
+        print(f"| {model} | {found} |", flush=True)
 
 
 if __name__ == "__main__":
