@@ -13,6 +13,7 @@ Files of a folder, named after everything that determines them::
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import re
@@ -35,6 +36,7 @@ from embedkit.protocols import FloatArray, TextEncoder
 from embedkit.runtime.batching import embed_chunks
 from embedkit.runtime.bundle import read_bundle
 from embedkit.runtime.cross_encoder import CrossEncoder
+from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.find import find_model
 from embedkit.training.config import RunConfig
 from embedkit.training.corpus import Corpus, Rows
@@ -44,6 +46,7 @@ from embedkit.write_lock import write_lock
 _WORD = re.compile(r"\w+")
 _QUERIES_PER_PART = 64
 _K1, _B = 1.5, 0.75
+_LEAST_DEVIATION = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,24 +73,29 @@ class MiningConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PairTeacher:
-    """A model that scores pairs: ``logits`` are ``(N,) float32``, before any sigmoid.
+    """A model that scores pairs, ``(N,) float32``: by the logits of a cross-encoder, or the cosines of an encoder.
 
     The fingerprint covers everything that determines them.
     """
 
     name: str
     fingerprint: str
-    logits: Callable[[list[tuple[str, str]]], FloatArray]
+    scores: Callable[[list[tuple[str, str]]], FloatArray]
+    by_cosine: bool = False
 
 
 def load_pair_teachers(config: RunConfig, length: int) -> tuple[PairTeacher, ...]:
-    """Load the cross-encoders that score pairs of at most ``length`` tokens.
+    """Load the models that score pairs of at most ``length`` tokens: cross-encoders, and bundles of encoders.
 
     Raises:
-        ConfigError: one is not a cross-encoder.
+        ConfigError: none of several is a cross-encoder, or a folder is not one.
         ModelNotFoundError, ModelError, BundleError: one cannot be loaded.
     """
-    return tuple(_teacher(teacher, length, config) for teacher in config.every_teacher)
+    teachers = tuple(_teacher(teacher, length, config) for teacher in config.every_teacher)
+    if teachers and all(teacher.by_cosine for teacher in teachers):
+        names = " and ".join(teacher.name for teacher in teachers)
+        raise ConfigError(f"{config.method} learns the logits of a cross-encoder; {names} is not one")
+    return teachers
 
 
 def _teacher(teacher: TeacherConfig, most: int, config: RunConfig) -> PairTeacher:
@@ -95,8 +103,14 @@ def _teacher(teacher: TeacherConfig, most: int, config: RunConfig) -> PairTeache
     source = config.resolve_model(teacher.source)
     if source.endswith(".onnx"):
         bundle = read_bundle(find_model(source))
-        if bundle.manifest.kind != "cross-encoder":
-            raise ConfigError(f"the teachers of {config.method} are cross-encoders; {teacher.source} is not one")
+        if bundle.manifest.kind == "encoder":
+            encoder = Encoder(bundle, threads=config.threads)
+            return PairTeacher(
+                teacher.name or encoder.name,
+                encoder.fingerprint,
+                functools.partial(_cosines, encoder),
+                by_cosine=True,
+            )
         length = min(bundle.manifest.max_length, most)
         shorter = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, max_length=length))
         scored = CrossEncoder(shorter, threads=config.threads)
@@ -113,6 +127,35 @@ def _teacher(teacher: TeacherConfig, most: int, config: RunConfig) -> PairTeache
         scorer.fingerprint,
         lambda pairs: scorer.logits(scorer.model.tokenizer.tokenize(pairs)),
     )
+
+
+def _cosines(encoder: Encoder, pairs: list[tuple[str, str]]) -> FloatArray:
+    """Return the cosine of each query with its passage, ``(N,) float32``."""
+    queries, passages = (list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True))
+    asked = dict(zip(queries, encoder.encode_query(queries, show_progress_bar=False), strict=True))
+    read = dict(zip(passages, encoder.encode_document(passages, show_progress_bar=False), strict=True))
+    return np.array([asked[query] @ read[passage] for query, passage in pairs], dtype=np.float32)
+
+
+def mean_scores(
+    teachers: Sequence[PairTeacher], scores: Sequence[FloatArray], counted: npt.NDArray[np.bool_]
+) -> FloatArray:
+    """Return the mean over the teachers whose scores count for a query, ``(Q, C) float32``.
+
+    Cosines are brought to the mean and the standard deviation of the cross-encoders' mean logits.
+
+    Args:
+        teachers: T teachers, with at least one cross-encoder among them.
+        scores: of each teacher, ``(Q, C) float32``.
+        counted: ``(T, Q)``, with at least one teacher for each query.
+    """
+    by_cosine = np.array([teacher.by_cosine for teacher in teachers])
+    found = np.stack(scores).astype(np.float64)
+    logits, cosines = found[~by_cosine].mean(axis=0), found[by_cosine]
+    means, deviations = (of(cosines, axis=(1, 2), keepdims=True) for of in (np.mean, np.std))
+    found[by_cosine] = (cosines - means) / np.maximum(deviations, _LEAST_DEVIATION) * logits.std() + logits.mean()
+    weights = counted / counted.sum(axis=0)
+    return np.asarray(np.einsum("tqc,tq->qc", found, weights), dtype=np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,11 +262,11 @@ def _score(
             rows = left[start : start + _QUERIES_PER_PART]
             texts = passages.texts(candidates[rows].ravel())
             asked = np.repeat(queries.texts(rows), candidates.shape[1]).tolist()
-            logits = teacher.logits(list(zip(asked, texts, strict=True)))
-            if not np.isfinite(logits).all():
+            found = teacher.scores(list(zip(asked, texts, strict=True)))
+            if not np.isfinite(found).all():
                 raise TrainingError(f"teacher {teacher.name} returned scores that are not finite")
             with storage_errors(path):
-                scores[rows] = logits.reshape(len(rows), -1)
+                scores[rows] = found.reshape(len(rows), -1)
                 scores.flush()
             progress.advance(len(rows))
     return np.array(scores)

@@ -379,7 +379,7 @@ def _scored(
         for query, listed in zip(labelled.queries, lists, strict=True)
         for row in listed
     ]
-    scores = iter(teacher.logits(pairs).tolist())
+    scores = iter(teacher.scores(pairs).tolist())
     return [{row: next(scores) for row in listed} for listed in lists]
 
 

@@ -6,7 +6,8 @@ bundle of an encoder, or is cut from the first teacher's layers.
 
 Batches hold groups, consecutive pairs of one query. Mean squared error fits every logit. MarginMSE fits the
 differences between the logits of a query's passages, so that student and teacher may differ by a constant for
-each query.
+each query. Encoders may teach beside a cross-encoder: their cosines show which texts are about the same, its
+logits which answer.
 
 Source of MarginMSE: Hofstaetter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture
 Knowledge Distillation", 2020, equation 4, here over all pairs of a group, not only one relevant and one irrelevant
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 from torch.nn import functional
 
@@ -41,10 +43,10 @@ from embedkit.runtime.encoder import Encoder
 from embedkit.runtime.tokenization import PairTokenizer
 from embedkit.training.batches import GroupBatches, check_groups
 from embedkit.training.config import RunConfig
-from embedkit.training.corpus import Corpus, Rows, SourceConfig
+from embedkit.training.corpus import Corpus, Rows, SourceConfig, read_rows
 from embedkit.training.loop import RunControl, Scores
 from embedkit.training.method import BatchSpec, PairTrainingModule
-from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mine, score
+from embedkit.training.mining import MiningConfig, Pairs, PairTeacher, mean_scores, mine, score
 from embedkit.training.recipes.stage import (
     Recipe,
     Stage,
@@ -63,11 +65,18 @@ _SAMPLE = 300  # pairs to fit a cut student on, some 40,000 tokens
 PairLoss = Literal["mse", "margin-mse", "both"]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)  # what caches are named after has no teachers
+class QuerySource(SourceConfig):
+    """A source of queries."""
+
+    teachers: tuple[str, ...] = setting((), "names of the teachers that judge its queries; default: all")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreDistillationConfig:
     """Settings of score distillation."""
 
-    queries: tuple[SourceConfig, ...] = setting((), "sources of the queries; the corpus holds the passages")
+    queries: tuple[QuerySource, ...] = setting((), "sources of the queries; the corpus holds the passages")
     mining: MiningConfig = setting(factory=MiningConfig, doc="the candidates of each query")
     group: int = setting(4, "pairs of a query in a batch; a divisor of optim.batch_size", minimum=1)
     loss: PairLoss = setting("both", "mean squared error of logits, of margins, or both")
@@ -79,7 +88,7 @@ class ScoreDistillationConfig:
     )
     dev: tuple[str, ...] = setting((), "re-ranking sets, .jsonl with query, positive and negative, for selection")
 
-    def sources(self, config: RunConfig) -> list[SourceConfig]:
+    def sources(self, config: RunConfig) -> list[QuerySource]:
         """The sources of the queries, with paths relative to the current folder."""
         return [dataclasses.replace(source, path=config.resolve(source.path)) for source in self.queries]
 
@@ -174,7 +183,7 @@ def prepare_pairs(
     control: RunControl,
 ) -> Pairs | None:
     """Mine and score the pairs; None if the run was stopped."""
-    cache = Path(config.cache)
+    cache, counted = Path(config.cache), _counted(settings.sources(config), queries, teachers)
     encoder = Encoder.load(config.resolve_model(settings.mining.encoder), threads=config.threads)
     folder, candidates = mine(
         queries, passages, encoder, settings.mining, cache, seed=config.seed, show_progress=control.show_progress
@@ -189,9 +198,24 @@ def prepare_pairs(
         if scores is None:
             return None
         every.append(scores)
-    mean: FloatArray = np.mean(every, axis=0, dtype=np.float32)
     logger.info("pairs: %s queries, %s candidates each, in %s", f"{len(queries):,}", candidates.shape[1], folder)
-    return Pairs(queries, passages, candidates, mean)
+    return Pairs(queries, passages, candidates, mean_scores(teachers, every, counted))
+
+
+def _counted(
+    sources: Sequence[QuerySource], queries: Corpus, teachers: Sequence[PairTeacher]
+) -> npt.NDArray[np.bool_]:
+    """Return whether the scores of each of T teachers count for each query, ``(T, Q) bool``."""
+    known = [teacher.name for teacher in teachers]
+    named = dict[str, set[str]]()
+    for source in sources:
+        if unknown := [name for name in source.teachers if name not in known]:
+            raise ConfigError(f"{source.path}: {unknown[0]} is not among the teachers: {', '.join(known)}")
+        for _, _, row in read_rows(source):
+            if row is not None:
+                named.setdefault(row[0], set()).update(source.teachers or known)
+    texts = queries.texts(np.arange(len(queries)))
+    return np.array([[name in named[text] for text in texts] for name in known])
 
 
 def _missing(settings: ScoreDistillationConfig, teachers: int) -> str | None:

@@ -102,7 +102,7 @@ class RunData:
         dev_set: another set that selects a step.
         split: training and held-out rows.
         teachers: vectors of the corpus.
-        pair_teachers: cross-encoders that score pairs.
+        pair_teachers: models that score pairs.
         extra: further data of a recipe: queries or labels.
     """
 
@@ -337,7 +337,7 @@ class Recipe(NamedTuple):
         settings_problem: returns the error in the settings for a number of teachers, or None.
         scores_pairs: whether it trains a cross-encoder, which it builds itself; then its settings have
             ``dev``.
-        pair_teachers: whether teachers are cross-encoders, for pairs of at most ``settings.length`` tokens.
+        pair_teachers: whether teachers score pairs, of at most ``settings.length`` tokens.
     """
 
     settings_class: type[Any]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import embedkit
 from embedkit import CrossEncoder
 from embedkit.config import from_mapping, load_toml, merge
 from embedkit.errors import ConfigError, DataError, ModelNotFoundError, TrainingError
@@ -225,7 +226,7 @@ def test_teachers_and_batches_read_fewer_tokens_than_the_student(recipe, toy_cro
         (teachers[length],) = load_pair_teachers(config, config.settings.length)
     cut = CrossEncoder.load(toy_cross_bundle).tokenize([pair]).ids[0]
     assert len(cut) == 12
-    assert teachers[8].logits([pair]) != teachers[12].logits([pair])
+    assert teachers[8].scores([pair]) != teachers[12].scores([pair])
     assert teachers[8].fingerprint != teachers[12].fingerprint
 
     lengths = []
@@ -249,7 +250,7 @@ def test_a_folder_scores_on_its_device_and_in_its_precision(recipe):
     for precision in ("fp32", "bf16"):
         config = resolve({**recipe, "teacher": {**recipe["teacher"], "precision": precision, "device": "cpu"}})
         (teachers[precision],) = load_pair_teachers(config, config.settings.length)
-    full, half = (teacher.logits(pairs) for teacher in teachers.values())
+    full, half = (teacher.scores(pairs) for teacher in teachers.values())
     np.testing.assert_allclose(full, half, rtol=0.05)
     assert full != half
     assert teachers["fp32"].fingerprint != teachers["bf16"].fingerprint
@@ -269,7 +270,7 @@ def test_the_scores_of_several_teachers_are_their_mean(recipe, corpora, toy_cros
 
     asked = np.repeat(QUERIES, pairs.candidates.shape[1]).tolist()
     texts = list(zip(asked, corpora[1].texts(pairs.candidates.ravel()), strict=True))
-    first, second = (teacher.logits(texts) for teacher in teachers)
+    first, second = (teacher.scores(texts) for teacher in teachers)
     assert np.abs(first - second).max() > 0.1
     np.testing.assert_allclose(pairs.scores.ravel(), (first + second) / 2, atol=1e-4)
 
@@ -303,6 +304,42 @@ def test_the_recipes_of_rerankers_share_their_pairs():
     assert (last.optim.batch_size % last.settings.group, last.student.positions) == (0, last.settings.length)
 
 
+def test_cosines_of_an_encoder_count_on_the_scale_of_logits_where_it_is_named(
+    recipe, corpora, toy_bundle, tmp_path
+):
+    (tmp_path / "own.txt").write_text(f"{QUERIES[0]}\n{QUERIES[1]}\n")
+    named = {"path": str(tmp_path / "own.txt"), "teachers": ["cross"]}
+    (tmp_path / "queries.txt").write_text("\n".join(QUERIES[1:]))
+    both = {
+        **{key: value for key, value in recipe.items() if key != "teacher"},
+        "teachers": [{**recipe["teacher"], "name": "cross"}, {"source": str(toy_bundle), "name": "near"}],
+        "settings": {**recipe["settings"], "queries": [named, *recipe["settings"]["queries"]]},
+    }
+
+    pairs, alone = (
+        prepare_pairs(
+            *(config, config.settings, *corpora),
+            load_pair_teachers(config, config.settings.length),
+            RunControl(show_progress=False),
+        )
+        for config in map(resolve, (both, merge(both, {"teachers": both["teachers"][:1]})))
+    )
+
+    encoder = embedkit.Encoder.load(toy_bundle)
+    texts = corpora[1].texts(pairs.candidates.ravel())
+    asked = encoder.encode_query(corpora[0].texts(np.arange(len(QUERIES))))
+    read = encoder.encode_document(texts).reshape(*pairs.candidates.shape, -1)
+    cosines = np.einsum("qd,qcd->qc", asked, read)
+    scaled = (cosines - cosines.mean()) / cosines.std() * alone.scores.std() + alone.scores.mean()
+    np.testing.assert_array_equal(pairs.candidates, alone.candidates)
+    np.testing.assert_allclose(pairs.scores[0], alone.scores[0], atol=1e-4)
+    np.testing.assert_allclose(pairs.scores[1:], (alone.scores + scaled)[1:] / 2, atol=1e-4)
+
+    more = [{**named, "teachers": ["gone"]}, *recipe["settings"]["queries"]]
+    with pytest.raises(ConfigError, match=r"own\.txt: gone is not among the teachers: cross, near"):
+        run(resolve(merge(both, {"settings": {"queries": more}})), tmp_path / "run")
+
+
 def test_impossible_runs_are_refused(recipe, tmp_path):
     without = {key: value for key, value in recipe.items() if key != "teacher"}
     with pytest.raises(ConfigError, match="needs a teacher"):
@@ -310,7 +347,7 @@ def test_impossible_runs_are_refused(recipe, tmp_path):
     settings = {**recipe["settings"], "queries": []}
     with pytest.raises(ConfigError, match="needs queries"):
         run(resolve({**recipe, "settings": settings}), tmp_path / "b")
-    with pytest.raises(ConfigError, match="are cross-encoders; tiny is not one"):
+    with pytest.raises(ConfigError, match="learns the logits of a cross-encoder; tiny is not one"):
         run(resolve({**recipe, "teacher": {"source": "tiny"}, "student": {"source": "tiny"}}), tmp_path / "c")
 
 
@@ -341,5 +378,5 @@ def test_scores_that_are_not_finite_are_reported_and_not_kept(corpora, tmp_path)
     broken = PairTeacher("broken", "b" * 64, lambda pairs: np.full(len(pairs), np.inf, np.float32))
     with pytest.raises(TrainingError, match="broken returned scores that are not finite"):
         score(*corpora, candidates, broken, folder)
-    honest = dataclasses.replace(broken, logits=shared_words)
+    honest = dataclasses.replace(broken, scores=shared_words)
     assert np.isfinite(score(*corpora, candidates, honest, folder)).all()
