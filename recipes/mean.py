@@ -1,0 +1,37 @@
+"""Mix the weights that a re-ranker had before into those of a run, which goes on to `embedkit export`.
+
+    python recipes/mean.py before.onnx RUN --share 0.2
+
+``RUN/model`` becomes the weighted mean of its weights and those of the bundle.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from embedkit.modeling.bundles import cross_from_bundle
+from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.runtime.bundle import read_bundle
+
+
+def main() -> None:
+    """Replace the model of the run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="bundle")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--share", type=float, required=True, help="share of the weights before")
+    options = parser.parse_args()
+    model = PairEncoder.load(options.run / "model")
+    before = cross_from_bundle(read_bundle(options.before), max_length=model.max_length).network.state_dict()
+    with torch.no_grad():
+        for name, weights in model.network.state_dict().items():
+            if weights.is_floating_point():
+                weights.lerp_(before[name], options.share)
+    model.save(options.run / "model")
+
+
+if __name__ == "__main__":
+    main()
