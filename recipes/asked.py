@@ -35,6 +35,7 @@ from sources import (
     first_words,
     held,
     is_for_development,
+    json_lines,
     lines,
     plain,
     questions_in,
@@ -208,7 +209,7 @@ def part(path: Path, made: Iterator[Question], left_out: set[str]) -> list[Quest
     if not path.exists():
         kept = (each for each in made if len([*without(each.texts(), left_out)]) == len(each.texts()))
         write(path, map(dataclasses.asdict, kept))
-    found = [Question(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = [Question(**row) for row in json_lines(path)]
     print(f"{len(found):,} {path.stem}", flush=True)
     return found
 

@@ -10,14 +10,22 @@ by asked.py.
 from __future__ import annotations
 
 import argparse
-import json
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from asked import write
-from sources import first_words, is_for_development, question_rows, reserved, shuffled, starts, without
+from sources import (
+    first_words,
+    is_for_development,
+    json_lines,
+    question_rows,
+    reserved,
+    shuffled,
+    some,
+    starts,
+    without,
+)
 
 _ASKED = {"papers": 1500, "topics": 700, "facts": 1200}
 _QUERIES = {
@@ -51,10 +59,10 @@ _READ_OTHERS = 70
 
 def asked_queries(asked: Path, development: set[str], generator: Random) -> dict[str, list[str]]:
     """Return the queries of asked.py: all wordings of titles, and some of each other kind."""
-    kinds = {path.stem: [row["query"] for row in _rows(path)] for path in (asked / "parts").glob("*.jsonl")}
+    kinds = {path.stem: [row["query"] for row in json_lines(path)] for path in (asked / "parts").glob("*.jsonl")}
     wordings = [text for name in ("titles", "bodies", "posts") for text in kinds[name]]
     others = {name: [text for text in kinds[name] if text not in development] for name in _ASKED}
-    return {"asked": wordings} | {name: _some(texts, _ASKED[name], generator) for name, texts in others.items()}
+    return {"asked": wordings} | {name: some(texts, _ASKED[name], generator) for name, texts in others.items()}
 
 
 def queries(data: Path, left_out: set[str], generator: Random) -> dict[str, list[str]]:
@@ -65,14 +73,14 @@ def queries(data: Path, left_out: set[str], generator: Random) -> dict[str, list
         fit = (text for text in texts if len(text.split()) <= 40 and not is_for_development(text))
         found[name] = [*islice(fit, count)]
     headings = [row["query"] for row in question_rows(data, "business-help") if len(row["query"].split()) > 3]
-    return {**found, "business-help": _some(headings, _HEADINGS, generator)}
+    return {**found, "business-help": some(headings, _HEADINGS, generator)}
 
 
 def passages(data: Path, left_out: set[str], generator: Random) -> dict[str, list[str]]:
     """Return passages of training text, and those of help pages below their titles and headings."""
     found = dict[str, list[str]]()
     for name, count in _HELP.items():
-        drawn = _some(question_rows(data, name), count, generator)
+        drawn = some(question_rows(data, name), count, generator)
         parts = (dict.fromkeys((row["title"], row["query"], row["passage"])) for row in drawn)
         found[name] = [first_words(" ".join(part), _READ_OTHERS) for part in parts]
     for name, count in _PASSAGES.items():
@@ -80,14 +88,6 @@ def passages(data: Path, left_out: set[str], generator: Random) -> dict[str, lis
         texts = islice(without(shuffled(data, name), left_out), count)
         found[name] = [first_words(text, words) for text in texts if len(text.split()) > 6]
     return found
-
-
-def _some(rows: list[Any], count: int, generator: Random) -> list[Any]:
-    return generator.sample(rows, min(count, len(rows)))
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     data, asked, generator = options.data, options.asked, Random(0)
-    left_out, facts = reserved(data, options.without), _rows(asked / "facts-dev.jsonl")
+    left_out, facts = reserved(data, options.without), json_lines(asked / "facts-dev.jsonl")
     sentences = {text for row in facts for text in (*row["positive"], *row["negative"])}
     known = set[str]().union(*map(starts, sentences))
     texts = [*asked_queries(asked, {row["query"] for row in facts}, generator).items()]

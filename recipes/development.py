@@ -24,18 +24,19 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from asked import alike, judged
 from sources import (
     ABSTRACTS,
     Thread,
     is_for_development,
+    json_lines,
     last_abstracts,
     lines,
     plain,
     questions_in,
     sentences,
+    some,
     unseen_sites,
 )
 from wordings import claim, synonyms_of, wording
@@ -74,7 +75,7 @@ def asked_at(name: str, threads: Mapping[str, Thread], encoder: Encoder) -> Retr
 
 def facts(asked: Path) -> RetrievalSet:
     """Return the questions of fact that are for development, and all their sentences."""
-    rows = [json.loads(line) for line in (asked / "facts-dev.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = json_lines(asked / "facts-dev.jsonl")
     texts = dict.fromkeys(text for row in rows for text in [*row["positive"], *row["negative"]])
     return _numbered("facts", [*texts], [(row["query"], row["positive"]) for row in rows])
 
@@ -125,11 +126,6 @@ def topics(data: Path, encoder: Encoder, judge: CrossEncoder) -> RetrievalSet:
         if 0 < len(right) <= _MOST:
             asked.append((query, right))
     return _numbered("topics", texts, asked)
-
-
-def some(rows: list[Any], count: int, generator: Random) -> list[Any]:
-    """Return rows that are drawn, all if they are few."""
-    return generator.sample(rows, min(count, len(rows)))
 
 
 def _numbered(name: str, texts: list[str], asked: list[tuple[str, list[str]]]) -> RetrievalSet:

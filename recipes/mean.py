@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-
 from embedkit.modeling.bundles import cross_from_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
 from embedkit.runtime.bundle import read_bundle
+from embedkit.training.loop import mix_weights
 
 
 def main() -> None:
@@ -25,11 +24,8 @@ def main() -> None:
     parser.add_argument("--share", type=float, required=True, help="share of the weights before")
     options = parser.parse_args()
     model = PairEncoder.load(options.run / "model")
-    before = cross_from_bundle(read_bundle(options.before), max_length=model.max_length).network.state_dict()
-    with torch.no_grad():
-        for name, weights in model.network.state_dict().items():
-            if weights.is_floating_point():
-                weights.lerp_(before[name], options.share)
+    before = cross_from_bundle(read_bundle(options.before), max_length=model.max_length)
+    mix_weights(model, before.state_dict(), options.share)
     model.save(options.run / "model")
 
 

@@ -63,6 +63,16 @@ class Thread:
     answers: list[str] = dataclasses.field(default_factory=list)
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def some(rows: list[Any], count: int, generator: Random) -> list[Any]:
+    """Return rows that are drawn, all if they are few."""
+    return generator.sample(rows, min(count, len(rows)))
+
+
 def draw(text: str, count: int) -> int:
     """Return a number below ``count`` that depends on the text alone."""
     return int(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:8], 16) % count
@@ -134,7 +144,7 @@ def reserved(data: Path, files: Iterable[Path]) -> set[str]:
     for name in ABSTRACTS:
         texts += last_abstracts(data, name)
     for file in files:
-        for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        for row in json_lines(file):
             texts += [row["query"], *row["positive"], *row["negative"]]
     return set[str]().union(*map(starts, texts))
 
