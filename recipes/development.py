@@ -12,18 +12,20 @@ OUT is the folder that asked.py wrote. The sets, which are kept in ``OUT/develop
 - topics: questions and titles of papers, and the abstracts and titles that answer by the same judgement
 
 Scores are nDCG@10 x 100, and those of pairs of sentences and of re-ranking from DATA. ``MODEL`` is a bundle, a
-bundled name or a run.
+bundled name or a run. With ``--documents``, another bundle of the family embeds the documents, which shows on
+which side an encoder loses.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from asked import alike, judged
 from sources import (
@@ -49,6 +51,7 @@ from embedkit.evaluation.retrieval import JudgedQuery, RetrievalSet
 from embedkit.evaluation.tasks import Task, evaluate
 from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.modeling.torch_encoder import TorchEncoder
+from embedkit.protocols import FloatArray, TextEncoder
 
 _TITLES = {"arxiv-titles": 2000, "conference-titles": 2000, "pmc-titles": 1000}
 _SENTENCES, _QUESTIONS = 1000, 120  # queries of abstracts and of claims, and of each kind of topics
@@ -147,11 +150,28 @@ def kept(path: Path, make: Callable[[], RetrievalSet]) -> RetrievalSet:
     return RetrievalSet(path.stem, row["documents"], [JudgedQuery(**query) for query in row["queries"]])
 
 
-def scores(model: str, tasks: list[Task]) -> list[float]:
+class Sides:
+    """An encoder of queries and one of documents."""
+
+    def __init__(self, queries: TextEncoder, documents: Encoder) -> None:
+        self.name, self.dimension, self.max_length = queries.name, queries.dimension, queries.max_length
+        self.fingerprint, self.encode, self.documents = queries.fingerprint, queries.encode, documents
+
+    def encode_query(self, texts: Sequence[str], /, **_: Any) -> FloatArray:
+        """Return the embeddings of queries."""
+        return self.encode(texts)
+
+    def encode_document(self, texts: Sequence[str], /, **_: Any) -> FloatArray:
+        """Return the embeddings of documents."""
+        return self.documents.encode_document(texts, show_progress_bar=False)
+
+
+def scores(model: str, tasks: list[Task], documents: Encoder | None) -> list[float]:
     """Return the headline of each task x 100."""
     run = Path(model) / "model"
     encoder = TorchEncoder(SentenceEncoder.load(run)) if run.exists() else Encoder.load(model)
-    return [100 * (evaluate(encoder, task, progress=False).results[0].value or 0.0) for task in tasks]
+    both = Sides(encoder, documents) if documents else encoder
+    return [100 * (evaluate(both, task, progress=False).results[0].value or 0.0) for task in tasks]
 
 
 def main() -> None:
@@ -162,9 +182,11 @@ def main() -> None:
     parser.add_argument("--asked", type=Path, required=True, help="folder that asked.py wrote")
     parser.add_argument("--encoder", required=True, help="bundle that finds texts: all-MiniLM-L6-v2")
     parser.add_argument("--cross-encoder", required=True, help="bundle that judges: ms-marco-MiniLM-L12-v2")
+    parser.add_argument("--documents", help="bundle that embeds the documents; only sets of documents are scored")
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     data = options.data
+    documents = Encoder.load(options.documents, threads=options.threads) if options.documents else None
     encoder = Encoder.load(options.encoder, threads=options.threads)
     judge = CrossEncoder.load(options.cross_encoder, threads=options.threads)
     makers: dict[str, Callable[[], RetrievalSet]] = {
@@ -178,10 +200,11 @@ def main() -> None:
     for each in retrieval:
         print(f"{each.name}: {len(each.queries):,} queries, {len(each.documents):,} documents")
     tasks = [Task(each.name, [each]) for each in retrieval]
-    tasks += [load_task(str(data / path)) for path in _PAIRS.values()]
-    print("| model |", " | ".join([*makers, *_PAIRS]), "|")
+    if documents is None:
+        tasks += [load_task(str(data / path)) for path in _PAIRS.values()]
+    print("| model |", " | ".join([*makers, *_PAIRS][: len(tasks)]), "|")
     for model in options.models:
-        found = " | ".join(f"{score:.1f}" for score in scores(model, tasks))
+        found = " | ".join(f"{score:.1f}" for score in scores(model, tasks, documents))
         print(f"| {model} | {found} |", flush=True)
 
 

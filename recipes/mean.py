@@ -1,8 +1,8 @@
-"""Mix the weights that a re-ranker had before into those of a run, which goes on to `embedkit export`.
+"""Mix the weights that a model had before into those of a run, which goes on to `embedkit export`.
 
     python recipes/mean.py before.onnx RUN --share 0.2
 
-``RUN/model`` becomes the weighted mean of its weights and those of the bundle.
+``RUN/model`` becomes the weighted mean of its weights and those of the bundle, an encoder or a re-ranker.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from embedkit.modeling.bundles import cross_from_bundle
+from embedkit.modeling.bundles import load_bundle
 from embedkit.modeling.cross_encoder import PairEncoder
+from embedkit.modeling.encoder import SentenceEncoder
 from embedkit.runtime.bundle import read_bundle
 from embedkit.training.loop import mix_weights
 
@@ -23,8 +24,10 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--share", type=float, required=True, help="share of the weights before")
     options = parser.parse_args()
-    model = PairEncoder.load(options.run / "model")
-    before = cross_from_bundle(read_bundle(options.before), max_length=model.max_length)
+    bundle = read_bundle(options.before)
+    kind = PairEncoder if bundle.manifest.kind == "cross-encoder" else SentenceEncoder
+    model = kind.load(options.run / "model")
+    before = load_bundle(bundle, max_length=model.max_length)
     mix_weights(model, before.state_dict(), options.share)
     model.save(options.run / "model")
 

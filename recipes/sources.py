@@ -156,17 +156,21 @@ def is_for_development(fact: str) -> bool:
 
 def held(data: Path, left_out: set[str]) -> list[str]:
     """Return texts of many kinds, spans of some, and random words."""
-    generator, found = Random(0), list[str]()
-    for name, count in _HELD.items():
-        texts = without(reversed(shuffled(data, name)), left_out)  # from the end: others than those of facts
-        found += islice((text for text in texts if not is_for_development(text)), count)
+    generator, found = Random(0), list(kinds(data, left_out))
     for name, count in _SPANS.items():
-        for text in islice(without(shuffled(data, name), left_out), count):
-            found.append(" ".join(span(text, 4, 16, generator)))
+        texts = islice(without(shuffled(data, name), left_out), count)
+        found += (" ".join(span(text, 4, 16, generator)) for text in texts)
     found += islice(random_texts(read_bundle(find_model("tiny")).tokenizer_json), _RANDOM)
     found = list(dict.fromkeys(first_words(text, 110) for text in found))
     generator.shuffle(found)
     return found
+
+
+def kinds(data: Path, left_out: set[str], times: int = 1) -> Iterator[str]:
+    """Yield texts of many kinds, ``times`` as many of each as ``held`` has, or all that there are."""
+    for name, count in _HELD.items():
+        texts = without(reversed(shuffled(data, name)), left_out)  # from the end: others than those of facts
+        yield from islice((text for text in texts if not is_for_development(text)), times * count)
 
 
 def _threads(rows: Iterable[Mapping[str, Any]]) -> dict[str, Thread]:

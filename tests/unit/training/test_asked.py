@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from embedkit.config import load_toml, merge
+from embedkit.modeling.bundles import from_bundle
+from embedkit.modeling.encoder import SentenceEncoder
+from embedkit.runtime.find import find_model
 from embedkit.training.run import resolve
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -63,10 +67,12 @@ def sentence(country):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     data = tmp_path_factory.mktemp("data")
-    names = "asked.py", "sources.py", "development.py", "candidates.py"
+    names = "asked.py", "sources.py", "development.py", "candidates.py", "titled.py"
     scripts = [(RECIPES / name).read_text(encoding="utf-8") for name in names]
     for name in [*re.findall(r'"([a-z0-9-]+)": \d', " ".join(scripts)), "wordnet-glosses", "stackexchange-posts"]:
         write(data / f"train/{name}.txt.xz", (f"Most {drink} of {name} is far from others." for drink in DRINKS))
+    long = "{0} is a drink that people of all kinds of towns like to have in the evening."
+    write(data / "train/digitalgov.txt.xz", (long.format(drink) for drink in DRINKS))
     write(data / "train/nq-open.txt.xz", map(question, CAPITALS))
     write(data / "train/wikipedia.txt.xz", map(sentence, CAPITALS))
     told = "We count yeast {0} in the beer that we all brew here"
@@ -76,7 +82,7 @@ def data(tmp_path_factory):
     write(data / "train/pmc-abstracts.txt.xz", abstracts)
     threads = (row for site in (SITE, UNSEEN, OTHER) for drink in DRINKS for row in thread(site, drink))
     write(data / "questions/stackexchange.jsonl.xz", map(json.dumps, threads))
-    for name in ("business-help", "powershell-docs"):
+    for name in ("business-help", "powershell-docs", "medquad", "opensource-guide"):
         page = {"title": f"Brew with {name}", "query": "Boil the wort with hops", "passage": "Turn up the heat."}
         write(data / f"questions/{name}.jsonl.xz", [json.dumps(page)])
     evaluated = {"query": question(EVALUATED), "positive": [sentence(EVALUATED).upper()], "negative": []}
@@ -154,10 +160,43 @@ def test_a_run_makes_the_kinds_that_are_missing_and_is_deterministic(data, writt
 def test_the_recipes_of_the_last_stage_read_what_the_script_writes(written, name):
     recipe = merge(load_toml(RECIPES / "asked.toml"), load_toml(RECIPES / f"{name}-asked.toml"))
     config = resolve({**recipe, "data": str(written)})
-    assert (config.name, config.student.source) == (name, f"{name}-long.onnx")
+    before = "titled" if name == "static" else "long"
+    assert (config.name, config.student.source) == (name, f"{name}-{before}.onnx")
     (corpus,) = config.corpus
     for path in (corpus.path, *config.settings.pairs, config.settings.general):
         assert Path(config.resolve(path)).parent == written
+
+
+def test_passages_below_titles_are_no_text_for_development_or_evaluation(data):
+    output = data / "titled"
+    run_script("titled.py", data, "--without", data / "evaluated.jsonl", "--threads", "1", "-o", output)
+    titled, general = ((output / f"{name}.txt").read_text().splitlines() for name in ("titled", "general"))
+    answers = [text for text in titled if SITE in text and "Boil" in text]
+    assert answers
+    for text in answers:
+        drink = re.search(r"a good (\w+)", text)[1]
+        assert text == f"How do I brew a good {drink} at {SITE}? Boil the {drink} at {SITE} slowly."
+    assert "Boil the wort with hops Turn up the heat." in titled
+    assert any(text.startswith(question(country)) for country in CAPITALS for text in titled)
+    texts = "\n".join(titled + general)
+    assert UNSEEN not in texts
+    assert question(EVALUATED) not in texts
+    recipe = merge(load_toml(RECIPES / "titled.toml"), load_toml(RECIPES / "static-titled.toml"))
+    config = resolve({**recipe, "data": str(output)})
+    assert {Path(config.resolve(corpus.path)) for corpus in config.corpus} == {*output.glob("*.txt")}
+
+
+def test_the_mean_of_a_run_and_the_model_before(tmp_path):
+    before, finished = find_model("tiny"), tmp_path / "run"
+    model = from_bundle(before)
+    start = {name: weights.clone() for name, weights in model.state_dict().items()}
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(1.0)
+    model.save(finished / "model")
+    run_script("mean.py", before, finished, "--share", "0.25")
+    for name, weights in SentenceEncoder.load(finished / "model").state_dict().items():
+        torch.testing.assert_close(weights, start[name] + 0.75)
 
 
 def test_candidates_of_the_re_ranker_are_no_text_for_development_or_evaluation(data, written):
