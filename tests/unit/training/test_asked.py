@@ -243,6 +243,11 @@ def test_encoders_are_scored_on_what_is_not_trained_on(data, written, capsys):
     assert len(first.split("|")) == len(heading.split("|"))
     *retrieval, _, _, _, _ = (float(cell) for cell in first.split("|")[2:-1])
     assert all(0 < score <= 100 for score in retrieval)
+    for documents in ("tiny", RECIPES.parent / "models/static.onnx"):
+        run_script("development.py", data, "tiny", "--asked", written, "--documents", documents, *MODELS)
+        *_, row = capsys.readouterr().out.splitlines()
+        scores = [float(cell) for cell in row.split("|")[2:-1]]
+        assert (scores == retrieval) is (documents == "tiny")
     trained = (written / "pairs.jsonl").read_text()
     for path in (written / "development").glob("*.json"):
         made = json.loads(path.read_text())
