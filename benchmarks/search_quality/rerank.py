@@ -17,9 +17,9 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ sys.path.insert(0, str(HERE))
 import sets  # noqa: E402 - beside this file
 
 NONE, FULL, DEFAULT = "without a re-ranker", "in full", "by default"
+Named = TypeVar("Named", Encoder, sets.KeptScores)
 WEIGHTS = {"weight 1": 1.0, "weight 0.4": 0.4, FULL: None, DEFAULT: None}
 
 
@@ -47,10 +48,10 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, default=sets.KEPT)
     arguments = parser.parse_args()
     models = [CrossEncoder.load(name, threads=1) for name in arguments.rerankers]
-    scorers = [sets.KeptScores(model, arguments.keep) for model in models]
+    scorers = labelled(arguments.rerankers, [sets.KeptScores(model, arguments.keep) for model in models])
+    encoders = labelled(arguments.encoder, [Encoder.load(source, threads=1) for source in arguments.encoder])
     rows: dict[str, dict[str, float]] = {}
-    for encoder in [Encoder.load(source, threads=1) for source in arguments.encoder]:
-        label = sets.NAMES.get(encoder.name, encoder.name)
+    for label, encoder in encoders.items():
         for name, judged in itertools.chain(
             sets.load(arguments.data, sets.CHOSEN),
             sets.load_answers(arguments.data),
@@ -64,7 +65,15 @@ def main() -> None:
     results.with_suffix(".md").write_text(table(rows), encoding="utf-8")
 
 
-def measure(judged: sets.Judged, encoder: Encoder, scorers: list[sets.KeptScores], keep: Path) -> dict[str, float]:
+def labelled(sources: Sequence[str], models: Sequence[Named]) -> dict[str, Named]:
+    """Return models by their names, or by what they were loaded from where two have one name."""
+    names = [sets.NAMES.get(model.name, model.name) for model in models]
+    return dict(zip(names if len({*names}) == len(names) else sources, models, strict=True))
+
+
+def measure(
+    judged: sets.Judged, encoder: Encoder, scorers: Mapping[str, sets.KeptScores], keep: Path
+) -> dict[str, float]:
     """Return the mean nDCG@10 x 100 without a re-ranker, and with each at each weight."""
     keys, texts = list(judged.documents), list(judged.documents.values())
     with tempfile.TemporaryDirectory() as folder:
@@ -77,14 +86,14 @@ def measure(judged: sets.Judged, encoder: Encoder, scorers: list[sets.KeptScores
         )
         hit_lists = collection.search(judged.queries, k=RERANKED)
     orders = {NONE: [[int(hit.id) for hit in hits] for hits in hit_lists]}
-    for model in scorers:
+    for name, model in scorers.items():
         answers = {FULL: ANSWER, DEFAULT: answer_weight(encoder, model)}
         for query, hits in zip(judged.queries, hit_lists, strict=True):
             before = Ranking(np.float32([hit.score for hit in hits]), np.array([int(hit.id) for hit in hits]))
             scores = model.predict([(query, hit.text) for hit in hits])
             for label, weight in WEIGHTS.items():
                 blended = blend(before, scores, weight, trusted=False, answer=answers.get(label, ANSWER))
-                orders.setdefault(f"`{model.name}`, {label}", []).append(blended.rows.tolist())
+                orders.setdefault(f"`{name}`, {label}", []).append(blended.rows.tolist())
     return {
         row: float(np.mean(judged.gains([[keys[place] for place in order] for order in found])))
         for row, found in orders.items()
