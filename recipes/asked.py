@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from sources import (
     ABSTRACTS,
+    are_kept,
     first_words,
     held,
     is_for_development,
@@ -207,7 +208,7 @@ def write(path: Path, rows: Iterable[str | dict[str, Any]]) -> None:
 def part(path: Path, made: Iterator[Question], left_out: set[str]) -> list[Question]:
     """Return the questions of a file; if there is none yet, make it of those without a text that is left out."""
     if not path.exists():
-        kept = (each for each in made if len([*without(each.texts(), left_out)]) == len(each.texts()))
+        kept = (each for each in made if are_kept(each.texts(), left_out))
         write(path, map(dataclasses.asdict, kept))
     found = [Question(**row) for row in json_lines(path)]
     print(f"{len(found):,} {path.stem}", flush=True)

@@ -119,7 +119,12 @@ def shuffled(data: Path, name: str) -> list[str]:
 
 def without(texts: Iterable[str], left_out: AbstractSet[str]) -> Iterator[str]:
     """Yield the texts of which neither start nor sentence is left out."""
-    return (text for text in texts if left_out.isdisjoint(starts(text)))
+    return (text for text in texts if are_kept([text], left_out))
+
+
+def are_kept(texts: Iterable[str], left_out: AbstractSet[str]) -> bool:
+    """Whether no start or sentence of any of the texts is left out."""
+    return all(left_out.isdisjoint(starts(text)) for text in texts)
 
 
 def threads(data: Path) -> dict[str, Thread]:

@@ -20,7 +20,17 @@ from pathlib import Path
 from random import Random
 
 from asked import write
-from sources import first_words, is_for_development, kinds, question_rows, reserved, shuffled, threads, without
+from sources import (
+    are_kept,
+    first_words,
+    is_for_development,
+    kinds,
+    question_rows,
+    reserved,
+    shuffled,
+    threads,
+    without,
+)
 
 from embedkit import Encoder
 from embedkit.errors import EmbedkitError
@@ -52,8 +62,7 @@ _GENERAL = 9  # times as many texts as are held in the last stage
 def stacked(data: Path) -> Iterator[tuple[str, str]]:
     """Yield titles of threads with each answer and the question itself."""
     for title, thread in threads(data).items():
-        for text in [thread.body, *thread.answers]:
-            yield title, text
+        yield from ((title, text) for text in [thread.body, *thread.answers])
 
 
 def sections(data: Path) -> Iterator[tuple[str, str]]:
@@ -91,7 +100,7 @@ def main() -> None:
     left_out = reserved(data, options.without)
     titled = list[str]()
     for title, text in chain(stacked(data), sections(data), near(data, finder)):
-        if text and len([*without([title, text], left_out)]) == 2:
+        if text and are_kept([title, text], left_out):
             titled.append(first_words(f"{title} {text}", generator.choice(_LENGTHS)))
     general = [first_words(text, 110) for text in kinds(data, left_out, _GENERAL)]
     for name, count in _SHORT.items():
